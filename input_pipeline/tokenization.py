@@ -32,8 +32,8 @@ class PackedDatasetSettings:
 
     length: int = schema.key(512, at_least=16)
     parallel_length: int = schema.key(64, at_least=16)
-    num_workers: int = schema.key(2, at_least=1, effect="records")
-    shard_bytes: int = schema.key(268_435_456, at_least=_LEAST_SHARD_BYTES)
+    num_workers: int = schema.key(1, at_least=1, effect="records")
+    shard_bytes: int = schema.key(1 << 28, at_least=_LEAST_SHARD_BYTES)
 
     def __post_init__(self):
         schema.check(self, "store")

@@ -23,7 +23,7 @@ class DecodingSettings:
     """
 
     beams: int = schema.key(5, at_least=1)
-    max_length: int = schema.key(256, at_least=1)
+    max_length: int = schema.key(128, at_least=1)
     length_penalty: float = schema.key(1.0)
     no_repeat_ngram: int = schema.key(0, at_least=0)
     early_stop: bool = schema.key(False)

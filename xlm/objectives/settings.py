@@ -142,7 +142,7 @@ class RobustSettings:
     """
 
     rho: float = schema.key(0.05, at_least=0)
-    num_phases: int = schema.key(0, at_least=0)
+    num_phases: int = schema.key(10, at_least=0)
     rate: float = schema.key(0.1, above=0, at_most=1)
     min_ratio: float = schema.key(0.0, at_least=0, below=1)
     baseline: str = schema.key("")
