@@ -49,6 +49,19 @@ def blockwise_softmax_loss(
     in float32. Devices that hold different rows visit the blocks of their own, and exchange [W]
     normalisers and target logits.
 
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from knn_sampling.blockwise import blockwise_softmax_loss
+      >>> keys = jax.random.split(jax.random.key(0), 2)
+      >>> table = jax.random.normal(keys[0], (1000, 16))
+      >>> hidden = jax.random.normal(keys[1], (4, 16))
+      >>> targets, bias = jnp.array([1, 10, 100, 999]), jnp.zeros(1000)
+      >>> losses = blockwise_softmax_loss(
+      ...     hidden, targets, jnp.ones(4), table, bias, num_valid=1000, block_size=128)
+      >>> expected = optax.softmax_cross_entropy_with_integer_labels(hidden @ table.T, targets)
+      >>> bool(jnp.allclose(losses, expected, rtol=1e-5))
+      True
+
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
       targets: [W] int32 target ids below `num_valid`.

@@ -106,6 +106,24 @@ def row_adamw(
 
     For in-place updates, donate `table` and `state` to a jitted `update`.
 
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> from xlm.training.row_adamw import row_adamw
+      >>> table = jax.random.normal(jax.random.key(0), (1000, 16))
+      >>> by_rows, dense = row_adamw(1e-2), optax.adamw(1e-2)
+      >>> mine, state = table, by_rows.init(table)
+      >>> theirs, dense_state = table, dense.init(table)
+      >>> for ids in ([1, 2], [2, 3], [1, 3]):
+      ...     ids = jnp.array(ids)
+      ...     rows = by_rows.read(mine, state, ids)
+      ...     mine, state = by_rows.update(2 * rows.values, rows, mine, state)  # of sum of squares
+      ...     grads = jnp.zeros_like(theirs).at[ids].set(2 * theirs[ids])
+      ...     updates, dense_state = dense.update(grads, dense_state, theirs)
+      ...     theirs = optax.apply_updates(theirs, updates)
+      >>> mine, state = by_rows.apply_pending_updates(mine, state)
+      >>> bool(jnp.abs(mine - theirs).max() < 1e-3)
+      True
+
     Args:
       learning_rate: a number, or a schedule from steps taken (0 at the first step) to one.
       b1: decay of the first moment, in [0, 1).
