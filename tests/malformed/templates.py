@@ -126,7 +126,7 @@ def run(folder: pathlib.Path) -> None:
         with Checkpoints(folder / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(1, functions.init(np.int32(settings.seed)))
 
-    with quick(), mock.patch("xlm.training.loop.train", save):
+    with quick(), mock.patch("xlm.experiment.training.train", save):
         result = harness.run("train", [one.replace("DIR", str(folder)) for one in run_config()])
     if result.status:
         raise AssertionError(result.errors)
