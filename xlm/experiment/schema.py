@@ -274,8 +274,9 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
             _check_names(f"config.{name}", there, keys)
         for one, declared in keys.items():
             full = f"{name}.{one}" if name else one
+            if isinstance(there[one], tuple | list):
+                _check_commas(full, there[one])
             check_value(full, there[one], declared)
-            _check_commas(full, there[one])
     if family is PRETRAINING and not is_foreign:
         _check_axes(found["mesh"]["rules"])
     return config
