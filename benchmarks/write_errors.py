@@ -97,6 +97,7 @@ class Trial:
         log = job.with_suffix(".changes")
         log.unlink(missing_ok=True)
         own = self.run.job
+        shutil.rmtree(own, ignore_errors=True)  # of the stage before
         shutil.copytree(self.before, own)
         environment = self.faulty(own, FAULTY_LOG=str(log))
         dataclasses.replace(self.run, environment=environment).finish()
