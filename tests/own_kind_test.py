@@ -33,7 +33,7 @@ class KindsTest(absltest.TestCase):
         self.assertEqual(of_mean, ClassificationHead(1, 0.1, "mean"))
         self.assertEqual(head("wikiann", task__pooling="first"), TaggingHead(7, 0.1, "first"))
         self.assertEqual(head("xquad"), SpanHead())
-        with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be one of mean, first"):
+        with self.assertRaisesRegex(ValueError, "task.pooling is 'last', must be one of"):
             head("wikiann", task__pooling="last")
         with self.assertRaisesRegex(ValueError, "task.text_pooling is 'mean', .* first states"):
             head("xnli", task__text_pooling="mean", task__cross_attention=True)

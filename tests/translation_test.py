@@ -388,7 +388,7 @@ class WrongInputTest(RunCase):
         ({"task__max_length": 25}, "task.max_length is 25, but the encoder has 24 positions"),
         ({"translation__decoder_layers": 0}, "decoder_layers is 0, must be at least 1"),
         ({"translation__decoder_from": "middle"}, "decoder_from is 'middle', must be one of"),
-        ({"translation__label_smoothing": 1.0}, "label_smoothing is 1.0, must be from 0 to below"),
+        ({"translation__label_smoothing": 1.0}, "label_smoothing is 1.0, must be at least 0 and b"),
         ({"train__averaged_checkpoints": 3}, "8 steps give 2 checkpoints; lower it"),
         ({"train__batch_tokens": 8}, "train.batch_tokens is 8, too few for 1 rows of 24 tokens"),
         ({"optimizer__frozen": ("layers",)}, "frozen names .'layers'., must be"),
@@ -421,12 +421,6 @@ class ConfigsTest(parameterized.TestCase):
         functions = translation.train_functions(config, objective, fine_tuning.mesh())
         table, _ = objective.output_table(functions.abstract_state.params)
         self.assertLen(table, tiny_tasks.VOCAB + 2)
-        for section in ("translation", "architecture", "decoding", "optimizer", "train"):
-            wrong = ConfigDict(config.to_dict())
-            wrong[section].num_typos = 1
-            with self.assertRaisesRegex(ValueError, rf"config.{section}: unknown keys"):
-                model = translation.model(wrong, translation.read_start(wrong))
-                translation.train_functions(wrong, objective, fine_tuning.mesh())
 
 
 class Wmt14Test(parameterized.TestCase):

@@ -144,7 +144,7 @@ class ConfigTest(parameterized.TestCase):
         ({"model.cross_attention": False}, "model.cross_attention is False, must be True"),
         ({"objective": "masked_lm"}, "model.cross_attention is True, must be False with .*veco"),
         ({"data.contrast_share": 0.1}, "data.contrast_share is 0.1, .* set it to 0"),
-        ({"mask.pair_rate": 1.0}, "mask.pair_rate is 1.0, must be between 0 and 1"),
+        ({"mask.pair_rate": 1.0}, "mask.pair_rate is 1.0, must be at least 0 and b"),
         ({"veco.context": "left"}, "veco.context is 'left'"),
         # 128 x 4 tokens of pairs at 0.25, after 20 slots of each of four sequences of text.
         ({"output_layer.capacity": 127}, "output_layer.capacity is 127, .* 128 distinct"),

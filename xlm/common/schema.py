@@ -184,7 +184,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if origin is Literal:
-        return isinstance(value, str)
+        return value in arguments
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, one) for one in arguments)
     if origin is tuple:

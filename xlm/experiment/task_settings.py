@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import sentencepiece as spm
 from ml_collections import ConfigDict
@@ -65,7 +65,7 @@ class TaskSettings:
         validation data, or of the data at hand where there is none.
     """
 
-    name: str = schema.key("xnli")
+    name: str = schema.key("")
     dataset: str = schema.key("")
     root: str = schema.key("")
     train: tuple[str, ...] = schema.key(())
@@ -190,6 +190,7 @@ class TaskSettings:
 
 
 End = Literal["first", "last"]
+Output = Literal["full", "blockwise"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +211,10 @@ class TranslationSettings:
     """
 
     decoder_layers: int = schema.key(6, at_least=1)
-    decoder_from: End = schema.key("last")
+    decoder_from: End = schema.key("last", choices=get_args(End))
     needs_cross_attention: bool = schema.key(False)
     label_smoothing: float = schema.key(0.1, at_least=0, below=1)
-    output_layer: Literal["full", "blockwise"] = schema.key("blockwise")
+    output_layer: Output = schema.key("blockwise", choices=get_args(Output))
     language_pieces: dict[str, str] = schema.key({})
     prune: bool = schema.key(False)
 

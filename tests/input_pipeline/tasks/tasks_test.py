@@ -13,10 +13,11 @@ from xlm.experiment.task_kinds import KINDS, SEARCHES
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The record, and the folder of a task's own configs. Studies and benchmarks are of chosen tasks.
 KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchmarks/", "tests/")
-# In the last one "regression" is a value of transformers'.
+# In a report retrieval is a column; in the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
     *KNOW_NAMES,
     "xlm/experiment/task_kinds.py",
+    "xlm/evaluation/report.py",
     "xlm/evaluation/xtreme_submission.py",
     "xlm/interop/task_heads.py",
 )
