@@ -1,7 +1,5 @@
 """Imports of all files, also those in functions, against the dependencies of pyproject.toml."""
 
-import ast
-import functools
 import importlib.metadata
 import pathlib
 import re
@@ -10,6 +8,8 @@ import tomllib
 from collections.abc import Iterable
 
 from absl.testing import absltest, parameterized
+
+from tests import selection
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FILES = {
@@ -62,18 +62,6 @@ def required(extra: str, *, included: bool = True) -> set[str]:
     return {canonical(re.match(r"[\w.-]+", line)[0]) for line in lines(extra, included=included)}
 
 
-@functools.cache
-def imports(path: pathlib.Path) -> set[str]:
-    """Dotted names that a file imports anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
 def modules(paths: Iterable[pathlib.Path]) -> dict[str, pathlib.Path]:
     """Modules of others that files import, or files of ours that they import -> one of these."""
     found, seen, waiting = {}, set(), list(paths)
@@ -81,7 +69,7 @@ def modules(paths: Iterable[pathlib.Path]) -> dict[str, pathlib.Path]:
         if (path := waiting.pop()) in seen:
             continue
         seen.add(path)
-        for name in imports(path):
+        for name in selection.imported_names(path):
             ours, module = ROOT / name.replace(".", "/"), name.split(".")[0]
             waiting += FILES.keys() & {ours.with_suffix(".py"), ours.parent.with_suffix(".py")}
             if module not in sys.stdlib_module_names and module not in FILES.values():

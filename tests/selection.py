@@ -26,14 +26,21 @@ _RUN_COMMANDS = {ROOT / "tests/commands.py", ROOT / "tests/processes.py"}
 
 
 @functools.cache
-def imports(path: pathlib.Path) -> tuple[frozenset[pathlib.Path], bool]:
-    """Files of ours that a file imports, also in functions, and whether it imports jax."""
-    names = set()
+def imported_names(path: pathlib.Path) -> set[str]:
+    """Dotted names that a file imports anywhere in it."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@functools.cache
+def imports(path: pathlib.Path) -> tuple[frozenset[pathlib.Path], bool]:
+    """Files of ours that a file imports, also in functions, and whether it imports jax."""
+    names = imported_names(path)
     places = [ROOT / name.replace(".", "/") for name in names]
     modules = {path.with_suffix(".py") for place in places for path in (place, place.parent)}
     found = filter(pathlib.Path.is_file, modules | {place / "__init__.py" for place in places})

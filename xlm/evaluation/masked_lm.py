@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,17 @@ class LanguageLoss:
     bits_per_character: float
     unigram: float
     tokens: int
+
+
+def deal_folds(
+    rows: np.ndarray, special_ids: Sequence[int], num_folds: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the fold of every token of rows [N, L]; -1 for special ones, which none masks."""
+    eligible = ~np.isin(rows, special_ids)
+    order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(rows.shape[1])[None, :], axis=1)
+    return np.where(eligible, rank % num_folds, -1)
 
 
 class ExactMaskedLM:
@@ -83,7 +94,9 @@ class ExactMaskedLM:
                 "above 0 and prepare the data anew"
             )
         self._folds = {
-            lang: self._deal(rows, np.random.default_rng([seed, i]))
+            lang: deal_folds(
+                rows, objective.special_ids, num_folds, np.random.default_rng([seed, i])
+            )
             for i, (lang, rows) in enumerate(self._rows.items())
         }
         self._unigram: dict[str, float] = {}
@@ -110,14 +123,6 @@ class ExactMaskedLM:
                 tokens=int(tokens[i]),
             )
         return results
-
-    def _deal(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the fold of every token, [N, L]; -1 for tokens that are never masked."""
-        eligible = ~np.isin(rows, self._objective.special_ids)
-        order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
-        rank = np.empty_like(order)
-        np.put_along_axis(rank, order, np.arange(rows.shape[1])[None, :], axis=1)
-        return np.where(eligible, rank % self._num_folds, -1)
 
     def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
         """Return the summed loss of each sequence's masked tokens, [B]."""

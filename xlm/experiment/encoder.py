@@ -13,6 +13,8 @@ import sentencepiece as spm
 
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tokenization import special_ids
+from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
+from xlm.evaluation.masked_lm import deal_folds
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.models import encoder as models
 from xlm.models.pooling import mean_state
@@ -87,8 +89,12 @@ class Encoder:
                 f"the text has no {MASK} in its first {self.settings.max_length} tokens"
             )
         (batch,) = self._batches([row], 1)
-        logits = np.asarray(_logits(self.settings, self._special, self._params, batch))[0, places]
-        logits = logits[:, : self._tokenizer.get_piece_size()].astype(np.float64)
+        found = _predictions(self.settings, self._special, self._params, batch)[
+            0, jnp.array(places)
+        ]
+        table, bias = models.output_table(self._params)
+        logits = np.asarray(found @ table.T + bias[None], np.float64)
+        logits = logits[:, : self._tokenizer.get_piece_size()]
         probabilities = np.exp(logits - logits.max(1, keepdims=True))
         probabilities /= probabilities.sum(1, keepdims=True)
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
@@ -111,16 +117,15 @@ class Encoder:
         rows = [self._row(text) for text in texts]
         rng, total, count = np.random.default_rng(seed), 0.0, 0
         for tokens in self._batches(rows, batch_size):
-            is_text = ~np.isin(tokens, self._special.special_ids())
-            order = np.argsort(np.where(is_text, rng.random(tokens.shape), 2.0), axis=1)
-            rank = np.argsort(order, axis=1)
+            folds = deal_folds(tokens, self._special.special_ids(), num_folds, rng)
             for fold in range(num_folds):
-                masked = is_text & (rank % num_folds == fold)
-                inputs = np.where(masked, self._special.mask, tokens)
-                logits = _logits(self.settings, self._special, self._params, inputs)
+                masked = folds == fold
                 total += float(
-                    _summed_loss(logits, tokens, masked, self._tokenizer.get_piece_size())
-                )
+                    _summed_loss(
+                        self.settings, self._special, self._tokenizer.get_piece_size(),
+                        self._params, tokens, masked,
+                    )
+                )  # fmt: skip
                 count += int(masked.sum())
         if not count:
             raise ValueError(f"the {len(texts)} texts have no tokens")
@@ -165,17 +170,12 @@ def _vectors(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _logits(
+def _predictions(
     settings: EncoderSettings, special: SpecialIds, params: Any, tokens: jax.Array
 ) -> jax.Array:
-    """Scores of all pieces at all positions, [B, L, V] float32."""
+    """Inputs of the output layer at all positions, [B, L, E]."""
     hidden = _states(settings, special, None, params, tokens)
-    found = models.Encoder(settings).apply({"params": params}, hidden, method="predict")
-    table, bias = models.output_table(params)
-    return (
-        jnp.einsum("ble,ve->blv", found, table, preferred_element_type=jnp.float32)
-        + bias[None, None]
-    )
+    return models.Encoder(settings).apply({"params": params}, hidden, method="predict")
 
 
 def _states(
@@ -191,10 +191,15 @@ def _states(
     )  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnums=3)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _summed_loss(
-    logits: jax.Array, targets: jax.Array, masked: jax.Array, num_pieces: int
-) -> jax.Array:
-    losses = -jax.nn.log_softmax(logits[..., :num_pieces])
-    losses = jnp.take_along_axis(losses, targets[..., None], axis=-1)[..., 0]
-    return jnp.where(masked, losses, 0).sum()
+    settings: EncoderSettings, special: SpecialIds, num_pieces: int, params: Any,
+    tokens: jax.Array, masked: jax.Array,
+) -> jax.Array:  # fmt: skip
+    inputs = jnp.where(masked, special.mask, tokens)
+    hidden = _predictions(settings, special, params, inputs)
+    return blockwise_softmax_loss(
+        hidden.reshape(-1, hidden.shape[-1]), tokens.reshape(-1),
+        masked.reshape(-1).astype(jnp.float32), *models.output_table(params),
+        num_valid=num_pieces, block_size=vocabulary_block_size(),
+    ).sum()  # fmt: skip
