@@ -54,12 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = small.get_config()
 
     config.corpus.root = arg
-    config.corpus.text = (
-        "common_voice_text/train",
-        "wikiann_text",
-        "books",
-        "thai_messages",
-    )
+    config.corpus.text = ("common_voice_text/train", "wikiann_text", "books", "thai_messages")
     config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")
     config.corpus.parallel_eval = ("ntrex/dev",)
     config.corpus.languages = LANGUAGES

@@ -83,11 +83,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "joint_500k": {**_JOINT, **_500K},
     "vocap_250k": {},
     "vocap_500k": _500K,
-    "vocap_1m_knn": {
-        "vocab.target_size": 1_000_000,
-        **_KNN,
-        "output_layer.row_capacity": 458_752,
-    },
+    "vocap_1m_knn": {"vocab.target_size": 1_000_000, **_KNN, "output_layer.row_capacity": 458_752},
     "vocap_500k_half": {**_500K, **_HALF},
     "vocap_500k_knn_half": {**_500K, **_KNN, **_HALF},
     "short_full": _SHORT,

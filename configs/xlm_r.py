@@ -128,11 +128,7 @@ ALPHAS = (0.01, 0.1, 0.3, 0.5, 0.7)
 
 def _width(size: int, mlp: int) -> dict[str, int]:
     """Keys of a width, with a feed-forward network `mlp` times as wide."""
-    return {
-        "model.embedding_size": size,
-        "model.hidden_size": size,
-        "model.mlp_size": mlp * size,
-    }
+    return {"model.embedding_size": size, "model.hidden_size": size, "model.mlp_size": mlp * size}
 
 
 def constant_width(pieces: int, parameters: int, squares: int, multiple: int) -> int:

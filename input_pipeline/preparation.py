@@ -42,13 +42,7 @@ from input_pipeline import (
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.manifest import FileName, FileRecord, id_dtype
-from input_pipeline.packed_dataset import (
-    SPLITS,
-    Duplicates,
-    PackedDataset,
-    Splits,
-    pad_sentences,
-)
+from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Splits, pad_sentences
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids

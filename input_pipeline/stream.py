@@ -243,7 +243,5 @@ def row_cache(store: PackedDataset, pool: Executor, settings: BlockSettings) -> 
     """Create a cache of blocks of `training_rows`, which streams over `store` can share."""
     rows = training_rows(store)
     return BlockCache(
-        lambda language, first, stop: rows[language].read(first, stop),
-        pool,
-        settings.window_blocks,
+        lambda language, first, stop: rows[language].read(first, stop), pool, settings.window_blocks
     )

@@ -82,11 +82,7 @@ class RowWriter:
     """
 
     def __init__(
-        self,
-        processor: spm.SentencePieceProcessor,
-        file: ArrayWriter,
-        length: int,
-        dtype: np.dtype,
+        self, processor: spm.SentencePieceProcessor, file: ArrayWriter, length: int, dtype: np.dtype
     ):
         """Begin with no text.
 

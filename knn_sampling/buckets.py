@@ -20,10 +20,7 @@ def bucket_sizes(capacity: int, num_buckets: int) -> tuple[int, ...]:
 
 
 def loss_in_bucket(
-    loss: Callable[..., jax.Array],
-    sizes: Sequence[int],
-    needed: jax.Array,
-    *args: jax.Array,
+    loss: Callable[..., jax.Array], sizes: Sequence[int], needed: jax.Array, *args: jax.Array
 ) -> jax.Array:
     """Compute `loss(*args, size=size)` at the smallest size that holds `needed`, or the largest.
 

@@ -108,10 +108,7 @@ class BlockwiseSoftmax(_ExactSoftmax):
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return blockwise_softmax_loss(
-            *arguments,
-            num_valid=self.num_valid,
-            block_size=self.block_size,
-            sharding=self.sharding,
+            *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
         )
 
     def _blocks(self) -> dict[str, Any]:

@@ -130,10 +130,7 @@ def make_output_layer(
         limit = f"between 1 and the vocabulary's {num_valid} pieces"
         require(settings.k <= num_valid, "k", settings.k, limit)
         return KNNSampling(
-            k=settings.k,
-            capacity=settings.capacity,
-            refresh_every=settings.refresh_every,
-            **common,
+            k=settings.k, capacity=settings.capacity, refresh_every=settings.refresh_every, **common
         )
     raise ValueError(
         f"output_layer.kind is {settings.kind!r}, which no layer is built for; add it to "

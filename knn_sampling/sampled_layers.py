@@ -176,10 +176,7 @@ class KNNSampling(_CandidateSoftmax):
           [V, K] int32; `staleness` and `same_language`, scalars, see `report`.
         """
         fresh = nearest_neighbours(
-            table,
-            k=self.k,
-            num_valid=self.num_valid,
-            **self.sharding._asdict(),
+            table, k=self.k, num_valid=self.num_valid, **self.sharding._asdict()
         )
         return fresh, {
             "staleness": staleness(neighbours, fresh, self.num_valid),

@@ -74,12 +74,7 @@ class SystemTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("prepare_data", "work/rows", *templates.config()),
-        (
-            "export_tokenizer",
-            "out",
-            "--model=DIR/work/vocab/spm.model",
-            "--output=DIR/out/hf",
-        ),
+        ("export_tokenizer", "out", "--model=DIR/work/vocab/spm.model", "--output=DIR/out/hf"),
     )
     def test_a_full_disk(self, command, place, *arguments):
         shutil.copytree(templates.template("text"), self.folder)

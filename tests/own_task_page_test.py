@@ -15,9 +15,7 @@ from xlm.cli.main import VERBS
 
 PAGE = commands.ROOT / "docs" / "own_task.md"
 # What fits the tiny encoder, besides what is printed.
-_SMALL = {
-    "finetune": ("--config.task.max_length=24", "--config.task.buckets=()"),
-}
+_SMALL = {"finetune": ("--config.task.max_length=24", "--config.task.buckets=()")}
 
 
 def printed() -> list[list[str]]:

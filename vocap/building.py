@@ -13,17 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import (
-    bpe,
-    comparison,
-    entries,
-    merge,
-    methods,
-    nested,
-    run_tables,
-    runs,
-    unigram,
-)
+from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram
 from vocap.allocation import language_probabilities
 from vocap.settings import BPE, VocabularySettings
 from xlm.common import artifacts, processes

@@ -454,13 +454,7 @@ _ALL = [
         _NLI,
         ("accuracy",),
         _PREMISE,
-        (
-            "train",
-            "validation_matched",
-            "validation_mismatched",
-            "test_matched",
-            "test_mismatched",
-        ),
+        ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched"),
         tfds_texts=_PREMISE_TFDS,
     ),
     _glue(

@@ -15,10 +15,7 @@ def _languages(word: str) -> Figure:
         title="How many languages fit a model? (the curse of multilinguality)",
         place="Section 5.1, Transfer-dilution trade-off, first figure",
         axis="languages",
-        points=(
-            *(Point(names.get(n, f"languages_{n}"), n, series) for n in counts),
-            *more,
-        ),
+        points=(*(Point(names.get(n, f"languages_{n}"), n, series) for n in counts), *more),
         keys=("corpus.languages", "corpus.text"),
         is_log=True,
         paper={"Wikipedia": {7: 71.8, 100: 67.7}},

@@ -20,6 +20,6 @@ FIGURES = {
         note="Pairs with English are CCAligned's in the paper, pairs of all CCMatrix's; "
         "multiCCAligned has 79.5. Here both are of one DATA, the former drawn from the latter.",
         **places(_TABLE_2),
-    ),
+    )
 }
 STUDY = study("XY-LENT's ablations", "configs/xy_lent.py:base,DATA", FIGURES, is_small=False)

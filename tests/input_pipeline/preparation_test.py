@@ -401,10 +401,7 @@ class TasksTest(_PreparationTest):
         job = self.job()
         size = preparation.find(job).text_bytes
         for limit, is_kept in ((size, True), (size + 1, False)):
-            with (
-                mock.patch.object(preparation, "_KEPT_FROM", limit),
-                self.assertRaises(ValueError),
-            ):
+            with mock.patch.object(preparation, "_KEPT_FROM", limit), self.assertRaises(ValueError):
                 prepare(job, failing)
             self.assertEqual(job.work.exists(), is_kept)
 

@@ -161,9 +161,7 @@ class StreamOrderTest(parameterized.TestCase):
 
 class TurnsTest(parameterized.TestCase):
     @parameterized.parameters(
-        ((0.5, 0.5), "01" * 6),
-        ((0.75, 0.25), "001000100010"),
-        ((0.5, 0.25, 0.25), "012001200120"),
+        ((0.5, 0.5), "01" * 6), ((0.75, 0.25), "001000100010"), ((0.5, 0.25, 0.25), "012001200120")
     )
     def test_shares_are_spread_evenly(self, shares, expected):
         order = StreamOrder.create(0, np.ones(len(shares)), np.array(shares), in_turns=True)

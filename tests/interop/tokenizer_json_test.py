@@ -127,9 +127,7 @@ class RebuiltTest(MapCase):
         metaspace = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
         for steps in ([precompiled, blanks], [precompiled, {"type": "Strip"}, blanks]):
             changed(
-                path,
-                normalizer={"type": "Sequence", "normalizers": steps},
-                pre_tokenizer=metaspace,
+                path, normalizer={"type": "Sequence", "normalizers": steps}, pre_tokenizer=metaspace
             )
             self.assert_segments_as(vocabulary.sentencepiece_model(self.folder), fairseq_model())
 

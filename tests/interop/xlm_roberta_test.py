@@ -261,14 +261,8 @@ class ReadTest(FolderTest):
     @parameterized.parameters(
         ({"lm_head.bias": None}, "lacks tensors, 1: lm_head.bias. .* XLMRobertaForMaskedLM"),
         ({"roberta.encoder.layer.2.output.dense.bias": None}, "lacks .*layer.2.output.dense.bias"),
-        (
-            {"roberta.encoder.layer.3.output.dense.bias": (WIDTH,)},
-            "has unknown .*3.output",
-        ),
-        (
-            {"classifier.dense.weight": (2, WIDTH)},
-            "unknown .*, 1: classifier.dense",
-        ),
+        ({"roberta.encoder.layer.3.output.dense.bias": (WIDTH,)}, "has unknown .*3.output"),
+        ({"classifier.dense.weight": (2, WIDTH)}, "unknown .*, 1: classifier.dense"),
         (
             {"lm_head.dense.bias": (WIDTH + 1,)},
             r"model.safetensors: lm_head.dense.bias has shape \(17,\), must be \(16,\)",

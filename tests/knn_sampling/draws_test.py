@@ -198,9 +198,7 @@ class InvarianceTest(parameterized.TestCase):
         batch = repeated(batch_of(), 2, 500)
         layer = dataclasses.replace(BLOCKWISE, block_size=block_size)
         jax.tree.map(
-            np.testing.assert_array_equal,
-            draw(layer, batch, None),
-            draw(BLOCKWISE, batch, None),
+            np.testing.assert_array_equal, draw(layer, batch, None), draw(BLOCKWISE, batch, None)
         )
 
     @parameterized.parameters(False, True)

@@ -292,8 +292,7 @@ class ShardedTest(parameterized.TestCase):
                 )
 
     @parameterized.product(
-        mesh=MESHES[:2],
-        options=({"num_valid": 40}, {"num_valid": 13, "scores": "bfloat16_exact"}),
+        mesh=MESHES[:2], options=({"num_valid": 40}, {"num_valid": 13, "scores": "bfloat16_exact"})
     )
     def test_more_neighbours_than_a_device_has_tokens(self, mesh, options):
         # With 13 tokens some devices have padding only.

@@ -377,10 +377,7 @@ class SettingsTest(parameterized.TestCase):
             {"full_softmax_fraction": 1.5},
             "full_softmax_fraction is 1.5, must be at least 0 and at ",
         ),
-        (
-            {"full_softmax_fraction": -0.1},
-            "full_softmax_fraction is -0.1, must be at least 0 ",
-        ),
+        ({"full_softmax_fraction": -0.1}, "full_softmax_fraction is -0.1, must be at least 0 "),
         ({"kind": "nce", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         ({"kind": "neg", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         (

@@ -217,21 +217,9 @@ def _flags() -> Iterator[Case]:
             ("--config=configs/quickstart.py", "--devices=many"),
             ("--devices", "many"),
         ),
-        (
-            "estimate_memory",
-            ("--config=configs/quickstart.py", "--devices=0"),
-            ("devices",),
-        ),
-        (
-            "estimate_memory",
-            ("--config=configs/quickstart.py", "--devices=-4"),
-            ("devices",),
-        ),
-        (
-            "export_model",
-            ("--config=configs/quickstart.py", "--workdir=DIR/work"),
-            ("--output",),
-        ),
+        ("estimate_memory", ("--config=configs/quickstart.py", "--devices=0"), ("devices",)),
+        ("estimate_memory", ("--config=configs/quickstart.py", "--devices=-4"), ("devices",)),
+        ("export_model", ("--config=configs/quickstart.py", "--workdir=DIR/work"), ("--output",)),
         (
             "estimate_memory",
             (

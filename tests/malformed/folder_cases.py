@@ -99,13 +99,7 @@ def _out_of_order() -> Iterator[Case]:
 
     export = (*templates.config(), "--output=DIR/model")
     yield Case(
-        kind,
-        "an export before training",
-        "export_model",
-        "rows",
-        export,
-        _nothing,
-        ("run train",),
+        kind, "an export before training", "export_model", "rows", export, _nothing, ("run train",)
     )
     yield Case(
         kind,
@@ -310,12 +304,7 @@ def _surrounded() -> Iterator[Case]:
     )
     disk: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         ("prepare_data", "text", templates.config(), "rows"),
-        (
-            "export_tokenizer",
-            "text",
-            ("--model=DIR/work/vocab/spm.model", "--output=DIR/hf"),
-            "hf",
-        ),
+        ("export_tokenizer", "text", ("--model=DIR/work/vocab/spm.model", "--output=DIR/hf"), "hf"),
         (
             "import_model",
             "model",

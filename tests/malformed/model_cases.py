@@ -66,13 +66,7 @@ def _first(tensors: dict[str, np.ndarray]) -> str:
 def _folders() -> Iterator[Case]:
     def case(name: str, breaks: Break, *says: str, template: str = "model") -> Case:
         return Case(
-            "model folders",
-            f"{name} ({template})",
-            "import_model",
-            template,
-            _IMPORT,
-            breaks,
-            says,
+            "model folders", f"{name} ({template})", "import_model", template, _IMPORT, breaks, says
         )
 
     config = "model/config.json"
@@ -87,11 +81,7 @@ def _folders() -> Iterator[Case]:
         ),
         ("no weights", _remove(_WEIGHTS), (r"model\.safetensors",)),
         ("cut weights", _cut(_WEIGHTS), (r"model\.safetensors", "cannot be read")),
-        (
-            "a missing tensor",
-            _tensors(lambda found: found.pop(_first(found))),
-            ("lacks tensors",),
-        ),
+        ("a missing tensor", _tensors(lambda found: found.pop(_first(found))), ("lacks tensors",)),
         (
             "another shape",
             _tensors(lambda found: found.update({_first(found): np.zeros((3, 3), np.float32)})),
@@ -160,13 +150,7 @@ def _shards() -> Iterator[Case]:
         ),
     ):
         yield Case(
-            "model folders",
-            f"index, {what}",
-            "import_model",
-            "model",
-            _IMPORT,
-            shard(index),
-            says,
+            "model folders", f"index, {what}", "import_model", "model", _IMPORT, shard(index), says
         )
     prune = ("--model=DIR/model", "--texts=DIR/en.txt", "--output=DIR/out")
     for what, breaks, says in (
@@ -213,18 +197,9 @@ def _checkpoints() -> Iterator[Case]:
         if what in ("none", "cut arrays"):
             export = (*templates.run_config(), "--output=DIR/out")
             yield Case(
-                kind,
-                f"exporting, {what}",
-                "export_model",
-                "run",
-                export,
-                breaks,
-                ("checkpoint",),
+                kind, f"exporting, {what}", "export_model", "run", export, breaks, ("checkpoint",)
             )
-    for key, value in (
-        ("model__hidden_size", "48"),
-        ("objective", "replaced_token"),
-    ):
+    for key, value in (("model__hidden_size", "48"), ("objective", "replaced_token")):
         flags = templates.run_config(**{key: value})
         says = ("train was made under another config", key.replace("__", r"\."))
         yield Case(kind, f"resuming with another {key}", "train", "run", flags, _nothing, says)
@@ -233,10 +208,7 @@ def _checkpoints() -> Iterator[Case]:
     says = (r"evaluation\.retrieval_layer is 1, but the encoder has 0 layers",)
     yield Case(kind, "retrieval by a layer beyond", "evaluate", "run", flags, _nothing, says)
     settings = "work/train/settings.json"
-    for what, breaks in (
-        ("cut", _cut(settings)),
-        ("a list", _write(settings, "[]")),
-    ):
+    for what, breaks in (("cut", _cut(settings)), ("a list", _write(settings, "[]"))):
         yield Case(
             kind,
             f"settings.json, {what}",

@@ -103,12 +103,7 @@ class Sharded:
 
 @functools.cache
 def on_mesh(
-    data: int,
-    fsdp: int,
-    model: int,
-    encoder: EncoderSettings,
-    *,
-    constrained: bool = True,
+    data: int, fsdp: int, model: int, encoder: EncoderSettings, *, constrained: bool = True
 ) -> Sharded:
     """The loss on a mesh; without constraints its activations are the compiler's to lay out."""
     rules = quickstart.get_config().mesh.rules

@@ -33,10 +33,7 @@ class FormsTest(parameterized.TestCase):
             {"retrieval": {"ntrex": {"de": {"forward": 0.4}}}},
             [("retrieval/forward", "ntrex/de", 0.4)],
         ),
-        (
-            [{"split": "test", "beams": 5, "averaged": 3, "bleu": 0.2}],
-            [("bleu", "test/3/5", 0.2)],
-        ),
+        ([{"split": "test", "beams": 5, "averaged": 3, "bleu": 0.2}], [("bleu", "test/3/5", 0.2)]),
         (
             {"changes": [{"data": "rows", "measure": "loss", "before": {"en": 3}}]},
             [("changes/before", "rows/loss/en", 3)],

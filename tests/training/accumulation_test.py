@@ -39,10 +39,7 @@ class Lookup(Objective):
         self.draws, self.by_rows = draws, by_rows
 
     def init(self, key):
-        return {
-            "table": jax.random.normal(key, (V, E)),
-            "scale": jnp.linspace(1.0, 2.0, E),
-        }
+        return {"table": jax.random.normal(key, (V, E)), "scale": jnp.linspace(1.0, 2.0, E)}
 
     def init_extra(self):
         return {"seen": jnp.int32(0), "last": jnp.float32(0)}

@@ -47,9 +47,7 @@ def losses(random, **kwargs) -> list[float]:
 
 class KeysTest(parameterized.TestCase):
     @parameterized.parameters(
-        (MASKS, {}),
-        (DROPOUT, {"prng": "rbg"}),
-        (SAMPLES, {"accumulation": Accumulation(2, 0)}),
+        (MASKS, {}), (DROPOUT, {"prng": "rbg"}), (SAMPLES, {"accumulation": Accumulation(2, 0)})
     )
     def test_every_step_and_seed_has_a_key_of_its_own(self, random, changes):
         found = losses(random, **changes)

@@ -41,9 +41,7 @@ _BLOCK_BYTES = flags.DEFINE_integer(
     "block_bytes", blocks.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
 )
 _MAX_RUNS = flags.DEFINE_integer(
-    "max_runs",
-    run_tables.DEFAULT_MAX_RUNS,
-    "Runs held in memory; the tables do not depend on it.",
+    "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
 )
 
 

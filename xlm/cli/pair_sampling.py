@@ -19,12 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from input_pipeline import text_files
 from input_pipeline.bitext import pair_sizes
-from input_pipeline.pair_sampling import (
-    METHODS,
-    Pair,
-    PairSampling,
-    sample_pairs,
-)
+from input_pipeline.pair_sampling import METHODS, Pair, PairSampling, sample_pairs
 from xlm.common import entry_point, outputs
 from xlm.evaluation import pair_sampling_report
 from xlm.experiment import data as data_builders

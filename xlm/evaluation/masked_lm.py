@@ -156,10 +156,7 @@ class ExactMaskedLM:
         row_losses = row_losses[: len(language)]
         row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
         count = len(self._rows)
-        return (
-            np.bincount(language, row_losses, count),
-            np.bincount(language, row_tokens, count),
-        )
+        return (np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count))
 
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:

@@ -40,9 +40,7 @@ def write_report(
 
 
 def page(
-    samplings: Sequence[PairSampling],
-    examples: Mapping[str, float],
-    settings: PairSamplingSettings,
+    samplings: Sequence[PairSampling], examples: Mapping[str, float], settings: PairSamplingSettings
 ) -> str:
     """Return the report as Markdown."""
     first = samplings[0]

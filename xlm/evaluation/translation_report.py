@@ -55,9 +55,7 @@ def write(
     artifacts.write_text(folder / REPORT, tables.page(*parts))
 
 
-def learning_curves(
-    records: Sequence[Mapping[str, float]],
-) -> dict[str, list[tuple[int, float]]]:
+def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:
     """Steps and BLEU of each direction on the development data, during training."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in records:

@@ -48,12 +48,7 @@ def training_evaluators(
 
 
 def detection(
-    config: ConfigDict,
-    objective: Objective,
-    store: PackedDataset,
-    mesh: Mesh,
-    *,
-    in_training: bool,
+    config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh, *, in_training: bool
 ) -> ReplacedTokenDetection | None:
     """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
 

@@ -146,9 +146,7 @@ def train_functions(
             f"optimizer.frozen names {unknown}, must be of {_GROUPS}; the head is never frozen"
         )
     optimizer = settings(
-        OptimizerSettings,
-        config.optimizer,
-        warmup_steps=warmup_steps(config.optimizer, num_steps),
+        OptimizerSettings, config.optimizer, warmup_steps=warmup_steps(config.optimizer, num_steps)
     )
     accumulation = Accumulation(config.train.accumulation_steps, warmup_steps=0)
     return make_train_functions(

@@ -130,10 +130,7 @@ def _kept(folder: pathlib.Path) -> dict[str, float]:
 
 
 def _part(
-    config: ConfigDict,
-    options: TaskSettings,
-    model: builders.TranslationModel,
-    data: TaskData,
+    config: ConfigDict, options: TaskSettings, model: builders.TranslationModel, data: TaskData
 ) -> TaskData:
     """The examples of a direction that are translated during training."""
     numbers = np.arange(len(data.examples))[:, None]

@@ -57,12 +57,7 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
     reason = model_folder.why_not_transformers(sizes, task_head=head)
     facts = _facts(workdir, config, head, sizes, reason, huggingface.why_not_exported(tokenizer))
     model_folder.write_model(
-        output,
-        params["encoder"],
-        sizes,
-        tokenizer,
-        task_head=head,
-        card=model_card.text(facts),
+        output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)
     )
     return reason
 

@@ -61,10 +61,7 @@ class _Form(Protocol):
     ) -> dict[str, Any]: ...
 
     def tensors(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        sizes: Mapping[str, Any],
-        task_head: TaskHead | None,
+        self, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any], task_head: TaskHead | None
     ) -> dict[str, np.ndarray]: ...
 
     def read_sizes(self, config: Any, path: pathlib.Path) -> dict[str, Any]: ...

@@ -241,11 +241,7 @@ class XLMRoberta:
         return found
 
     def config(
-        self,
-        sizes: Mapping[str, Any],
-        *,
-        has_head: bool = True,
-        task_head: TaskHead | None = None,
+        self, sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
     ) -> dict[str, Any]:
         """Return the value of config.json; the special ids are those of all exported tokenizers."""
         del has_head  # there is one or a task head, or the model has another format

@@ -50,10 +50,7 @@ def commands(
 
 
 def run(
-    planned: Mapping[str, list[list[str]]],
-    execute: Callable[[list[str]], int],
-    *,
-    keep_going: bool,
+    planned: Mapping[str, list[list[str]]], execute: Callable[[list[str]], int], *, keep_going: bool
 ) -> None:
     """Run the commands of all jobs, given by working directory, in sequence.
 

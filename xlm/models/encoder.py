@@ -76,9 +76,7 @@ class MaskedLMHead(nn.Module):
     def __call__(self, hidden: jax.Array) -> jax.Array:
         s = self.settings
         self.param(
-            "bias",
-            with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
-            (s.vocab_size,),
+            "bias", with_logical_partitioning(nn.initializers.zeros, ("vocab",)), (s.vocab_size,)
         )
         hidden = split_batch(hidden)
         hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, s.initializer, "dense")(

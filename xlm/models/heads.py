@@ -12,10 +12,7 @@ _INIT_STDDEV = 0.02
 def _dense(features: int, name: str) -> nn.Dense:
     # In float32: heads are small, and rounding could change the order of their logits.
     return nn.Dense(
-        features,
-        dtype=jnp.float32,
-        kernel_init=nn.initializers.normal(_INIT_STDDEV),
-        name=name,
+        features, dtype=jnp.float32, kernel_init=nn.initializers.normal(_INIT_STDDEV), name=name
     )
 
 

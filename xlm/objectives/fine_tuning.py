@@ -173,9 +173,7 @@ def _tokens_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> jax.Ar
 
 
 def classification_loss(
-    outputs: jax.Array,
-    batch: Mapping[str, jax.Array],
-    class_weights: tuple[float, ...] = (),
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
 ) -> LossAndMetrics:
     """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples.
 
@@ -185,9 +183,7 @@ def classification_loss(
 
 
 def tagging_loss(
-    outputs: jax.Array,
-    batch: Mapping[str, jax.Array],
-    class_weights: tuple[float, ...] = (),
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
 ) -> LossAndMetrics:
     """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words.
 

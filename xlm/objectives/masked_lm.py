@@ -138,11 +138,7 @@ class MaskedLM(Objective):
         )
         segments, positions = self.layout(batch)
         sample = self.output_layer.sample(
-            sample_key,
-            masked.targets,
-            masked.weights,
-            self.statistics_at(step),
-            self._index(extra),
+            sample_key, masked.targets, masked.weights, self.statistics_at(step), self._index(extra)
         )
         language = batch["language"] if self.languages else None
         plan = Plan(masked, segments, positions, masked.inputs, sample, None, language, rate)

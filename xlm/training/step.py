@@ -218,9 +218,7 @@ def _stage_functions(
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
     shardings = sharding.param_shardings(boxed, mesh, mesh_settings)
     abstract_state = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        nn.unbox(boxed),
-        shardings,
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings
     )
     metrics = sharding.replicated(mesh)  # since every host reads them
 

@@ -240,10 +240,7 @@ class TfdsExamplesTest(parameterized.TestCase):
         reader = SEARCHES[task.kind].reader
         with rows(*values):
             found = load_pairs(reader, task, self.root, [task.tfds["test"]], "de")
-        self.assertEqual(
-            found,
-            load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"),
-        )
+        self.assertEqual(found, load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"))
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),

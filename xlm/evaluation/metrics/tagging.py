@@ -30,10 +30,7 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """
     _check(gold, predicted)
     precision, recall, f1, _ = precision_recall_fscore_support(
-        _as_iobes(gold),
-        _as_iobes(predicted),
-        average="micro",
-        zero_division=0,
+        _as_iobes(gold), _as_iobes(predicted), average="micro", zero_division=0
     )
     return {"f1": float(f1), "precision": float(precision), "recall": float(recall)}
 
@@ -104,8 +101,4 @@ def _check(gold: Tags, predicted: Tags) -> None:
             )
 
 
-SCORERS = {
-    "entities": entity_scores,
-    "part_of_speech": part_of_speech_scores,
-    "words": word_scores,
-}
+SCORERS = {"entities": entity_scores, "part_of_speech": part_of_speech_scores, "words": word_scores}
