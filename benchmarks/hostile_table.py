@@ -16,7 +16,7 @@ import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,10 @@ def _added(section: str, name: str) -> Callable[[Any], Any]:
     return edit
 
 
-def _leaf(replace: Callable[[Any], Any], kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
-    """Replace one value of a kind in JSON, always the same."""
+def _leaf(
+    replace: Callable[[Any], Any], kind: type | tuple[type, ...], not_of: Sequence[str] = ()
+) -> Callable[[Any], Any]:
+    """Replace one value of a kind in JSON, always the same, outside of the keys `not_of`."""
 
     def edit(found: Any) -> Any:
         places: list[tuple[Any, Any]] = []
@@ -111,6 +113,8 @@ def _leaf(replace: Callable[[Any], Any], kind: type | tuple[type, ...]) -> Calla
         def walk(one: Any) -> None:
             items = one.items() if isinstance(one, dict) else enumerate(one)
             for key, value in items:
+                if key in not_of:  # may hold any text
+                    continue
                 if isinstance(value, dict | list):
                     walk(value)
                 elif isinstance(value, kind) and not isinstance(value, bool):
@@ -298,7 +302,9 @@ def damaged() -> Iterator[Condition]:
         "text for a number": lambda name: _json(name, _leaf(lambda one: [str(one)], (int, float))),
         "a huge number": lambda name: _json(name, _leaf(lambda one: 2**70, (int, float))),
         "NaN": lambda name: _json(name, _leaf(lambda one: float("nan"), (int, float))),
-        "a path for text": lambda name: _json(name, _leaf(lambda one: "../../../outside", str)),
+        "a path for text": lambda name: _json(
+            name, _leaf(lambda one: "../../../outside", str, not_of=("labels",))
+        ),
     }
     for (name, command), (edit, make) in itertools.product(_JSON_FILES, edits.items()):
         yield Condition("damaged", f"{name}, {edit}", command, make(name))

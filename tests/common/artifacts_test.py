@@ -257,6 +257,20 @@ class StageTest(parameterized.TestCase):
             self.assertIn(b"another process is at work in", other().stderr)
         self.assertEqual(other().returncode, 0)
 
+    def test_a_folder_of_results_that_is_a_link_is_refused(self):
+        elsewhere = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.folder.mkdir()
+        (self.folder / "checkpoints").symlink_to(elsewhere)
+        with (
+            self.assertRaisesRegex(ValueError, "checkpoints: is a link to a folder"),
+            artifacts.open_stage(self.folder, {}).held(),
+        ):
+            self.fail("held")
+        self.assertFalse((self.folder / "settings.json").exists())
+        (self.folder / "checkpoints").unlink()
+        with artifacts.open_stage(self.folder, {}).held():
+            self.assertTrue((self.folder / "settings.json").exists())
+
     def test_settings_are_compared_again_under_the_lock(self):
         late = artifacts.open_stage(self.folder, self.settings)
         replacing = artifacts.open_stage(

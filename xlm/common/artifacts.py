@@ -166,6 +166,16 @@ def _check_regular(path: pathlib.Path, mode: int, verb: str) -> None:
         )
 
 
+def _check_folders(folder: pathlib.Path) -> None:
+    """Raise ValueError if a folder in `folder` is a link: what lies elsewhere is not ours."""
+    for one in sorted(folder.iterdir()):
+        if one.is_symlink() and one.is_dir():
+            raise ValueError(
+                f"{one}: is a link to a folder, in which a stage would write and remove files; "
+                "put the folder itself there, or link the whole --workdir"
+            )
+
+
 def _is_unnamed(path: pathlib.Path) -> bool:
     """Whether a path such as ".", "x/.." or "/" ends in no name of its own: it is a folder."""
     return path.name in ("", "..")
@@ -366,6 +376,7 @@ class Stage:
                 stack.enter_context(locked(folder, is_shared=True))
             stack.enter_context(locked(self.folder))
             self.check()
+            _check_folders(self.folder)
             remove_leftovers(self.folder)
             if claims:
                 self.claim()
