@@ -416,7 +416,7 @@ class Bench:
     def _changes(self, one: Condition, before: dict, after: dict) -> list[str]:
         """What has changed that must not."""
         command, prefix = self._commands[one.command], f"checkout/{JOB}/"
-        own = [prefix + path for path in command.own]
+        own = [prefix + path for path in (*command.own, *filter(None, [one.result]))]
         may_make = [*own, prefix + "out", prefix + (one.result or command.result or "out")]
 
         def is_below(name: str, folders: Sequence[str]) -> bool:

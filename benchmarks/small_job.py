@@ -171,7 +171,8 @@ def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[
     names = re.escape(os.fsencode(job.parent)) + rb"/\w+"  # the job was copied from one beside it
     for path in sorted([top, *top.rglob("*")]):
         inner = path.relative_to(job)
-        if path.name in ("LOCK", "speed.jsonl") or any(x.startswith(".") for x in inner.parts):
+        below = path.relative_to(top).parts  # the results themselves may have such a name
+        if path.name in ("LOCK", "speed.jsonl") or any(x.startswith(".") for x in below):
             continue
         if path.name == "checkpoints" and reads_states:
             found |= {f"{inner}: {key}": one for key, one in _last_state(path).items()}

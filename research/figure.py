@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from configs import grids
 from research import measures, tasks
 from research.results import Result, Results
-from research.study import Plan, Run, Study, encoder
+from research.study import TEXT_OF_RECORDS, Plan, Run, Study, encoder
 from research.tasks import TASKS
 
 # Learning rates of fine-tuning of small encoders, the same for all runs.
@@ -110,6 +110,7 @@ def study(title: str, config: str, figures: Mapping[str, Figure], *, is_small: b
         lambda plan: figure_report.parts(plan, figures),
         {"figures": tuple(figures), "runs": (), "tasks": ("udpos",)},
         {"figures": tuple(figures), "runs": names, "tasks": tuple(TASKS)},
+        overrides=TEXT_OF_RECORDS if is_small else {},
     )
 
 

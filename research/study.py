@@ -19,6 +19,10 @@ from research.results import Results
 
 STUDIES = pathlib.Path(__file__).resolve().parent / "studies"
 _OF_DATA = ("corpus.", "vocab.", "store.")
+# The split of the text of which research/records are.
+TEXT_OF_RECORDS = {
+    "corpus.heldout_by": "position", "corpus.deduplicate": False, "corpus.block_bytes": 0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +174,7 @@ class Study:
       options: values by name of option, all by default.
       known: allowed values of those options that have a list of them.
       seeds: by default.
+      overrides: keys of the config of all pre-trainings.
     """
 
     title: str
@@ -179,6 +184,7 @@ class Study:
     options: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     known: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1, 2)
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TEXT_OF_RECORDS)
 
 
 def names() -> list[str]:
@@ -222,7 +228,7 @@ def plan(name: str, arguments: Sequence[str], **more: Any) -> Plan:
             )
         else:
             chosen[key] = values
-    return Plan(name, study, chosen, seeds, overrides=overrides, **more)
+    return Plan(name, study, chosen, seeds, overrides={**study.overrides, **overrides}, **more)
 
 
 def _typed(config: str, key: str, text: str) -> Any:

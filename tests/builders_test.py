@@ -161,10 +161,6 @@ class QuickstartTest(absltest.TestCase):
         self.assertNotEmpty(heldout)
         self.assertCountEqual([*corpus.sentences("en"), *heldout], sentences)
 
-    def test_the_embedded_corpus_is_held_out_as_recorded(self):
-        corpus = quickstart.get_config().corpus
-        self.assertEqual((corpus.heldout_by, corpus.deduplicate), ("position", False))
-
 
 def runlocals() -> dict[str, tuple[str, ConfigDict]]:
     """The configs in miniature that no other test runs, those that are alike once."""

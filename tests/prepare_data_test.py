@@ -30,7 +30,7 @@ class PrepareDataTest(absltest.TestCase):
         arguments = [one.replace("DIR", str(self.folder)) for one in arguments]
         return commands.execute("prepare_data", *arguments)
 
-    def assert_ends_well(self, *flags: str) -> list[str]:
+    def assert_ends_well(self, *flags: str, **changes: str) -> list[str]:
         """Names of the files of text that were read."""
         names, read_lines = [], text_files.read_lines
 
@@ -39,7 +39,7 @@ class PrepareDataTest(absltest.TestCase):
             yield from read_lines(path, *arguments)
 
         with mock.patch.object(text_files, "read_lines", recorded):
-            done = self.run_command(*flags)
+            done = self.run_command(*flags, **changes)
         self.assertEqual(done.returncode, 0, done.stderr)
         return names
 
@@ -108,19 +108,20 @@ class PrepareDataTest(absltest.TestCase):
 
     def test_a_dataset_of_the_version_before_is_known(self):
         settings = artifacts.read_object(self.rows / "settings.json")
-        spec = CorpusSpec(**settings["corpus"])
-        settings["text"] = load_corpus(spec).digest()
-        for key in ("heldout_by", "deduplicate", "block_bytes"):
+        of_then = {"heldout_by": "position", "deduplicate": False, "block_bytes": 0}
+        settings["text"] = load_corpus(CorpusSpec(**settings["corpus"] | of_then)).digest()
+        for key in of_then:
             del settings["corpus"][key]
         del settings["store"]["shard_bytes"]
         artifacts.write_json(self.rows / "settings.json", settings)
         (self.rows / "inputs.json").unlink()
         (self.rows / "manifest.json").unlink()
-        self.assert_ends_well()
+        changes = {f"corpus__{key}": str(value) for key, value in of_then.items()}
+        self.assert_ends_well(**changes)
         self.assert_refused("manifest.json does not exist.*run prepare_data.py", "--verify")
         with (self.folder / "text/sw.txt").open("a") as file:
             file.write("\nmore\n")
-        self.assert_refused("text: there")
+        self.assert_refused("text: there", **changes)
 
     def test_checksums_are_compared(self):
         self.assertEqual(self.assert_ends_well("--verify"), [])

@@ -1,8 +1,7 @@
 """Multi30k (captions of photographs), by a small model from random parameters, on CPU cores.
 
     python build_vocab.py --config=configs/quickstart.py:TEXT --workdir=runs/vocab8k \\
-        --config.vocab.target_size=8000 --config.vocab.compare="()" \\
-        --config.corpus.heldout_by=position --config.corpus.deduplicate=False
+        --config.vocab.target_size=8000 --config.vocab.compare="()"
     python finetune.py --config=configs/finetune/multi30k.py:en-de,DATA --workdir=runs/multi30k \\
         --config.init_from=runs/vocab8k
 

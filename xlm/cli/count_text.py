@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
         return
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
         raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
-    outs = [out for out in (_OUTPUT.value, _HELDOUT_OUTPUT.value) if out]
+    outs = [_OUTPUT.value, *filter(None, [_HELDOUT_OUTPUT.value])]
     if len({pathlib.Path(out).resolve() for out in outs}) < len(outs):
         raise ValueError(
             f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "

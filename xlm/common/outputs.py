@@ -63,6 +63,8 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
         for one in map(pathlib.Path, inputs):
             if path in (one.resolve(), *one.resolve().parents):
                 raise ValueError(f"{path} is or holds an input, {one}; choose another folder")
+        if os.path.islink(name) and not os.path.exists(name):
+            raise ValueError(f"{name}: is a link to nothing; remove it, or name another folder")
         if os.path.ismount(path):
             raise ValueError(f"{path}: a disk is mounted there; name a folder inside it")
         if not (flags.FLAGS.overwrite if overwrite is None else overwrite):
