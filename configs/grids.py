@@ -149,7 +149,7 @@ def data_settings(config: ConfigDict) -> dict[str, Any]:
     """Return the keys of a config that affect its vocabulary and packed rows, except the root."""
     sections = {name: config[name].to_dict() for name in ("corpus", "vocab", "store")}
     for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del sections[section][key]  # which change no row
+        del sections[section][key]  # these do not change rows
     return sections
 
 

@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     """Return the config of a small encoder, without a corpus."""
     config = default_config()
     config.corpus.heldout_fraction = 0.02
-    # The text that research/records and research/reports/results.md are of.
+    # The split of research/records and research/reports/results.md.
     config.corpus.heldout_by = "position"
     config.corpus.deduplicate = False
     config.corpus.block_bytes = 0

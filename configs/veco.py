@@ -82,7 +82,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_xlm_text": {**_XLM, **_TEXT},
     "small_full": {"veco.context": "full"},
     "small_no_flip": {"veco.flip": False},
-    # To translate from: decoders of the first two, the last two or the last one of four layers.
+    # To start translation from: decoders of the first two, the last two or the last of four layers.
     "translation": _TRANSLATION,
     "translation_xlm": {**_TRANSLATION, **_XLM},
     "translation_xlm_text": {**_TRANSLATION, **_XLM, **_TEXT},
@@ -112,7 +112,7 @@ def _veco(config: ConfigDict) -> None:
     config.model.cross_attention = True
     config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
     config.mask.update(rate=0.15, pair_rate=0.25)
-    config.train.log_every |= 1  # odd, or of kinds in turns only one would be recorded
+    config.train.log_every |= 1  # odd, or only one of two kinds in turns would be logged
 
 
 # Not in the paper, and chosen here: how long `large` trains only cross-attention, no clipping of

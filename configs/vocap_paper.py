@@ -8,8 +8,7 @@ DATA is a folder of text, `<lang>.txt.gz` with one sentence a line and a blank l
 document, in the paper's 86 languages of more than 0.1 GB. Without `,DATA` the config is only for
 looking at. The paper learns vocabularies from CommonCrawl (Table 7) and pre-trains on Wikipedia
 (Table 8). Then DATA is Wikipedia, and --config.vocab.tables=TABLES are counts of CommonCrawl, made
-by xlm count. `configs/vocap_paper.py:runlocal` is the first run on the embedded corpus in
-miniature.
+by xlm count. `configs/vocap_paper.py:runlocal` is the embedded corpus in miniature.
 
 XTREME averages of Table 1, a million updates (speed in brackets, relative to the first):
 
@@ -40,8 +39,7 @@ paper is vocap_1m_knn, a million pieces. None of these has been run here.
 `configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`: vocabularies, alpha = 0.7, for the
 encoders of `configs/xlm_r.py:small`. `configs/grids.py` compares all runs in tables.
 
-Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; `xlm estimate-memory` tells what a
-device would hold.
+Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate-memory` for others.
 """
 
 from typing import Any

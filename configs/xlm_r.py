@@ -232,7 +232,7 @@ def get_config(arg: str = "") -> ConfigDict:
 # The paper has a unigram SentencePiece model of 250K pieces on raw text, the full softmax, masked
 # language modelling on streams of text, languages by alpha = 0.3, no language embeddings, 12 layers
 # of 768 or 24 of 1,024, 1.5 million updates of 8,192 sequences (stated of Large), ablations of
-# BERT-Base with 150K pieces, and which figures there are.
+# BERT-Base with 150K pieces, and the names of its figures.
 # The paper at hand lacks tables and figures. Chosen here: sequences of 512 tokens that attention
 # sees whole, across documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in
 # XLM); Adam's betas, epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of

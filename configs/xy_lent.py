@@ -74,8 +74,8 @@ RUNS = {
     "base_english": _ENGLISH,
     "base_250k": {**_ENGLISH, "vocab.target_size": 250_000},
     "base_m2m": {"data.pair_sampling": "m2m"},
-    # A V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
-    # has no correction, but samples without it are of a position's own target too often.
+    # V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
+    # has no correction, but without it samples are too often a position's own target.
     "base_knn": {
         "output_layer.kind": "knn",
         "output_layer.group_size": 32,
@@ -97,8 +97,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_lambda10": {"replaced_token.weight": 10.0},
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
-    # Pairs of one folder alone, so that a damaged file is all that there is of its pair; and so few
-    # that the model learns what a translation tells.
+    # Pairs of only one folder, so that a damaged file is all of its language pair, and so few
+    # that the model learns to use translations.
     "small_defects": {
         "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
         "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),

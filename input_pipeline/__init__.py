@@ -3,8 +3,6 @@
 `sources` and `text_files` find and read text. `blocks` and `selection` choose among its blocks, in
 memory (`corpus`) or as resumable tasks (`preparation`) that tokenise it (`tokenization`) into a
 `packed_dataset`. `order` and `block_order` order the training stream. `stream` and `block_reader`
-read its batches, which `dataset` prefetches for the training loop.
-
-Only `dataset` imports TensorFlow, when it is called; the rest is numpy, without jax and flax.
-Masking happens on the device, in `objectives`.
+read its batches, which `dataset` prefetches for the training loop. Only `dataset` imports
+TensorFlow, when it is called; the rest is numpy, without jax. The device masks (`objectives`).
 """

@@ -23,7 +23,7 @@ _FILES_AT_ONCE = 256
 def load_array(
     path: pathlib.Path, shape: tuple[int | None, ...], *, is_mapped: bool = False
 ) -> np.ndarray:
-    """Load an array of integers of a shape, None for any length; memory-mapped if `is_mapped`.
+    """Load integers of a shape (None: any length), memory-mapped if `is_mapped`.
 
     Raise ValueError if the file is missing or damaged, or the array has another shape or type.
     """
@@ -163,8 +163,7 @@ class ShardedRows:
     """Array in several files, of sequences [sequences, L] or of numbers, read when it is indexed.
 
     Files are opened on their first read, some 256 of all datasets at a time. Entries have shape
-    `entry`, (L,) or (). Indexing checks that all numbers are below `limit`. Another time `changed`
-    is another file.
+    `entry`, (L,) or (). Indexing checks that all numbers are below `limit`.
     """
 
     def __init__(

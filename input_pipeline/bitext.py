@@ -3,9 +3,8 @@
 A set of parallel text holds each sentence once in each language. Any two of its languages form a
 pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments that do not
 attend to each other, padded to the shortest bucket that holds it. All examples of a batch are of
-one bucket. A stream is a pure function of (seed, step). Order by blocks numbers the pairs of two
-languages in a bucket in the order of the set. A block is a range of the ids of both languages,
-which may also hold sentences of other buckets.
+one bucket. A stream is a pure function of (seed, step). In the order by blocks, a block is a range
+of the ids of both languages, which may also hold sentences of other buckets.
 """
 
 import dataclasses
@@ -98,10 +97,7 @@ class _Part(NamedTuple):
 
 
 class PairStream:
-    """Batches of sentence pairs of one bucket, addressed by step; pairs are drawn by `shares`.
-
-    The threads of `pool` read blocks. Without a pool, sentences are read one by one.
-    """
+    """Batches of pairs of one bucket, addressed by step. Without `pool` no thread reads ahead."""
 
     def __init__(
         self,
@@ -325,10 +321,7 @@ def pair_streams(
 def token_counts(
     store: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
 ) -> np.ndarray:
-    """Count the tokens in the pairs of `pair_streams`: [V] float64.
-
-    The counts are scaled to sum to the tokens of all bitext.
-    """
+    """Count the tokens in the pairs of `pair_streams`: [V] float64, with the sum of the bitext."""
     of_sentences = _sentence_weights(count_pairs(store), alpha, shares)
     counts, total = np.zeros(store.vocab_size), 0
     for name, languages in store.bitexts.items():

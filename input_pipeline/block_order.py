@@ -7,9 +7,8 @@ A language that fits into one window has the random order of `StreamOrder`, as a
 
 A batch has S equal lanes of consecutive examples. Each has its own draws, windows, and range of
 every large language. The order depends on S, not on the hosts. A host that feeds whole lanes reads
-only their ranges of large languages. The lanes take turns in the draws of a small language, which
-has one random order. Everything is arithmetic on (seed, step), so random access takes constant time
-and memory.
+only their ranges of large languages. The lanes take turns in the draws of a small language.
+Everything is arithmetic on (seed, step), so random access takes constant time and memory.
 """
 
 import dataclasses
@@ -24,10 +23,8 @@ from input_pipeline.order import StreamOrder, hashed, permute
 class BlockSettings:
     """Settings of the order by blocks; part of the `data` section of a config.
 
-    Attributes:
-      block_bytes: bytes of consecutive sequences read at once; 0 for a random order of sequences.
-      window_blocks: blocks of a language that a lane draws from at a time.
-      lanes: S, equal parts of every batch that read blocks of their own.
+    `block_bytes` of consecutive sequences are read at once, 0 for a random order of sequences. A
+    lane, one of S = `lanes` equal parts of a batch, draws from `window_blocks` blocks a language.
     """
 
     block_bytes: int = 0
@@ -57,10 +54,8 @@ NO_BLOCKS = BlockSettings()
 class Places(NamedTuple):
     """Sequences of examples and the blocks that hold them; [B] int64 each.
 
-    Attributes:
-      language, row: index of the language, and number of the sequence in it.
-      first, stop: the sequence's block, first <= row < stop.
-      lane: index of the lane that draws from the block; -1 if all lanes do.
+    `row` is the sequence's number in its language, first <= row < stop its block, and `lane` the
+    lane that draws from the block, -1 if all do.
     """
 
     language: np.ndarray
@@ -102,9 +97,8 @@ def visit_blocks(
 class BatchOrder:
     """Order of the examples of batches of one size, over languages drawn by `shares` (Eq. 3).
 
-    `rows` [N] are the sequences of each language, `shares` [N] sum to one, and `block_rows`, [N] or
-    scalar, are the sequences in a block (0 for no blocks). Raise ValueError if the batch does not
-    divide into the lanes.
+    `rows` [N] are the sequences of each language, `shares` [N] sum to one, `block_rows` ([N] or
+    scalar) are 0 without blocks. Raise ValueError if the batch does not divide into the lanes.
     """
 
     def __init__(

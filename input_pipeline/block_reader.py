@@ -15,12 +15,9 @@ _SLACK = 2
 
 
 class Wanted(NamedTuple):
-    """Block of a batch.
+    """Block of a batch, which holds its examples of indices `examples`, [n] int64.
 
-    Attributes:
-      examples: [n] int64, indices of the examples that it holds.
-      first: number of its first sequence.
-      block: future of what `BlockCache` loads.
+    `first` is the number of its first sequence, `block` the future of what `BlockCache` loads.
     """
 
     examples: np.ndarray

@@ -24,9 +24,8 @@ _HALF = 1 << 64
 def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
     """Cut documents, sentences with "" at each end, into blocks; hold at most two in memory.
 
-    A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` UTF-8 bytes. The rest of a
-    document joins its last block. With 0 bytes, blocks have `BLOCK_SENTENCES` sentences, and the
-    last one of a document is shorter.
+    A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` bytes of UTF-8; the rest of a
+    document joins its last block. With 0 bytes, the rest is a shorter block.
     """
     full: Document = []  # the document's last whole block, which may grow
     block: Document = []

@@ -1,9 +1,9 @@
 """A corpus in memory: folders of text joined per language, with a held-out split.
 
-For vocabularies and comparisons, whose text fits into memory; `preparation` chooses the same text
-as a stream. `selection` chooses among blocks (see `blocks`). Each source of parallel text is split
-separately. Its held-out blocks are the same in every language, so held-out translations are unseen
-in all of them. Sentences in the files of `CorpusSpec.exclude` are removed from all training text.
+For vocabularies and comparisons; `preparation` chooses the same text as a stream. `selection`
+chooses among blocks (see `blocks`). Each source of parallel text is split separately, and alike in
+every language, so held-out translations are unseen in all of them. Sentences in the files of
+`CorpusSpec.exclude` are removed from all training text.
 """
 
 import collections
@@ -63,12 +63,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Block of one language.
+    """Block of one language; without excluded sentences there may be none left.
 
-    Attributes:
-      sentences: without excluded ones, so there may be none.
-      digest: `blocks.text_digest` of the whole text, so that test sets do not change the split.
-      origin: one of `selection`'s.
+    `digest` is of the whole text, so that test sets do not change the split; `origin` of
+    `selection`.
     """
 
     sentences: Document

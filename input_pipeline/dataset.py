@@ -23,11 +23,9 @@ _NO_TENSORFLOW = (
 class StreamedData:
     """This host's part of a stream, as an input of the training loop.
 
-    Attributes:
-      loader: "tf.data", or "threads" for the same batches without TensorFlow.
-      parts: ascending indices of this host's parts of each batch, among `num_parts` equal parts.
-      prefetch: batches that are prefetched.
-      read_ahead: batches whose blocks are requested before they are read.
+    "threads" is the `loader` that needs no TensorFlow; its batches are those of "tf.data". `parts`
+    are ascending indices of this host's parts of each batch. `prefetch` batches are prefetched, and
+    the blocks of `read_ahead` more batches requested.
     """
 
     stream: Stream

@@ -30,8 +30,8 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
 
     In a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
     blank line after a sentence) a sentence is its words joined without spaces. In JSON lines it is
-    a sentence of their text. In any other file it is a line or a tab-separated cell. Raise
-    ValueError if the file is malformed, see `text_files.read_sentences`.
+    one of the text, in any other file a line or tab-separated cell. Raise ValueError if it is
+    malformed.
     """
     file_type = text_files.file_format(path)
     if file_type is not None and file_type[1] == "jsonl":
@@ -55,7 +55,7 @@ def _is_tagged_word(row: Sequence[str]) -> bool:
 class Exclusion:
     """Set of the sentences of test sets, compared only by their letters, marks and digits.
 
-    It counts what text loses by it, and the long lines that are cut. ValueError as `sentences_of`.
+    It counts what text loses by it, and the long lines that are cut. Raise as `sentences_of`.
     """
 
     def __init__(self, paths: Iterable[pathlib.Path]):

@@ -1,7 +1,6 @@
 """Records of the inputs of a packed dataset, to tell later whether they have changed.
 
-`inputs.json` has size, modification time and digest of every input. A later run rereads files whose
-size or time differs.
+`inputs.json` has size, modification time and digest of each. Only changed files are read again.
 """
 
 import hashlib

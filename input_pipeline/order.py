@@ -36,11 +36,10 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 
 
 def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
-    """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`.
+    """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`: [N] int64.
 
     A Feistel network over the next even power of two, with cycle walking into the range: a
-    bijection for every key, without a table. `index` < `size` is [N]. `size` and the uint64 `key`
-    are [N] or scalar. Return [N] int64.
+    bijection for every key, without a table. `size` and the uint64 `key` are [N] or scalar.
     """
     index, size, key = np.broadcast_arrays(
         np.asarray(index, np.uint64), np.asarray(size, np.uint64), np.asarray(key, np.uint64)

@@ -145,12 +145,7 @@ def tokenizer_hash(model: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedSentences:
-    """Ragged array of sentences, token ids without specials.
-
-    Attributes:
-      ids: [n] concatenated ids of all sentences, on disk.
-      ends: [sentences] int64 end of each sentence.
-    """
+    """Ragged array of sentences: [n] ids without specials, and int64 end of each."""
 
     ids: ArrayFile
     ends: np.ndarray

@@ -19,11 +19,9 @@ _SUM_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Distribution over pairs that was solved before a step, and the losses it was solved from.
+    """Distribution over pairs, from the first step it holds in, and losses it was solved from.
 
     Attributes:
-      step: first step in which it is in force.
-      weights: probability of each pair, by name.
       losses: mean loss of each pair; None for a pair not seen yet.
       divergence: chi-square divergence from the base distribution.
       eta: loss below which weights are least; None if the weights are those of the base.

@@ -56,11 +56,9 @@ class PairSamplingSettings:
 class Sampling:
     """Distribution over language pairs, and how well it meets its marginals.
 
-    Attributes:
-      probabilities: P [N, N] float64, symmetric, zero diagonal, sums to one.
-      marginals: [N] float64, wanted shares of the languages.
-      converged: whether the solver reached its optimum; False if `is_feasible` is.
-      is_feasible: whether any distribution over the pairs of Q has these marginals.
+    P [N, N] is float64, symmetric, with a zero diagonal, and sums to one. `marginals` are the [N]
+    float64 wanted shares. `converged` says whether the solver reached its optimum, `is_feasible`
+    whether any distribution over the pairs of Q has these marginals.
     """
 
     probabilities: np.ndarray
@@ -224,8 +222,7 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     P = diag(u) Q diag(v), found by scaling rows and columns in turn (Sinkhorn and Knopp), in logs.
     The paper's kernel is Q + epsilon, and it reports no mass on pairs without data. The kernel here
     is the limit Q, so P is positive exactly where Q is, and at T = 1 it is Q. If no distribution
-    over the pairs of Q has the marginals, the two scalings keep a distance. Then P is their mean
-    and `is_feasible` is False.
+    over the pairs of Q has the marginals, P is the mean of both scalings, not `is_feasible`.
     """
     log_marginals = np.log(tempered_marginals(counts, temperature))
     with np.errstate(divide="ignore"):

@@ -62,8 +62,8 @@ def select(
 
     Memory: 1 byte a block, and some 70 bytes for each of `digests_at_once` blocks (0 for the
     default). A limit of a language's bytes, or "position", takes up to some 250 bytes a block. The
-    limit of held-out bytes takes some 100 if reached. Parts may be memory-mapped; one is read at a
-    time.
+    limit of held-out bytes takes some 100 if reached. Parts, which may be memory-mapped, are read
+    one by one.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
     for part, side in zip(parts, sides, strict=True):

@@ -253,9 +253,8 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
 
     Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
     `<lang>-<lang>.tsv` and has these two columns and no header. A row has one cell per language, ""
-    for a missing translation. A blank line ends a document and gives the row (). Raise ValueError
-    as `read_lines`, or if a header has no languages. Reading rows raises it if a row has another
-    width, or there are none.
+    for a missing translation, or is () where a blank line ends a document. Raise ValueError as
+    `read_lines`, for a header without languages, and on reading rows of another width, or none.
     """
     lines = enumerate(read_lines(path), start=1)
     file_type = file_format(path)

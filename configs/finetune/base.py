@@ -4,9 +4,9 @@ Batch size, warm-up and weight decay are those of XY-LENT, Table 15 (for XNLI it
 warm-up, a tenth of ten epochs). Adam's are those of VECO, Table 9, as VoCap's appendix C, the
 source of learning rates and epochs, has none. None of the three has dropout and clipping of
 fine-tuning. The parameters that do best on English development data are kept, as in XTREME (Hu et
-al. 2020). --config.task.selection=all_languages selects by the average over all languages, as VoCap
-(appendix C) and VECO (appendix B). That is on the test data if a config uses the development data
-as such; results and tables then say so. VoCap selects XQuAD on MLQA's development set, and
+al. 2020). --config.task.selection=all_languages takes the best average over all languages, as VoCap
+(appendix C) and VECO (appendix B). If the development data serve as test data, it selects on test
+data; results and tables then say so. VoCap selects XQuAD on MLQA's development set, and
 TyDiQA-GoldP on its English test set.
 """
 

@@ -6,9 +6,8 @@
 DATA has `bucc2018/{language}-en.dev.{language}.tsv.xz`, the English text, and the gold pairs, in
 this order. Dev serves as test data, so the threshold is the best one for it; it is that of dev if
 --config.task.test names other data. The layer is as of Tatoeba. Pairs are scored by the ratio
-margin, with --config.task.margin=absolute by the cosine. tensorflow-datasets does not have the
-texts. VoCap has no row. Expect a mean F1 of 66.0 of XLM-R Large (VECO, Table 1), over four
-languages.
+margin, with --config.task.margin=absolute by the cosine. tensorflow-datasets lacks the texts. VoCap
+has no row. Expect a mean F1 of 66.0 of XLM-R Large (VECO, Table 1), over four languages.
 """
 
 from ml_collections import ConfigDict

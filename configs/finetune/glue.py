@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs.finetune.base import TFDS, base
 
-# Files of which dev is called otherwise; those of the official distribution.
+# Folders of the tasks that are read from the official distribution.
 _OFFICIAL = {"stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI"}
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 

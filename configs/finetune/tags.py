@@ -8,8 +8,7 @@ and `test.{language}.conll`: a word a line, its tag in the last column, a blank 
 sentence, columns separated by tabs or blanks; or CoNLL-U. --config.task.text_column=2 and
 --config.task.label_column=4 name other columns, by number. Tags are those of the training files:
 spans such as B-PER, scored as whole spans, or with `tags.py:words,DATA` any tags, scored word by
-word. Development files and selection are as in `text.py`. Trained as WikiANN: a word is tagged at
-its first piece.
+word. Development files and selection are as in `text.py`. Trained as WikiANN, by first pieces.
 """
 
 from ml_collections import ConfigDict

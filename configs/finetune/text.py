@@ -10,8 +10,7 @@ number if the first line has no names. Pairs have a --config.task.pair_column. T
 of the training files. `text.py:number,DATA` has a number as label.
 --config.task.class_weights=balanced gives rare classes as much weight as others. Without
 development files, a hash of the text holds out a tenth of the training examples to select on. The
-mean over all development languages selects the checkpoint. Trained as XNLI. docs/own_task.md goes
-through an example.
+mean over all development languages selects the checkpoint. Trained as XNLI; see docs/own_task.md.
 """
 
 from ml_collections import ConfigDict
@@ -36,6 +35,6 @@ def own(name: str, data: str) -> ConfigDict:
         validation=("dev.{language}.*",),
         test=("test.{language}.*",),
     )
-    config.task.train_languages = ()  # all that there are files for
+    config.task.train_languages = ()  # all languages with files
     config.task.selection = "all_languages"
     return config

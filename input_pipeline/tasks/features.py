@@ -75,10 +75,8 @@ class TextFeature:
 class TaggedFeature:
     """Words of a sentence that fit into a row, `<s> words </s>`.
 
-    Attributes:
-      words: [L] int32 number of each token's word, counted in this row; -1 for specials.
-      tags: [N] int32 for the `num_words` words of the row, or [0] without tags.
-      first_word: number of the row's first word in its sentence.
+    `words` [L] int32 numbers each token's word in this row, -1 for specials. `tags` are [N] int32,
+    or [0] without tags. `first_word` is the number of the row's first word in its sentence.
     """
 
     example: int

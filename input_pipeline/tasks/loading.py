@@ -16,9 +16,8 @@ Found = Iterable[tuple[str | None, Any]]  # languages and examples
 class Readers(NamedTuple):
     """Readers of the examples of one kind of tasks, as frozen dataclasses with an `id`.
 
-    `load_examples` numbers examples with id "". The language is None unless file or dataset names
-    it. `unlabelled` reads a user's own text. `labels` reads the label names of a file before those
-    of the task are known. It is None for kinds without classes.
+    Examples with id "" are numbered. The language is None unless file or dataset names it. `labels`
+    reads the label names of a file before the task's are known; None without classes.
     """
 
     file: Callable[[pathlib.Path, Task], Found]

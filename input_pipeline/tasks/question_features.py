@@ -30,12 +30,10 @@ class QuestionFeature:
     """A question with a window of its context.
 
     Attributes:
-      tokens: [L] int32.
       offsets: [L, 2] int32 first and past-last character of each token in the context; both equal
         for tokens that stand for no character of it.
       has_max_context: [L] bool, whether this is the token's best window.
-      start, end: first and last token of the first answer; both 0, which is `<s>`, if there is none
-        or the window does not hold all of it.
+      start, end: first and last token of the first answer; both 0 (`<s>`) if it is not all here.
     """
 
     example: int
@@ -118,12 +116,11 @@ def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
 def token_offsets(
     text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> np.ndarray:
-    """Return the characters of a text that each of its tokens stands for, without spaces around.
+    """Return [tokens, 2] int32 first and past-last character of each token, without spaces around.
 
-    `pieces` are SentencePiece's, `offsets` the first and past-last character that it reports for
-    each. They cover the text up to the last word's end. If a character becomes several pieces, all
-    but the last are empty ones at its beginning. Return [tokens, 2] int32 first and past-last
-    character; both are equal if a piece stands for nothing else.
+    Both are equal if a piece stands for nothing else. `offsets` are those that SentencePiece
+    reports. They cover the text up to the last word's end. If a character becomes several pieces,
+    all but the last are empty ones at its beginning.
     """
     found = np.zeros((len(pieces), 2), np.int32)
     for row, piece, (start, end) in zip(found, pieces, offsets, strict=True):

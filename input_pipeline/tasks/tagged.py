@@ -35,8 +35,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     columns that the task names by number. A file with one column has no tags. Tabs separate
     columns, or blanks in a file without tabs. A line "# ..." at the start of a sentence is a
     comment if it has another number of columns than words have, or, for a task on spans, no tag of
-    a span. If all words begin with the same language code and a colon, as in the original WikiANN,
-    these are removed.
+    a span. A language code and a colon before all words, as in the original WikiANN, are removed.
 
     Raise ValueError for any other line, a tag that the task does not have, tags on some lines only,
     or words that are running numbers.
@@ -70,9 +69,8 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
     """Read sentences to predict on: one per line, words separated by blanks, or CoNLL.
 
     A file is CoNLL if it has tabs, all lines end with a tag, or its name says so (*.conll,
-    *.conllu, *.iob, *.bio). Its tags are ignored. The id of an example is the number of its (first)
-    line, from 1. Raise ValueError if there is no file, a line of CoNLL is malformed, or only some
-    lines have tabs.
+    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are numbers of (first) lines, from 1. Raise
+    ValueError if there is no file, a line of CoNLL is malformed, or only some lines have tabs.
     """
     if not path.is_file() or not _is_conll(path, task):
         return unlabelled.read_words(path, task)

@@ -38,17 +38,14 @@ class Task:
     """A downstream task.
 
     Attributes:
-      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained on and
-        scored.
-      labels: the classes or tags, in the dataset's order, which files may also give by number; ()
-        for a regression.
+      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained and scored.
+      labels: classes or tags in the dataset's order, also by number in files; () for a regression.
       languages: sorted, as XTREME or the dataset's paper reports them; of translation the
         directions, () for any.
       metrics: all that are computed; the first one is reported.
       tfds: "tfds:NAME:SPLIT" in tensorflow-datasets, by split.
       tfds_codes: names of languages in tensorflow-datasets, if they are not their codes.
       tfds_texts: features of the text and the second text, None for a single one.
-      columns: of TSV files, for classification and regression.
       headerless: columns of TSV files without a header, told apart by their number.
       has_broken_lines: whether a few lines of the distributed files are broken; everyone leaves
         them out (tensorflow-datasets, Hugging Face).
@@ -58,8 +55,7 @@ class Task:
       normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
       has_unanswerable: whether "no answer" may be right.
       xtreme_name: name in XTREME's submissions; "" if it has none.
-      is_own: whether the data are a user's own: labels come from the training data, given only by
-        name, and none is hidden.
+      is_own: whether data are a user's own: the training data name the labels, and none is hidden.
     """
 
     name: str

@@ -58,8 +58,7 @@ def check_distinct(
     """Raise ValueError if two directions share a text, or both sides of one are the same file.
 
     Opposite directions may share a file of two columns whose first line names the languages.
-    `sources` are the one or two files of each text, by direction, and `where` is the key that names
-    them.
+    `where` is the config key of the files.
     """
     owners: dict[tuple[pathlib.Path, ...], str] = {}
     for language, texts in sources.items():

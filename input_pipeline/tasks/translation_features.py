@@ -62,18 +62,13 @@ def language_symbols(
 ) -> dict[str, int]:
     """Return the ids of the symbols that a decoder's input begins with, by target language.
 
-    A language without a piece gets a row of the embedding table after those of the pieces, which
-    neither tokenizer nor softmax nor the other rows know.
+    `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}; of specials only `</s>`,
+    as other decoders begin with it. Any other language gets a row of the embedding table after
+    those of the pieces, which neither tokenizer nor softmax know. A later run may append to
+    `languages` and keep the symbols. `piece_id` gives `<unk>` for unknown pieces.
 
-    Args:
-      languages: target languages; a later run may append to them and keep the symbols.
-      pieces: piece of some languages, such as {"de": "▁<2de>"}, for vocabularies that have them.
-        `</s>` is the only special that can be one, as other decoders begin with it.
-      piece_id: id of a piece, `<unk>` if the vocabulary does not have it.
-
-    Raises:
-      ValueError: a piece is not in the vocabulary, special, or of two languages; or a language with
-        a piece is no target.
+    Raise ValueError for a piece that is unknown, special, or of two languages, or for a language
+    that is no target.
     """
     if unknown := sorted(set(pieces) - set(languages)):
         raise ValueError(
@@ -114,9 +109,8 @@ def translation_features(
     """Return a feature of each pair; sides that are too long are cut, with a warning that counts.
 
     `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. `unit` says what
-    ids number: examples of a run's data, or lines of a text for a finished model, whose
-    `max_length` stays. Raise ValueError if `max_length` is too short, or a target language has no
-    symbol.
+    ids number: examples of a run's data, or lines of a text for a finished model. Raise ValueError
+    if `max_length` is too short, or a target language has no symbol.
     """
     check_length(max_length)
     wanted = {example.target_language for example in examples}
