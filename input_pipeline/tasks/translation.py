@@ -135,7 +135,7 @@ def read_files(
 def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
     """Yield the pairs without an empty side, and warn of the others; `unit` names a pair there.
 
-    Raise ValueError if more than one in a hundred has one: then lines are out of step, or it is
+    Raise ValueError if more than one in a hundred has one. Then lines are out of step, or it is
     another dataset than expected.
     """
     empty = [number for number, pair in enumerate(pairs, start=first) if not all(pair)]

@@ -64,7 +64,7 @@ def language_symbols(
 
     `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}; of specials only `</s>`,
     as other decoders begin with it. Any other language gets a row of the embedding table after
-    those of the pieces, which neither tokenizer nor softmax know. A later run may append to
+    those of the pieces, which tokenizer and softmax do not know. A later run may append to
     `languages` and keep the symbols. `piece_id` gives `<unk>` for unknown pieces.
 
     Raise ValueError for a piece that is unknown, special, or of two languages, or for a language
