@@ -4,7 +4,7 @@
       python $stage.py --config=configs/bitext.py:DATA --workdir=runs/bitext
     done
 
-The same without pairs, to compare with; the text is the same, and so are the batches of rows:
+To compare with a run without pairs, on the same text and batches of rows:
 
     mkdir runs/no_bitext
     cp -r runs/bitext/vocab runs/bitext/rows runs/no_bitext
@@ -13,16 +13,15 @@ The same without pairs, to compare with; the text is the same, and so are the ba
         --config.data.pair_share=0.0
     done
 
-DATA is a folder as for `configs/real_text.py`. Pairs are of the Bible (`bible/train`, aligned by
-the ids of verses, 15 of the languages), of news (`ntrex/train`, all languages) and of texts on
-health (`tico19`, 12 of them): every two languages of a set. They are padded to 64 or 128 tokens;
-positions go on through both sentences (`--config.data.pair_positions=restart` for the other
-convention).
+DATA is a folder as for `configs/real_text.py`. Every two languages of a set form pairs, padded to
+64 or 128 tokens: the Bible (`bible/train`, aligned by ids of verses, 15 languages), news
+(`ntrex/train`, all languages) and texts on health (`tico19`, 12). Positions continue through both
+sentences; `--config.data.pair_positions=restart` is the other convention.
+`configs/bitext.py:runlocal` is the same on the embedded corpus in miniature.
 
 Hardware: 2 CPU cores, less than an hour. With learned positions and AdamW it gave an exact held-out
 loss of 5.93 nats a token, where the unigram distribution has 6.19 (one run;
-research/reports/results_encoders.md); with gated positions and Muon, as it is now, it was not run.
-`configs/bitext.py:runlocal` is the same on the embedded corpus in miniature.
+research/reports/results_encoders.md). The present gated positions and Muon were not run.
 """
 
 from ml_collections import ConfigDict
@@ -41,7 +40,6 @@ NTREX_CODES = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "runlocal"."""
     config = small.runlocal() if arg == "runlocal" else small.get_config()
     config.data.update(pair_share=0.5, contrast_share=0.0, pair_buckets=(64, 128))
     if arg == "runlocal":

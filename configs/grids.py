@@ -91,13 +91,7 @@ GRIDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
 
 
 class Argument(NamedTuple):
-    """Parts of the value of --config, "configs/X.py:WORD.RUN,DATA".
-
-    Attributes:
-      file: path of the config.
-      word: first word of the argument.
-      data: what follows the comma.
-    """
+    """Parts of the value of --config, "FILE:WORD.RUN,DATA"."""
 
     file: str
     word: str
@@ -105,18 +99,13 @@ class Argument(NamedTuple):
 
 
 def parse(config: str) -> Argument:
-    """Split the value of --config."""
     file, _, argument = config.partition(":")
     name, _, data = argument.partition(",")
     return Argument(file, name.partition(".")[0], data)
 
 
 def find(config: str) -> dict[str, tuple[str, ...]]:
-    """Return the grids of a config by name.
-
-    Raises:
-      ValueError: the config has none, or none for its argument.
-    """
+    """Return the grids of a config by name; raise ValueError if its argument has none."""
     file, word, _ = parse(config)
     if not (grids := GRIDS.get(pathlib.PurePath(file).stem)):
         raise ValueError(
@@ -131,11 +120,7 @@ def find(config: str) -> dict[str, tuple[str, ...]]:
 
 
 def choose(config: str, name: str) -> tuple[str, ...]:
-    """Return the runs of a grid of a config.
-
-    Raises:
-      ValueError: there is no such grid.
-    """
+    """Return the runs of a grid of a config; raise ValueError if there is no such grid."""
     found = find(config)
     if name not in found:
         raise ValueError(f"--grid is {name!r}; {config} has: {', '.join(found)}")
@@ -161,17 +146,17 @@ def run_folder(run: str, seed: int) -> str:
 
 
 def data_settings(config: ConfigDict) -> dict[str, Any]:
-    """Return the keys of a config that affect its vocabulary and packed rows, but for the root."""
+    """Return the keys of a config that affect its vocabulary and packed rows, except the root."""
     sections = {name: config[name].to_dict() for name in ("corpus", "vocab", "store")}
     for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del sections[section][key]  # which change no row
+        del sections[section][key]  # these do not change rows
     return sections
 
 
 def data_folder(config: ConfigDict) -> str:
     """Return the folder of a run's vocabulary and packed rows below that of its grids.
 
-    It is one for runs with equal text, vocabulary and sequence length.
+    Runs with equal text, vocabulary and sequence length share it.
     """
     text = json.dumps(data_settings(config), sort_keys=True, default=list)
     return f"data/{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -4,21 +4,18 @@
       python $stage.py --config=configs/real_text.py:DATA --workdir=runs/real_text
     done
 
-DATA is a folder with, per language, the Bible (`bible/train`), prompts of a speech corpus
+DATA has, per language, the Bible (`bible/train`), prompts of a speech corpus
 (`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`), messages
 (`thai_messages`) and news (`ntrex/train`, and for retrieval `ntrex/dev`), as `<lang>.txt.xz`, and
-pairs of short sentences (`tatoeba_bitext`). The Bible, news and these pairs are contrasted with
-their translations in two steps of five. Sentences of the folder's test sets (`TESTED`) are left
-out. Another collection needs other folder names only.
-
-For the same run with the full softmax: --config.output_layer.kind=full and another --workdir
-that shares `vocab` and `rows`.
+pairs of short sentences (`tatoeba_bitext`). Two steps of five contrast translations of the Bible,
+news and these pairs. Sentences of the folder's test sets (`TESTED`) are left out. The same run with
+the full softmax takes --config.output_layer.kind=full and another --workdir that shares `vocab` and
+`rows`. `configs/real_text.py:runlocal` is the embedded corpus in miniature.
 
 Hardware: 2 CPU cores; the vocabulary takes a minute, training 10 minutes with a simulated device
 for each core (scripts/quickstart.sh). Expect an exact held-out loss of 4.56 to 4.58 nats a token,
 1.7 below the unigram distribution's 6.25, and NTREX translations found in 27 to 31 % of cases,
 chance 0.5 %: three seeds, research/reports/results_encoders.md.
-`configs/real_text.py:runlocal` is the same on the embedded corpus in miniature.
 """
 
 from ml_collections import ConfigDict
@@ -48,7 +45,6 @@ TESTED = (
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "runlocal"."""
     if arg == "runlocal":
         return small.runlocal()
     config = small.get_config()

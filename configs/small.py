@@ -1,9 +1,8 @@
 """Keys of small encoders: two layers of 128 that learn from context within some hundred steps.
 
-Learned positions keep an encoder of this size at the unigram level for thousands of steps; a gated
-bias by distance that starts with slopes, and Muon for the layers' matrices, do not
-(docs/small_runs.md). The output layer is k-NN sampling, corrected. Runs of two CPU cores are this
-and their data; not a run itself.
+Other configs add their data. Learned positions keep an encoder of this size at the unigram level
+for thousands of steps. A gated bias by distance with initial slopes, and Muon for the layers'
+matrices, do not (docs/small_runs.md). The output layer is k-NN sampling with correction.
 """
 
 from ml_collections import ConfigDict

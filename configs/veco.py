@@ -4,8 +4,8 @@
       python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
     done
 
-IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext. Without `,DATA`
-a config is for looking at.
+IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the equations
+and keys. Without `,DATA` a config is only for looking at.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
@@ -14,22 +14,16 @@ a config is for looking at.
 | base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is 1.36 TB of CommonCrawl in 50
-languages, its pairs are 6.4G of OPUS, 879 language pairs; its small models had a quarter of it, in
+files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is 1.36 TB of CommonCrawl in 50
+languages, its pairs are 6.4G of OPUS, 879 language pairs. Its small models had a quarter of it, in
 33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
-Large, on its vocabulary: `--config.train.init_from=FOLDER` of xlm import, and trains
-cross-attention alone first. Chosen here, not in the paper: how long it does so, no clipping of
-gradients, how many of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM,
-the sampling of language pairs (alpha as for text), the halves of a sequence of 512 as the adjacent
-segments of text, and that 1 % of the pairs are held out, of which retrieval takes 1,000 of each
-set. docs/veco.md has the equations and keys. `base` has 250.0M parameters
-(xlm estimate-memory), the paper's Small 247M; it builds its vocabulary by VoCap, the paper has
-XLM-R's of 250K, which `--config.vocab.tokenizer=PATH` takes.
+Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only
+cross-attention. `base` has 250.0M parameters (xlm estimate-memory), the paper's Small 247M. It
+builds a VoCap vocabulary; `--config.vocab.tokenizer=PATH` takes the paper's, XLM-R's of 250K.
 
-The small runs, `small` and others of `SMALL`, need DATA as for `configs/bitext.py`. From
-`translation`, `translation_xlm` and `translation_xlm_text`, four layers in four languages, models
-that translate are trained.
-`configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
+`small` and others of `SMALL` need DATA as for `configs/bitext.py`. `translation`, `translation_xlm`
+and `translation_xlm_text`, four layers in four languages, are starting points of translation
+models. `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.
 """
@@ -88,7 +82,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_xlm_text": {**_XLM, **_TEXT},
     "small_full": {"veco.context": "full"},
     "small_no_flip": {"veco.flip": False},
-    # To translate from: decoders of the first two, the last two or the last one of four layers.
+    # To start translation from: decoders of the first two, the last two or the last of four layers.
     "translation": _TRANSLATION,
     "translation_xlm": {**_TRANSLATION, **_XLM},
     "translation_xlm_text": {**_TRANSLATION, **_XLM, **_TEXT},
@@ -96,7 +90,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is a run, or "RUN,DATA", or "runlocal"; "large" by default."""
+    """Return the config of a run, of "RUN,DATA" or of "runlocal"; by default of large."""
     run, _, data = arg.partition(",")
     if run == "runlocal":
         config = small.runlocal()
@@ -118,11 +112,16 @@ def _veco(config: ConfigDict) -> None:
     config.model.cross_attention = True
     config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
     config.mask.update(rate=0.15, pair_rate=0.25)
-    config.train.log_every |= 1  # odd, or of kinds in turns only one would be recorded
+    config.train.log_every |= 1  # odd, or only one of two kinds in turns would be logged
 
 
+# Not in the paper, and chosen here: how long `large` trains only cross-attention, no clipping of
+# gradients, how many of the masked tokens are `<mask>` (BERT's, which it names), positions of TLM,
+# the sampling of language pairs (alpha as for text), the halves of a sequence of 512 as the
+# adjacent segments of text, and that 1 % of the pairs are held out, of which retrieval takes 1,000
+# of each set.
 def _paper() -> ConfigDict:
-    """Table 7 and Section 3."""
+    """Return the settings of Table 7 and Section 3."""
     config = default_config()
     _veco(config)
     config.corpus.parallel = ("bitext/*-*.tsv*",)
@@ -137,7 +136,7 @@ def _paper() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """Two layers on the data of `configs/bitext.py`."""
+    """Return two layers on the data of `configs/bitext.py`."""
     config = bitext.get_config("DATA")
     _veco(config)
     config.vocab.target_size = 10_000

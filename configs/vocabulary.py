@@ -1,16 +1,15 @@
-"""VoCap on 65 languages of real text: the vocabulary alone, with the paper's settings.
+"""VoCap on 65 languages of real text: only the vocabulary, with the paper's settings.
 
     python build_vocab.py --config=configs/vocabulary.py:DATA --workdir=runs/vocab120k
     python build_vocab.py --config=configs/vocabulary.py:DATA --workdir=runs/vocab120k_table7 \\
         --config.vocab.amounts=commoncrawl_gb.json
 
-DATA is a folder with, per language, the Bible (`bible/train`), prompts of a speech corpus
-(`common_voice_text/train`), Wikipedia sentences (`wikiann_text`), novels (`books`) and messages
-(`thai_messages`), as `<lang>.txt.xz`. The second command takes the amounts of text of Eq. 3 from a
-JSON file of gigabytes per language (the paper's Table 7) instead of from the text.
-
-Hardware: a laptop; 2 CPU cores and 4 GB. What came of it: research/reports/results_vocabularies.md.
+DATA has folders of `<lang>.txt.xz` as for `configs/real_text.py`, without news and pairs. The
+second command takes the amounts of text of Eq. 3 from a JSON file of gigabytes per language (the
+paper's Table 7). Results: research/reports/results_vocabularies.md.
 `configs/vocabulary.py:runlocal` is the same on the embedded corpus in miniature.
+
+Hardware: a laptop; 2 CPU cores and 4 GB.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +26,6 @@ LANGUAGES = (
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "runlocal"."""
     if arg == "runlocal":
         return small.runlocal()
     config = small.get_config()

@@ -1,15 +1,14 @@
-"""The pre-training runs of the VoCap paper, as far as they are described.
+"""The pre-training runs of the VoCap paper, as far as it describes them.
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/vocap_paper.py:vocap_500k_knn,DATA --workdir=runs/knn
     done
 
 DATA is a folder of text, `<lang>.txt.gz` with one sentence a line and a blank line after each
-document, in the paper's 86 languages, those of more than 0.1 GB. Without `,DATA` the config is for
+document, in the paper's 86 languages of more than 0.1 GB. Without `,DATA` the config is only for
 looking at. The paper learns vocabularies from CommonCrawl (Table 7) and pre-trains on Wikipedia
-(Table 8): for that DATA is Wikipedia, and --config.vocab.tables=TABLES are counts of CommonCrawl,
-made by xlm count. `configs/vocap_paper.py:runlocal` is the first run on the embedded corpus
-in miniature.
+(Table 8). Then DATA is Wikipedia, and --config.vocab.tables=TABLES are counts of CommonCrawl, made
+by xlm count. `configs/vocap_paper.py:runlocal` is the embedded corpus in miniature.
 
 XTREME averages of Table 1, a million updates (speed in brackets, relative to the first):
 
@@ -34,26 +33,13 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 | short_nce, short_neg | 56.0, 61.8, 41.1, 1.40; 56.5, 62.9, 40.1, 1.40 |
 | short_beta0, short_beta3, short_beta10 (beta 0, 0.3, 1) | XNLI 66.9, 69.0, 69.5 |
 
-NER and MLQA of the beta runs are in Table 4, which is also where beta = 0.7 is: short_full.
+Table 4 also has NER and MLQA of the beta runs, and beta = 0.7, which is short_full. Beyond the
+paper is vocap_1m_knn, a million pieces. None of these has been run here.
 
-XLM-R's own runs are in `configs/xlm_r.py`. Beyond the papers: vocap_1m_knn, a million pieces.
+`configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`: vocabularies, alpha = 0.7, for the
+encoders of `configs/xlm_r.py:small`. `configs/grids.py` compares all runs in tables.
 
-`configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`, vocabularies for the encoders of
-`configs/xlm_r.py:small`, alpha = 0.7; `configs/grids.py` puts all together to tables.
-
-None of these has been run here. Of the paper (Sections 2.2.2, 4.1 and 4.3): 12 layers of 768, batch
-256 on eight GPUs, peak rate 1e-4 after 10,000 steps, polynomial decay, k = 50, n = 1,000, alpha =
-beta = 0.7 of the vocabulary. Not in the paper, which refers to Chi et al. (2021b): alpha of the
-stream (that of the vocabulary here), heads and LayerNorm (XLM-R's), feed-forward width, positions
-and masking (BERT's), 512 tokens a sequence, no clipping (RoBERTa's), power and end of the decay;
-Adam's betas, epsilon, weight decay (XY-LENT, Table 9); dropout (VECO, Table 7); groups of 32.
-
-The k-NN runs update the embedding table by rows, which spares one third (500K) to one half (1M) of
-what a dense update reads and sends. Whether scattered rows are faster there than whole arrays was
-measured on a CPU only: on GPUs and TPUs try --config.optimizer.embedding_update=dense as well.
-
-Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; `xlm estimate-memory` tells what a
-device would hold.
+Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate-memory` for others.
 """
 
 from typing import Any
@@ -66,6 +52,9 @@ from xlm.experiment.schema import default_config
 _500K = {"vocab.target_size": 500_000}
 _JOINT = {"vocab.method": "joint"}
 _HALF = {"model.embedding_size": 384}
+# The k-NN runs update the embedding table by rows, which saves one third (500K) to one half (1M) of
+# what a dense update reads and sends. Whether scattered rows are faster than whole arrays was
+# measured only on a CPU: on GPUs and TPUs also try --config.optimizer.embedding_update=dense.
 # A step needs 285,000 to 320,000 rows of a table of 500,000 and 360,000 to 415,000 of a million on
 # made-up text (benchmarks/row_adamw.py); the metric train/table_rows tells what a run needs.
 _KNN = {
@@ -120,7 +109,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is a run, or "RUN,DATA", or "runlocal"."""
+    """Return the config of a run, of "RUN,DATA" or of "runlocal"; by default of vocap_500k_knn."""
     if arg == "runlocal":
         config = small.runlocal()
         config.optimizer.embedding_update = "rows"
@@ -136,8 +125,13 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
+# The paper has (Sections 2.2.2, 4.1 and 4.3) 12 layers of 768, batch 256 on eight GPUs, peak rate
+# 1e-4 after 10,000 steps, polynomial decay, k = 50, n = 1,000, alpha = beta = 0.7 of the
+# vocabulary. It refers to Chi et al. (2021b) for the rest, which is chosen here: alpha of the
+# stream (that of the vocabulary), heads and LayerNorm (XLM-R's), feed-forward width, positions and
+# masking (BERT's), 512 tokens a sequence, no clipping (RoBERTa's), power and end of the decay,
+# Adam's betas, epsilon, weight decay (XY-LENT, Table 9), dropout (VECO, Table 7), groups of 32.
 def _base() -> ConfigDict:
-    """VoCap with 250K pieces and the full softmax, for a million updates."""
     config = default_config()
     config.data.block_bytes = 1 << 20
     config.model.dtype = "bfloat16"
@@ -146,7 +140,6 @@ def _base() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """VoCap with 8,000 pieces for 15 languages, and a small encoder."""
     config = xlm_r.get_config("small")
     config.vocab.update(method="vocap", alpha=0.7)
     config.data.alpha = 0.7

@@ -1,11 +1,11 @@
-"""XLM-R (Conneau et al., arXiv 1911.02116): its models, its study's runs, and these in small.
+"""XLM-R (Conneau et al., arXiv 1911.02116): its models, its study's runs, and small versions.
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/xlm_r.py:base,DATA --workdir=runs/xlmr_base
     done
     python -m xlm.launch.start --config=configs/xlm_r.py:small,DATA --grid=languages --workdir=DIR
 
-The argument is WORD or WORD.RUN, also with `,DATA`; without DATA a config is for looking at.
+The argument is WORD or WORD.RUN, then `,DATA`; without DATA a config is only for looking at.
 
 | word | what | expected XNLI |
 |---|---|---|
@@ -14,25 +14,13 @@ The argument is WORD or WORD.RUN, also with `,DATA`; without DATA a config is fo
 | ablation | what Section 5.1 varies: BERT-Base, 150K pieces, 100 languages, Wikipedia | 67.7 |
 | small | that for one CPU core: 15 languages, 8,000 pieces, two layers of 128 | - |
 
-`ablation` and `small` have the runs of `RUNS`, which `configs/grids.py` puts together to the
-figures of the analysis.
+`ablation` and `small` have the runs of `RUNS`, which `configs/grids.py` compares in the figures of
+the analysis. Only `small` has been run here. `configs/xlm_r.py:runlocal` is the embedded corpus in
+miniature.
 
-Of the paper: a unigram SentencePiece model of 250K pieces on raw text, the full softmax, masked
-language modelling on streams of text, languages by alpha = 0.3, no language embeddings, 12 layers
-of 768 or 24 of 1,024, 1.5 million updates of 8,192 sequences (stated of Large), ablations of
-BERT-Base with 150K pieces, and which figures there are. Not in the paper at hand, whose tables and
-figures are missing, and chosen here: sequences of 512 tokens that attention sees whole, across
-documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in XLM); Adam's betas,
-epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of warm-up; the learning rates
-(Base: its authors' notes; Large and the ablations: guesses); updates, batch and alpha of the
-ablations; the languages beyond XNLI's 15; the values on the axes of alpha and of the batch, and
-those between the ends of the others. Languages are drawn by their tokens, for the vocabulary by
-their bytes, where the paper goes by numbers of sentences (Section 5.1).
-
-DATA of `base`, `large` and `xl` is a folder of CommonCrawl text, `<lang>.txt.gz`; of `ablation` one
-with such folders `wikipedia` and `commoncrawl`, and `segmented` for the grid `tokenizer`; of
-`small` one as for `configs/real_text.py`. `configs/xlm_r.py:runlocal` is the embedded corpus in
-miniature. Only `small` has been run here.
+DATA of `base`, `large` and `xl` is a folder of CommonCrawl text, `<lang>.txt.gz`. For `ablation` it
+has such folders `wikipedia` and `commoncrawl`, and `segmented` for the grid `tokenizer`. For
+`small` it is as for `configs/real_text.py`.
 
 Hardware: 500 GPUs of 32 GB (the paper, Large); one CPU core and some minutes for a run of `small`.
 """
@@ -92,7 +80,7 @@ _MOST = 3_000_000  # bytes of English in `small`; others at the square root of t
 
 
 def _amounts(corpus: int) -> dict[str, int]:
-    """Bytes by language in proportion to the roots of CommonCrawl's (0) or Wikipedia's (1)."""
+    """Return bytes by language, in proportion to roots of CommonCrawl's (0) or Wikipedia's (1)."""
     most = GIGABYTES["en"][0]
     return {name: round(_MOST * math.sqrt(both[corpus] / most)) for name, both in GIGABYTES.items()}
 
@@ -132,19 +120,16 @@ def _width(size: int, mlp: int) -> dict[str, int]:
 
 
 def constant_width(pieces: int, parameters: int, squares: int, multiple: int) -> int:
-    """Return the width D at which a model has a number of parameters, V D + squares D^2.
+    """Return the width D, a multiple of `multiple`, with V D + squares D^2 nearest to `parameters`.
 
-    Args:
-      parameters: of the table and the layers' matrices.
-      squares: matrices of D^2 in the layers.
-      multiple: of which the width is the nearest one.
+    `squares` counts the matrices of D^2 in the layers.
     """
     exact = (math.sqrt(pieces**2 + 4 * squares * parameters) - pieces) / (2 * squares)
     return multiple * round(exact / multiple)
 
 
 def _vocabularies(at: int, width: int, sizes: tuple[int, ...], mlp: int, layers: int) -> dict:
-    """Keys by vocabulary size at as many parameters as `at` pieces at `width` have."""
+    """Return keys by vocabulary size, with as many parameters as `at` pieces have at `width`."""
     squares = layers * (4 + 2 * mlp)
     total = at * width + squares * width**2
     multiple = 48 if width > 500 else 4
@@ -164,10 +149,8 @@ _WIKIPEDIA = {f"corpus.max_train_bytes_of.{name}": size for name, size in _amoun
 
 
 def _alone(language: str) -> dict[str, Any]:
-    """Keys of an encoder of one language with half the pieces.
-
-    Low-resource languages have 1,000: more are not in tens of kilobytes of text.
-    """
+    """Return the keys of an encoder of one language with half the pieces."""
+    # Low-resource languages have 1,000: tens of kilobytes of text hold no more.
     return {_LANGUAGES: (language,), "vocab.target_size": 1000 if language in LOW else 4000}
 
 
@@ -226,7 +209,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is WORD or WORD.RUN, also with ",DATA", or "runlocal"."""
+    """Return the config of WORD or WORD.RUN, then ",DATA", or of "runlocal"; by default of base."""
     if arg == "runlocal":
         return small.runlocal()
     name, _, data = (arg or "base").partition(",")
@@ -243,8 +226,19 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
+# The paper has a unigram SentencePiece model of 250K pieces on raw text, the full softmax, masked
+# language modelling on streams of text, languages by alpha = 0.3, no language embeddings, 12 layers
+# of 768 or 24 of 1,024, 1.5 million updates of 8,192 sequences (stated of Large), ablations of
+# BERT-Base with 150K pieces, and the names of its figures.
+# The paper at hand lacks tables and figures. Chosen here: sequences of 512 tokens that attention
+# sees whole, across documents (RoBERTa's); the alpha of the vocabulary (that of the stream, as in
+# XLM); Adam's betas, epsilon, weight decay, no clipping, dropout (RoBERTa's); 10,000 steps of
+# warm-up; the learning rates (Base: its authors' notes; Large and the ablations: guesses); updates,
+# batch and alpha of the ablations; the languages beyond XNLI's 15; the values on the axes of alpha
+# and of the batch, and those between the ends of the others. Languages are drawn by their tokens,
+# for the vocabulary by their bytes, where the paper counts sentences (Section 5.1).
 def _published() -> ConfigDict:
-    """XLM-R Base; Sections 3 and 5.2."""
+    """Return XLM-R Base; Sections 3 and 5.2."""
     config = default_config()
     config.vocab.update(method="joint", target_size=250_000, alpha=0.3)
     config.store.length = 512
@@ -258,7 +252,7 @@ def _published() -> ConfigDict:
 
 
 def _ablation() -> ConfigDict:
-    """XLM-100 on Wikipedia: BERT-Base and 150K pieces (Section 3)."""
+    """Return XLM-100 on Wikipedia: BERT-Base and 150K pieces (Section 3)."""
     config = _published()
     config.corpus.text = ("wikipedia",)
     config.vocab.target_size = 150_000
@@ -268,7 +262,7 @@ def _ablation() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """A small encoder of 15 languages, whose amounts of text differ as CommonCrawl's."""
+    """Return a small encoder of 15 languages, whose amounts of text differ as CommonCrawl's."""
     config = small.get_config()
     config.corpus.text = (
         "common_voice_text/train",

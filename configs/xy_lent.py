@@ -1,12 +1,12 @@
-"""XY-LENT's pre-training runs (Patra et al., ACL 2023), and the same in small for two CPU cores.
+"""XY-LENT's pre-training runs (Patra et al., ACL 2023), and small ones for two CPU cores.
 
     for stage in build_vocab prepare_data train evaluate; do
       python $stage.py --config=configs/xy_lent.py:RUN,DATA --workdir=runs/RUN
     done
 
 ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), half of the
-steps each, with a VoCap vocabulary and a gated relative position bias; docs/xy_lent.md. Without
-`,DATA` a config is for looking at.
+steps each, with a VoCap vocabulary and a gated relative position bias; see docs/xy_lent.md. Without
+`,DATA` a config is only for looking at.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
@@ -18,20 +18,12 @@ steps each, with a VoCap vocabulary and a gated relative position bias; docs/xy_
 | base_knn | the generator's softmax by k-NN sampling | - |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md): the paper's text is CC-100, its pairs are CCMatrix
-(1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2). Not in the paper,
-and chosen here: the languages' shares of text (alpha = 0.7, as of VoCap's vocabularies), the mask
-rate, that masked tokens are always `<mask>`, the temperature of Eq. 2 (2, a square root), dropout
-of the discriminator, the generators' depth (of Base XLM-E's), lambda (XLM-E's), that the two models
-share their token embeddings (ELECTRA's), the placement of LayerNorm, the lengths of the buckets,
-and that 1 % of the pairs are held out, of which retrieval takes 1,000 of each set. A step is of one
-task here, drawn at random, where the paper's has a batch of each: in the steps of Table 9 each task
-gets half of the paper's batches. Twice `train.num_steps` and `optimizer.warmup_steps` (250,000 and
-20,000 for Base) give it as many as the paper's, in updates from one task instead of both.
+files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
+(1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
-The small runs, `small`, `small_mlm` and others of `SMALL`, need DATA as for `configs/bitext.py`:
-21 languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a
-discriminator of two. `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
+`small`, `small_mlm` and others of `SMALL` need DATA as for `configs/bitext.py`: 21 languages, 210
+pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator of two.
+`configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
 quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
@@ -82,8 +74,8 @@ RUNS = {
     "base_english": _ENGLISH,
     "base_250k": {**_ENGLISH, "vocab.target_size": 250_000},
     "base_m2m": {"data.pair_sampling": "m2m"},
-    # A V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
-    # has no correction, but samples without it are of a position's own target too often.
+    # V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
+    # has no correction, but without it samples are too often a position's own target.
     "base_knn": {
         "output_layer.kind": "knn",
         "output_layer.group_size": 32,
@@ -105,8 +97,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_lambda10": {"replaced_token.weight": 10.0},
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
-    # Pairs of one folder alone, so that a damaged file is all that there is of its pair; and so few
-    # that the model learns what a translation tells.
+    # Pairs of only one folder, so that a damaged file is all of its language pair, and so few
+    # that the model learns to use translations.
     "small_defects": {
         "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
         "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
@@ -116,7 +108,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is a run, or "RUN,DATA", or "runlocal"."""
+    """Return the config of a run, of "RUN,DATA" or of "runlocal"; by default of base."""
     run, _, data = (arg or "base").partition(",")
     if run == "runlocal":
         config = small.runlocal()
@@ -143,8 +135,18 @@ def _replaced_tokens(config: ConfigDict) -> None:
     config.mask.update(mask_share=1.0, random_share=0.0)
 
 
+# Not in the paper, and chosen here: the languages' shares of text (alpha = 0.7, as of VoCap's
+# vocabularies), the mask rate, that masked tokens are always `<mask>`, the temperature of Eq. 2 (2,
+# a square root), dropout of the discriminator, the generators' depth (of Base XLM-E's), lambda
+# (XLM-E's), that the two models share their token embeddings (ELECTRA's), the placement of
+# LayerNorm, the lengths of the buckets, and that 1 % of the pairs are held out, of which retrieval
+# takes 1,000 of each set.
+# A step is of one task, drawn at random, where the paper's has a batch of each. So the steps of
+# Table 9 give each task half of the paper's batches. Twice `train.num_steps` and
+# `optimizer.warmup_steps` (250,000 and 20,000 for Base) give as many, in updates from one task
+# instead of both.
 def _paper() -> ConfigDict:
-    """XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
+    """Return XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
     config = default_config()
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
@@ -167,11 +169,8 @@ def _paper() -> ConfigDict:
 
 
 def _small() -> ConfigDict:
-    """A generator of one layer and a discriminator of two, in 21 languages.
-
-    Sides of pairs are text of their languages, too, as in the runs of
-    research/reports/results_xy_lent.md.
-    """
+    """Return a generator of one layer and a discriminator of two, in 21 languages."""
+    # Sides of pairs are text of their languages, too, as in research/reports/results_xy_lent.md.
     config = small.get_config()
     _replaced_tokens(config)
     config.corpus.text = ("common_voice_text/train", "wikiann_text", "books")

@@ -1,4 +1,4 @@
-"""Folders of parallel text, one file per language, aligned line by line or by the ids of lines."""
+"""Folders of parallel text, one file per language, aligned line by line or by line ids."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,8 @@ def read_aligned(
 ) -> list[tuple[str, ...]]:
     """Read rows of translations, one cell per file, "" for a missing translation.
 
-    Args:
-      ids: files with the id of each line of the text; none, or one per language.
-
-    Raises:
-      ValueError: files that belong together differ in length, or ids are missing.
+    `ids` are files with the id of each line, none or one per language. Raise ValueError if files
+    that belong together differ in length, or ids are missing.
     """
     if not files:
         return []
@@ -40,10 +37,9 @@ def read_aligned(
 def join_by_ids(
     ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """Join lines of the same id into rows, in the order in which ids first occur.
+    """Join lines of the same id into rows, in the order in which ids first occur; drop empty lines.
 
-    A line whose id is empty, begins with "?" or is a repetition in its column gets a separate row.
-    Empty lines are dropped.
+    A line gets its own row if its id is empty, begins with "?" or is repeated in its column.
     """
     rows: dict[object, list[str]] = {}
     for number, (keys, lines) in enumerate(zip(ids, columns, strict=True)):

@@ -23,14 +23,9 @@ _FILES_AT_ONCE = 256
 def load_array(
     path: pathlib.Path, shape: tuple[int | None, ...], *, is_mapped: bool = False
 ) -> np.ndarray:
-    """Load an array of integers.
+    """Load integers of a shape (None: any length), memory-mapped if `is_mapped`.
 
-    Args:
-      shape: that it must have, None for any length.
-      is_mapped: whether to map it into memory.
-
-    Raises:
-      ValueError: the file is missing or damaged, or the array has another shape or type.
+    Raise ValueError if the file is missing or damaged, or the array has another shape or type.
     """
     remedy = manifest.remedy(path.parent)
     try:
@@ -79,7 +74,7 @@ class ArrayWriter:
         self.length += len(entries)
 
     def finish(self) -> None:
-        """Write the header anew, in whose first axis numpy leaves room to grow."""
+        """Rewrite the header with the final length; numpy leaves room for it to grow."""
         self._file.seek(0)
         self._write_header()
 
@@ -96,12 +91,7 @@ class ArrayWriter:
 def array_file(
     path: pathlib.Path, shape: tuple[int, ...], dtype: np.dtype | type
 ) -> Iterator[ArrayWriter]:
-    """Write an array to a .npy file in pieces, atomically; the bytes are those of `np.save`.
-
-    Args:
-      path: of the file; it appears when the block succeeds.
-      shape: of one entry, () for numbers.
-    """
+    """Write an array of entries of `shape` in pieces, atomically, with the bytes of `np.save`."""
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
         writer = ArrayWriter(file, shape, np.dtype(dtype))
         yield writer
@@ -109,16 +99,14 @@ def array_file(
 
 
 def sha256(path: pathlib.Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class MappedArrays(Sequence[np.ndarray]):
-    """Arrays in .npy files, each mapped anew whenever it is looked at, so that none stays open."""
+    """Arrays in .npy files, mapped at each access, so that no file stays open."""
 
     def __init__(self, paths: Sequence[pathlib.Path]):
-        """Name the files; none is opened."""
         self._paths = list(paths)
 
     def __len__(self) -> int:
@@ -129,7 +117,10 @@ class MappedArrays(Sequence[np.ndarray]):
 
 
 class _OpenFile:
-    """Array in an open file, read at any place by any thread; a cut mapped file would kill us."""
+    """Array in an open file, for reads at any place by any thread.
+
+    Not memory-mapped: reading a mapped file that was truncated would kill the process.
+    """
 
     def __init__(self, path: pathlib.Path, shape: tuple[int, ...]):
         found = load_array(path, shape, is_mapped=True)
@@ -146,7 +137,7 @@ class _OpenFile:
         """Read `count` entries from `first` on."""
         place, size = self._offset + first * self._entry_bytes, count * self._entry_bytes
         content = os.pread(self._descriptor, size, place)
-        while len(content) < size:  # of more than 2 GiB
+        while len(content) < size:  # one read returns at most 2 GiB
             more = os.pread(self._descriptor, size - len(content), place + len(content))
             if not more:
                 raise ValueError(
@@ -159,19 +150,20 @@ class _OpenFile:
 
 @functools.lru_cache(maxsize=_FILES_AT_ONCE)
 def _opened(path: pathlib.Path, shape: tuple[int, ...], changed: int) -> _OpenFile:
-    """Open a file; one that was `changed` at another time is another one."""
+    """Return the open file; one with another time `changed` is opened again."""
     return _OpenFile(path, shape)
 
 
 def has_damage(tokens: np.ndarray, vocab_size: int) -> bool:
-    """Whether one of int32 `tokens` is no token id."""
+    """Return whether one of int32 `tokens` is no token id."""
     return bool(tokens.view(np.uint32).max(initial=0) >= vocab_size)
 
 
 class ShardedRows:
     """Array in several files, of sequences [sequences, L] or of numbers, read when it is indexed.
 
-    Files are opened when they are first read, some 256 of all datasets at a time.
+    Files are opened on their first read, some 256 of all datasets at a time. Entries have shape
+    `entry`, (L,) or (). Indexing checks that all numbers are below `limit`.
     """
 
     def __init__(
@@ -183,13 +175,6 @@ class ShardedRows:
         limit: int | None = None,
         changed: int = 0,
     ):
-        """Describe the files; none is opened.
-
-        Args:
-          entry: shape of an entry: (L,), or () for numbers.
-          limit: that all numbers are below, which is checked when they are read by an index.
-          changed: time of the last change of a file, which may be another by another time.
-        """
         self._paths, self._entry = list(paths), entry
         self._limit, self._changed = limit, changed
         self._ends = list(itertools.accumulate(map(int, counts)))
@@ -203,9 +188,7 @@ class ShardedRows:
     def __getitem__(self, index: int | np.integer | slice | np.ndarray | Sequence[int]):
         """Return an entry, or those of a slice or of an array of numbers, [n, *entry].
 
-        Raises:
-          IndexError: there is no such entry.
-          ValueError: a file is missing or damaged.
+        Raise IndexError if there is no such entry, ValueError if a file is missing or damaged.
         """
         if isinstance(index, slice):
             numbers = range(*index.indices(len(self)))
@@ -231,7 +214,7 @@ class ShardedRows:
         )
 
     def _checked(self, found: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
-        """Return what was read of the entries `numbers`; raise ValueError if it is damaged."""
+        """Return the entries `numbers` that were read; raise ValueError if they are damaged."""
         if self._limit is not None and found.size and found.max() >= self._limit:
             places = np.ravel(numbers)
             raise self.damaged(int(places[found.reshape(len(places), -1).max(axis=1).argmax()]))
@@ -244,7 +227,7 @@ class ShardedRows:
         return np.where(numbers < 0, numbers + count, numbers)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read consecutive entries, by one read of every file that has some, unchecked."""
+        """Read consecutive entries, unchecked, by one read of each file that has some."""
         parts = []
         shard = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -273,10 +256,9 @@ class ShardedRows:
 
 
 class ArrayFile(ShardedRows):
-    """Array in one file, which is checked at once."""
+    """Array in one file, which is checked at once, see `load_array`."""
 
     def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...], limit: int | None = None):
-        """Check the file, see `load_array`."""
         found = load_array(path, shape, is_mapped=True)
         changed = path.stat().st_mtime_ns
         super().__init__([path], [len(found)], found.shape[1:], found.dtype, limit, changed)

@@ -1,12 +1,10 @@
 """Many-to-many bitext: streams of sentence pairs in length buckets.
 
-A set of parallel text holds each sentence once in each language; any two of its languages form a
-pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments where the
-sentences do not attend to each other, padded to the shortest bucket that holds it, and all examples
-of a batch are of one bucket. Like that of packed sequences, the stream is a pure function of (seed,
-step), by blocks where there are many: those of two languages in a bucket are numbered in the order
-of the set, and a block of them is a range of the ids of both languages, in which sentences of other
-buckets may lie as well.
+A set of parallel text holds each sentence once in each language. Any two of its languages form a
+pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments that do not
+attend to each other, padded to the shortest bucket that holds it. All examples of a batch are of
+one bucket. A stream is a pure function of (seed, step). In the order by blocks, a block is a range
+of the ids of both languages, which may also hold sentences of other buckets.
 """
 
 import dataclasses
@@ -32,7 +30,7 @@ POSITIONS = ("continue", "restart")
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
 # Packed datasets whose pairs are kept once counted: every phase of a stream asks for them.
 _STORES = 2
-_TOKENS_AT_ONCE = 1 << 20  # that are counted; each takes some 20 bytes meanwhile
+_TOKENS_AT_ONCE = 1 << 20  # tokens counted at a time, some 20 bytes each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +39,10 @@ class BitextSettings:
 
     Attributes:
       buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
-      positions: "continue" to count positions through both sentences, "restart" to begin the
-        second one at zero again.
-      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha
-        where no shares of language pairs are given.
-      tokens: tokens per batch, padding included; the batch size of a bucket is this number divided
-        by the bucket's length.
-      separate_segments: whether the sentences of a pair are two segments that do not attend to each
-        other, each with its own positions.
-      blocks: order of the sentence pairs of two languages in a bucket.
+      positions: "continue" through both sentences, or "restart" at zero in the second.
+      alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
+      tokens: tokens per batch, padding included; a bucket of length L has tokens / L pairs.
+      separate_segments: whether the sentences do not attend to each other, each with own positions.
     """
 
     buckets: tuple[int, ...]
@@ -104,7 +97,7 @@ class _Part(NamedTuple):
 
 
 class PairStream:
-    """Batches of pairs of one bucket, addressed by number."""
+    """Batches of pairs of one bucket, addressed by step. Without `pool` no thread reads ahead."""
 
     def __init__(
         self,
@@ -116,10 +109,6 @@ class PairStream:
         seed: int,
         pool: Executor | None = None,
     ):
-        """Initialise a stream over `pairs` by `shares`, with sequences of `length` tokens.
-
-        Blocks are read by the threads of `pool`; without them sentences are read as they come.
-        """
         self.types: dict[str, np.dtype] = dict.fromkeys((*_ARRAYS, "pair"), np.dtype(np.int32))
         self._pairs, self._length = pairs, length
         self._columns = {
@@ -141,15 +130,11 @@ class PairStream:
             self._requested = RequestedBatches(self._locate, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """Return batch `step` of the bucket, or part `part` of its `num_parts` equal parts.
+        """Return batch `step`, or part `part` of its `num_parts` equal parts.
 
-        Returns:
-          int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a second sentence in a
-          separate segment, 0 for padding) and `positions`, and [B / num_parts] `pair`, an index
-          into `language_pairs`, whichever language is first.
-
-        Raises:
-          ValueError: the batch cannot be cut into `num_parts`, or a file is damaged.
+        int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a separate second sentence,
+        0 for padding) and `positions`, and [B / num_parts] `pair`, an index into `language_pairs`
+        in either direction. Raise ValueError if the batch does not divide or a file is damaged.
         """
         wanted: list[Wanted] = []
         if self._requested is None:
@@ -169,7 +154,6 @@ class PairStream:
         return {**arrays, "pair": np.array([pair.index for pair, *_ in found], np.int32)}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        """Begin to read the blocks of a batch."""
         if self._requested is not None:
             self._requested.request(step, part, num_parts)
 
@@ -180,7 +164,7 @@ class PairStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return set, languages and index in the set of each pair of a batch."""
+        """Return set and languages, and index in the set, of each pair of a batch."""
         found = self._found(self._locate(step, 0, 1), step * self.batch_size)
         return [
             (f"{pair.name} {'-'.join(pair.languages[::-1] if flip else pair.languages)}", sentence)
@@ -197,7 +181,7 @@ class PairStream:
         return self._order.places(step, part * size, size)
 
     def _found(self, places: Places, first: int) -> list[tuple[_Pair, int, bool]]:
-        """Return pair, sentence and whether it is flipped, of examples from `first` on."""
+        """Return pair, sentence and whether it is flipped, for the examples from `first` on."""
         examples = np.arange(first, first + len(places.row))
         flips = hashed(examples, hashed(np.uint64(self._length), np.uint64(self._seed))) & 1
         pairs = (self._pairs[i] for i in places.language)
@@ -207,14 +191,14 @@ class PairStream:
         ]
 
     def _damaged(self, found: Sequence[tuple[_Pair, int, bool]]) -> ValueError:
-        """Return the error of a batch with damage, or raise that of its file."""
+        """Return the error of a damaged batch, or raise that of the damaged file."""
         for pair, number, _ in found:
             for column in (self._columns[pair.name, language] for language in pair.languages):
                 _ = column.ids[slice(*_span(column, number, number))]
         return ValueError("a batch of pairs holds what its files do not: check the memory")
 
     def _bytes_of(self, pair: _Pair) -> float:
-        """Mean bytes of the ids that are read for a sentence pair of a block."""
+        """Return the mean bytes of ids that a block reads for a sentence pair."""
         columns = [self._columns[pair.name, language] for language in pair.languages]
         spans = [_span(column, pair.sentences[0], pair.sentences[-1]) for column in columns]
         num_bytes = sum(
@@ -254,12 +238,9 @@ class PairStream:
 def join_pair(
     one: np.ndarray, two: np.ndarray, length: int, special: SpecialIds
 ) -> tuple[np.ndarray, int]:
-    """Join a pair as `<s> one </s> </s> two </s>`, truncated to `length` tokens.
+    """Join a pair as `<s> one </s> </s> two </s>`; return it and the position of `</s> two </s>`.
 
-    Sentences are cut at the end: the longer one first, then both.
-
-    Returns:
-      The tokens, and the position of the second `</s> two </s>`.
+    Beyond `length` tokens the longer sentence is cut first, then both, at their ends.
     """
     room = length - NUM_SPECIALS
     keep = min(len(one), max(room - len(two), room // 2))
@@ -270,7 +251,7 @@ def join_pair(
 
 @functools.lru_cache(maxsize=_STORES)
 def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
-    """Count the sentence pairs of every two languages (a, b), a < b, of each set that has any."""
+    """Count the sentence pairs of each set and language pair (a, b), a < b, that has any."""
     found = {}
     for name, languages in store.bitexts.items():
         is_there = {language: store.bitext(name, language).lengths > 0 for language in languages}
@@ -281,7 +262,7 @@ def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
 
 
 def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
-    """Count the sentence pairs of each set that has any, by language pair (a, b), a < b."""
+    """Return the counts of `count_pairs` of all sets, by language pair."""
     counts = count_pairs(store)
     found: dict[Pair, list[int]] = {pair: [] for pair in _languages_of(counts)}
     for (_, pair), count in counts.items():
@@ -295,7 +276,6 @@ def language_pairs(store: PackedDataset) -> list[Pair]:
 
 
 def _languages_of(keys: Iterable[tuple[str, Pair]]) -> list[Pair]:
-    """Return the sorted language pairs of keys of `count_pairs`."""
     return sorted({pair for _, pair in keys})
 
 
@@ -313,16 +293,10 @@ def pair_streams(
 ) -> tuple[list[PairStream], np.ndarray]:
     """Return a stream for each bucket that has pairs, and its share of the steps.
 
-    A language pair is drawn by its share, then one of its sentence pairs in all sets uniformly.
-    Without shares, two languages of a set with n sentence pairs are drawn in proportion to n^alpha.
-    Short buckets have more pairs per batch, and so fewer batches.
-
-    Args:
-      shares: of the examples, by each of `language_pairs`; they need not sum to one.
-      pool: threads that read blocks; None to read sentences as they come.
-
-    Raises:
-      ValueError: the packed dataset has no bitext, or `shares` are not of its pairs.
+    A language pair is drawn by `shares`, then one of its sentence pairs in all sets uniformly. The
+    shares of `language_pairs` need not sum to one. Without them, two languages of a set with n
+    sentence pairs weigh n^alpha. Short buckets have more pairs per batch, and so fewer batches.
+    Raise ValueError if there is no bitext, or `shares` has other pairs.
     """
     weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
     if not weights:
@@ -334,7 +308,7 @@ def pair_streams(
     streams, of_steps = [], []
     by_bucket = _pairs_by_bucket(store, settings.buckets, tuple(_languages_of(weights)))
     for length, pairs in zip(settings.buckets, by_bucket, strict=True):
-        # The order gives everything that is in it at least one example of a cycle.
+        # Drop pairs of weight 0: the order gives every pair at least one example a cycle.
         pairs = [pair for pair in pairs if weights[pair.name, pair.languages]]
         if pairs:
             of_pairs = [len(p.sentences) * weights[p.name, p.languages] for p in pairs]
@@ -347,16 +321,7 @@ def pair_streams(
 def token_counts(
     store: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
 ) -> np.ndarray:
-    """Count the occurrences of each token in the pairs of `pair_streams`.
-
-    Args:
-      alpha: sampling exponent; two languages of a set with n sentence pairs have weight n^alpha
-        where no shares are given.
-      shares: of the examples, by each of `language_pairs`.
-
-    Returns:
-      [V] float64, scaled to sum to the tokens of the bitext.
-    """
+    """Count the tokens in the pairs of `pair_streams`: [V] float64, with the sum of the bitext."""
     of_sentences = _sentence_weights(count_pairs(store), alpha, shares)
     counts, total = np.zeros(store.vocab_size), 0
     for name, languages in store.bitexts.items():
@@ -384,7 +349,7 @@ def _weighted_counts(
         stop = int(np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right"))
         stop = max(stop, first + 1)  # a sentence at least
         ids = column.ids[start : int(column.ends[stop - 1])]
-        # One token after another, in which the sum of floats does not depend on the ranges.
+        # Adds token by token, so that float sums do not depend on the ranges.
         np.add.at(counts, ids, np.repeat(weights[first:stop], lengths[first:stop]))
         first = stop
     return counts
@@ -404,7 +369,7 @@ def _sentence_weights(
 
 
 def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
-    """Raise ValueError unless `shares` are usable and of exactly these language pairs."""
+    """Raise ValueError unless `shares` has exactly these language pairs and usable values."""
     if different := sorted(set(shares) ^ set(pairs)):
         raise ValueError(
             f"shares of language pairs: {different[:3]} are not both in the packed dataset's "

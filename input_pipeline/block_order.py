@@ -1,16 +1,14 @@
 """The order of a stream by blocks, so that a batch is read with few large reads.
 
-Sequences that lie together are read together: the numbers of a language form blocks, of which a
-window is open at a time. In every epoch blocks come in a random order, and the sequences of the
-blocks of a window in a random order among them. A language that fits into one window is in the
-random order of `StreamOrder`, as all are where `BlockSettings.block_bytes` is 0.
+The sequences of a language form blocks of consecutive numbers, of which a window is open at a time.
+In every epoch blocks come in random order, and the sequences of a window's blocks in random order.
+A language that fits into one window has the random order of `StreamOrder`, as all languages have if
+`BlockSettings.block_bytes` is 0.
 
-A batch has S equal lanes of consecutive examples, each with draws, a range of every large language
-and windows of its own. The order depends on S and not on the hosts: one that feeds whole lanes
-reads their ranges and nothing else of the large languages. The draws of a language of one window go
-round the lanes, so that they make up one random order.
-
-Everything is arithmetic on (seed, step): random access takes constant time and memory.
+A batch has S equal lanes of consecutive examples. Each has its own draws, windows, and range of
+every large language. The order depends on S, not on the hosts. A host that feeds whole lanes reads
+only their ranges of large languages. The lanes take turns in the draws of a small language.
+Everything is arithmetic on (seed, step), so random access takes constant time and memory.
 """
 
 import dataclasses
@@ -25,11 +23,8 @@ from input_pipeline.order import StreamOrder, hashed, permute
 class BlockSettings:
     """Settings of the order by blocks; part of the `data` section of a config.
 
-    Attributes:
-      block_bytes: bytes of consecutive sequences that are read at once; 0 for a random order of the
-        sequences of a language.
-      window_blocks: blocks of a language that a lane draws from at a time.
-      lanes: S, equal parts of every batch that read blocks of their own.
+    `block_bytes` of consecutive sequences are read at once, 0 for a random order of sequences. A
+    lane, one of S = `lanes` equal parts of a batch, draws from `window_blocks` blocks a language.
     """
 
     block_bytes: int = 0
@@ -59,11 +54,8 @@ NO_BLOCKS = BlockSettings()
 class Places(NamedTuple):
     """Sequences of examples and the blocks that hold them; [B] int64 each.
 
-    Attributes:
-      language: index of the language.
-      row: number of the sequence in its language.
-      first, stop: numbers of its block, first <= row < stop.
-      lane: index of the lane that draws from the block; -1 if all lanes do.
+    `row` is the sequence's number in its language, first <= row < stop its block, and `lane` the
+    lane that draws from the block, -1 if all do.
     """
 
     language: np.ndarray
@@ -76,25 +68,17 @@ class Places(NamedTuple):
 def visit_blocks(
     visit: np.ndarray, size: np.ndarray, block: np.ndarray, window_blocks: int, key: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Evaluate a pseudo-random order of [0, size) by blocks at positions `visit`.
+    """Evaluate a pseudo-random order of [0, size) by blocks, a bijection, at positions `visit`.
 
-    The floor(size / block) blocks are in random order, windows of up to `window_blocks` of them
-    follow one another, as equal as can be, and a window's numbers are in random order. The
-    size mod block numbers that are left form a short block anywhere between the others; it belongs
-    to the last window. For every key this is a bijection.
+    The floor(size / block) blocks are in random order. Windows of up to `window_blocks` blocks, as
+    equal as possible, follow one another, each with its numbers in random order. The remaining size
+    mod block numbers form a short block anywhere between the others, in the last window.
 
-    Args:
-      visit: [B] positions, 0 <= visit < size.
-      size: [B] size of each position's range.
-      block: [B] numbers in each position's blocks, at least 1.
-      window_blocks: blocks of a window, at most.
-      key: [B] uint64 key of each position's order.
-
-    Returns:
-      Number at each position, and first number and end of its block, [B] int64 each.
+    `visit` < `size`, `block` >= 1 (numbers in a block) and the uint64 `key` are [B]. Return the
+    number at each position, and the first number and end of its block, [B] int64 each.
     """
     num_blocks, rest = np.divmod(size, block)
-    counted = np.maximum(num_blocks, 1)  # the short one alone is a window as well
+    counted = np.maximum(num_blocks, 1)  # a short block alone is a window
     num_windows = -(-counted // window_blocks)
     slot = np.minimum(visit // block, counted - 1)
     window = ((slot + 1) * num_windows - 1) // counted
@@ -104,14 +88,18 @@ def visit_blocks(
     slot, within = np.divmod(place, block)
     is_short = slot == num_blocks
     number = permute(np.where(is_short, 0, slot), counted, hashed(2, key))
-    # Elsewhere in every epoch, since the last window comes last.
+    # Its place depends on the epoch's key, since the last window always comes last.
     short = (hashed(3, key) % (num_blocks + 1).astype(np.uint64)).astype(np.int64)
     first = np.where(is_short, short * block, number * block + np.where(number < short, 0, rest))
     return first + within, first, first + np.where(is_short, rest, block)
 
 
 class BatchOrder:
-    """Order of the examples of batches of one size."""
+    """Order of the examples of batches of one size, over languages drawn by `shares` (Eq. 3).
+
+    `rows` [N] are the sequences of each language, `shares` [N] sum to one, `block_rows` ([N] or
+    scalar) are 0 without blocks. Raise ValueError if the batch does not divide into the lanes.
+    """
 
     def __init__(
         self,
@@ -122,16 +110,6 @@ class BatchOrder:
         block_rows: np.ndarray | int = 0,
         settings: BlockSettings = NO_BLOCKS,
     ):
-        """Initialise the order over languages of `rows` sequences, drawn by `shares` (Eq. 3).
-
-        Args:
-          rows: [N] number of sequences of each language.
-          shares: [N] share of each language, which sum to one.
-          block_rows: [N] or scalar, sequences in a block of each language; 0 for no blocks.
-
-        Raises:
-          ValueError: the batch does not divide into the lanes.
-        """
         if batch_size % settings.lanes:
             raise ValueError(
                 f"data.lanes is {settings.lanes}, must divide every batch; here is one of "
@@ -171,7 +149,7 @@ class BatchOrder:
 
     def _in_whole(self, lane: int, language: np.ndarray, occurrence: np.ndarray) -> list:
         """Return row, first and stop of draws of languages that fit into a window."""
-        draw = occurrence * self._settings.lanes + lane  # of all lanes
+        draw = occurrence * self._settings.lanes + lane  # number among the draws of all lanes
         row, rows = self._draws[0].sequence(language, draw), self._draws[0].rows[language]
         block = np.where(self._block_rows[language] > 0, self._block_rows[language], rows)
         first = row // block * block

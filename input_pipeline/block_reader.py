@@ -1,7 +1,4 @@
-"""Blocks read ahead of need by threads, and kept while they may be drawn from.
-
-What is kept is an optimisation only; a block that is not there is read.
-"""
+"""Blocks that threads read ahead of need. A block that is no longer cached is read again."""
 
 import collections
 import concurrent.futures
@@ -18,12 +15,9 @@ _SLACK = 2
 
 
 class Wanted(NamedTuple):
-    """Block of a batch.
+    """Block of a batch, which holds its examples of indices `examples`, [n] int64.
 
-    Attributes:
-      examples: [n] int64, indices of those that it holds.
-      first: number of its first sequence.
-      block: what `BlockCache` loads, when it is there.
+    `first` is the number of its first sequence, `block` the future of what `BlockCache` loads.
     """
 
     examples: np.ndarray
@@ -32,10 +26,10 @@ class Wanted(NamedTuple):
 
 
 class BlockCache:
-    """Blocks that threads read, those last requested of each language and lane kept.
+    """Blocks that threads read; the last requested ones of each language and lane are kept.
 
-    Requests in the order of the steps read every block of a window once. A request keeps its own
-    blocks, however many there are.
+    Requests in the order of the steps read every block of a window once. A request keeps all of its
+    own blocks. `load` reads a block from the index of its language, its first number and its end.
     """
 
     def __init__(
@@ -44,12 +38,6 @@ class BlockCache:
         pool: concurrent.futures.Executor,
         window_blocks: int,
     ):
-        """Initialise an empty cache.
-
-        Args:
-          load: reads a block: index of the language, first number and end.
-          window_blocks: see `BlockSettings`.
-        """
         self._load, self._pool, self._limit = load, pool, window_blocks + _SLACK
         self._lock = threading.Lock()
         # By language and lane, then by first number and end, those last requested at the end.
@@ -58,7 +46,7 @@ class BlockCache:
         )
 
     def request(self, places: Places) -> list[Wanted]:
-        """Return the blocks of a batch; those that are not there begin to be read."""
+        """Return the blocks of a batch, and begin to read those that are not there."""
         with self._lock:
             found = [
                 Wanted(index, first, self._block(self._kept[language, lane], language, first, stop))
@@ -82,15 +70,13 @@ class BlockCache:
 
 
 class RequestedBatches:
-    """Places and blocks of the batches of a stream, from their request until they are made."""
+    """Places, from `locate`, and blocks of batches that were requested and not yet taken."""
 
     def __init__(self, locate: Callable[..., Places], cache: BlockCache):
-        """Initialise without requests; `locate` returns the places of the batch of a key."""
         self._locate, self._cache = locate, cache
         self._requested: dict[tuple[int, ...], tuple[Places, list[Wanted]]] = {}
 
     def request(self, *key: int) -> None:
-        """Begin to read the blocks of a batch."""
         self._requested[key] = self._make(key)
 
     def take(self, *key: int) -> tuple[Places, list[Wanted]]:

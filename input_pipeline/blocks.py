@@ -1,9 +1,8 @@
 """Blocks of text: the unit of the held-out split, of deduplication and of training segments.
 
-A block is a document or, where that is long, a run of its consecutive sentences. One hash of a
-block's text identifies it and chooses whether it is held out, so that any reader of the same text
-makes the same choice, wherever the text lies and however it is cut into files. Lines too long for a
-sentence are cut before.
+A block is a document or, if that is long, a run of its consecutive sentences. One hash of its text
+identifies it and decides whether it is held out. So all readers of the same text make the same
+choice, wherever it lies and however it is cut into files. Overlong lines are cut before.
 """
 
 import hashlib
@@ -23,15 +22,12 @@ _HALF = 1 << 64
 
 
 def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
-    """Cut documents into blocks; no more than two blocks are held in memory.
+    """Cut documents, sentences with "" at each end, into blocks; hold at most two in memory.
 
-    Args:
-      sentences: of the documents in order, "" where one ends (see `text_files.read_marked`).
-      block_bytes: least UTF-8 bytes of a block besides its least number of sentences,
-        `BLOCK_SENTENCES`; what a document has left behind its last block joins that one. 0: blocks
-        of `BLOCK_SENTENCES` sentences, with a shorter one at the end of a document.
+    A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` bytes of UTF-8; the rest of a
+    document joins its last block. With 0 bytes, the rest is a shorter block.
     """
-    full: Document = []  # the last whole block of this document, where it may grow still
+    full: Document = []  # the document's last whole block, which may grow
     block: Document = []
     size = 0
     for sentence in itertools.chain.from_iterable(map(cut_line, sentences)):
@@ -65,8 +61,5 @@ def heldout_limit(fraction: float) -> int:
 
 
 def is_heldout(digest: bytes, fraction: float) -> bool:
-    """Whether a block of this digest belongs to the held-out share of all text.
-
-    A larger fraction holds out a superset of a smaller one.
-    """
+    """Return whether a block of this digest is held out; larger fractions hold out supersets."""
     return int.from_bytes(digest[:8], "big") < heldout_limit(fraction)

@@ -1,10 +1,9 @@
 """A corpus in memory: folders of text joined per language, with a held-out split.
 
-For vocabularies and comparisons, whose text fits; `preparation` makes the same choice of text as a
-stream. The unit is a block (see `blocks`), selected by `selection`. For multi-parallel text the
-same blocks are held out in every language, so held-out translations are unseen in all languages.
-Each source of parallel text is split separately. The sentences of the files of `CorpusSpec.exclude`
-are removed from all training text.
+For vocabularies and comparisons; `preparation` chooses the same text as a stream. `selection`
+chooses among blocks (see `blocks`). Each source of parallel text is split separately, and alike in
+every language, so held-out translations are unseen in all of them. Sentences in the files of
+`CorpusSpec.exclude` are removed from all training text.
 """
 
 import collections
@@ -26,13 +25,7 @@ from input_pipeline.text_files import Document
 
 @dataclasses.dataclass(frozen=True)
 class ParallelText:
-    """Sentences aligned across languages.
-
-    Attributes:
-      name: name of the source.
-      languages: the columns.
-      rows: one tuple per sentence, one cell per language; an empty cell is a missing translation.
-    """
+    """Sentences aligned across the columns `languages`, in rows; "" is a missing translation."""
 
     name: str
     languages: tuple[str, ...]
@@ -41,12 +34,9 @@ class ParallelText:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Text by language: training and held-out documents.
+    """Training and held-out documents by language, including those of all parallel text.
 
-    Attributes:
-      train, heldout: documents of each language, including those of all parallel text.
-      parallel: parallel text for evaluation.
-      bitexts: parallel text for training.
+    `parallel` is parallel text for evaluation, `bitexts` for training.
     """
 
     train: dict[str, list[Document]]
@@ -55,7 +45,6 @@ class Corpus:
     bitexts: tuple[ParallelText, ...] = ()
 
     def sentences(self, language: str, split: str = "train") -> list[str]:
-        """Return the sentences of a language, of the split "train" or "heldout"."""
         documents = {"train": self.train, "heldout": self.heldout}[split][language]
         return [sentence for document in documents for sentence in document]
 
@@ -74,13 +63,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Block of one language.
+    """Block of one language; without excluded sentences there may be none left.
 
-    Attributes:
-      sentences: without excluded ones, of which it may be empty.
-      digest: `blocks.text_digest` of the whole text, so that test sets do not change what is held
-        out.
-      origin: of `selection`.
+    `digest` is of the whole text, so that test sets do not change the split; `origin` of
+    `selection`.
     """
 
     sentences: Document
@@ -116,9 +102,9 @@ def column_blocks(
 
 
 def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
-    """Return the sides of parallel text that are read among the text of its languages.
+    """Return the sides of parallel text that join the text of its languages.
 
-    What is held out is read in any case, so that the same text is not trained on.
+    The held-out side always does, so that its text is not trained on as other text.
     """
     return (selection.TRAIN, selection.HELDOUT)[not spec.parallel_as_text :]
 
@@ -126,8 +112,8 @@ def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
 def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> set[int]:
     """Choose the blocks of a source of `parallel` to hold out, by their places in it.
 
-    What a block says depends on the languages in use, so the choice is by number, among the blocks
-    that exclusion leaves a row of; the source is read once to count them and their bytes.
+    The text of a block depends on the languages in use, so the choice is by number, among the
+    blocks that keep a row after exclusion. It reads the source once, to count bytes.
     """
     found = (
         0 if all(map(exclusion.has, block)) else sum(map(_num_bytes, block))
@@ -141,17 +127,14 @@ def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusio
 
 
 def _num_bytes(sentences: Sequence[str]) -> int:
-    """Bytes of sentences or cells, and of a line end each."""
+    """Return the bytes of sentences or cells, with a line end each."""
     return sum(len(sentence.encode()) + 1 for sentence in sentences)
 
 
 def split_parallel(
     source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion
 ) -> Iterator[tuple[list[Row], int]]:
-    """Yield the blocks of a source of parallel text, and the side of each.
-
-    All blocks of `parallel_eval` are held out, those at `heldout_places` of `parallel`.
-    """
+    """Yield the blocks of a source and their sides; all of `parallel_eval` is held out."""
     if source.key == "parallel_eval":
         yield from ((block, selection.HELDOUT) for block in source.blocks())
         return
@@ -164,9 +147,8 @@ def split_parallel(
 def load_corpus(spec: CorpusSpec) -> Corpus:
     """Read all text of `spec` and split off the held-out part.
 
-    Raises:
-      ValueError: a file is malformed (see `text_files`), there is no text, a wanted language is
-        missing, or a language has too little text for a held-out part.
+    Raise ValueError if a file is malformed (see `text_files`), there is no text, a wanted language
+    is missing, or a language has too little text for a held-out part.
     """
     sources.root_of(spec)
     exclusion = Exclusion(sources.find_excluded(spec))
@@ -237,11 +219,10 @@ def log_duplicates(language: str, count: int, total: int) -> None:
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
-    """Check a corpus against the languages that it has text of.
+    """Raise ValueError if a corpus has no text, or none in a wanted language.
 
-    Raises:
-      ValueError: there is no text, in all or in a language that is asked for, or a language has a
-        limit of its own and no text, where all languages are wanted.
+    Limits of `max_train_bytes_of` must also belong to languages with text, if all are wanted.
+    Patterns of `exclude` that match no file cause a warning.
     """
     _check_languages(spec, found)
     if unknown := sorted(

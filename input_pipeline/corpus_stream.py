@@ -1,6 +1,6 @@
-"""A corpus read language by language, as a stream: the choice of `corpus.load_corpus`, in blocks.
+"""A corpus read language by language as a stream, with the choices of `corpus.load_corpus`.
 
-Of a language the records of its blocks are held (`selection`), never its text.
+It holds only the records of a language's blocks (`selection`), never its text.
 """
 
 import functools
@@ -28,14 +28,12 @@ from input_pipeline.text_files import Document
 
 
 class CorpusStream:
-    """Text of the languages of `spec`, read anew each time that it is asked for."""
+    """Text of the languages of `spec`, read again at each request.
+
+    Finding the files raises those ValueErrors of `corpus.load_corpus` that do not need the text.
+    """
 
     def __init__(self, spec: CorpusSpec) -> None:
-        """Find the files.
-
-        Raises:
-          ValueError: as `corpus.load_corpus`, of what is known before the text is read.
-        """
         sources.root_of(spec)
         self._spec = spec
         self._files = sources.find_text(spec)
@@ -48,19 +46,16 @@ class CorpusStream:
         check_found(spec, self.languages)
 
     def num_bytes(self) -> int:
-        """Bytes of text, about: compressed files are not read."""
+        """Return the approximate bytes of text; compressed files are not read."""
         paths = [file.path for file in self._files]
         paths += [path for one in self._parallel for path in one.files]
         return sum(text_files.text_bytes(path, path.stat().st_size) for path in set(paths))
 
     def select(self, language: str) -> tuple[np.ndarray, str]:
-        """Choose among the blocks of a language, for which its text is read once.
+        """Choose among the blocks of a language; reads its text once.
 
-        Returns:
-          The side of each block [blocks] uint8 of `selection`; a hash of the text and its split.
-
-        Raises:
-          ValueError: a file is malformed, or there is too little text to hold some out.
+        Return the side of each block, [blocks] uint8 of `selection`, and a hash of the text and its
+        split. Raise ValueError if a file is malformed, or there is too little to hold some out.
         """
         self._exclusion.tally()
         records = selection.records(block.record for block in self._blocks(language))
@@ -108,7 +103,6 @@ class CorpusStream:
                 yield from column_blocks(rows, column, spec, exclusion, side)
 
     def _heldout(self, source: ParallelSource) -> set[int]:
-        """Return `heldout_places`, chosen when first asked for."""
         if source.files not in self._places:
             self._places[source.files] = heldout_places(source, self._spec, self._exclusion)
         return self._places[source.files]

@@ -23,13 +23,9 @@ _NO_TENSORFLOW = (
 class StreamedData:
     """This host's part of a stream, as an input of the training loop.
 
-    Attributes:
-      stream: the source of batches.
-      loader: "tf.data", or "threads" for the same batches where TensorFlow is not installed.
-      parts, num_parts: indices of this host's parts of each batch, ascending, and the number of
-        equal parts.
-      prefetch: number of batches prefetched.
-      read_ahead: number of batches whose blocks are requested before they are read.
+    "threads" is the `loader` that needs no TensorFlow; its batches are those of "tf.data". `parts`
+    are ascending indices of this host's parts of each batch. `prefetch` batches are prefetched, and
+    the blocks of `read_ahead` more batches requested.
     """
 
     stream: Stream
@@ -60,11 +56,9 @@ class StreamedData:
             yield self.stream.kind(step), batch
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return a description of the whole batch of `step`; see `Stream.describe_batch`."""
         return self.stream.describe_batch(step)
 
     def step_values(self, step: int) -> dict[str, float]:
-        """Return the settings of the stream that change with the step, by name."""
         return self.stream.step_values(step)
 
 
@@ -78,14 +72,10 @@ def batches(
     prefetch: int = 4,
     read_ahead: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the batch of every step in `steps`, in order.
+    """Yield the batch of each of `steps`, in order. To resume at step s, pass `range(s, ...)`.
 
-    To resume at step s, pass `range(s, ...)`. The arrays of the parts follow one another; see
-    `StreamedData` for the rest.
-
-    Raises:
-      ValueError: an unknown loader.
-      ImportError: "tf.data" without TensorFlow.
+    The arrays of the parts are concatenated. Raise ValueError for an unknown loader, ImportError
+    for "tf.data" without TensorFlow.
     """
     reader = _Reader(stream, steps, parts, num_parts, read_ahead)
     if loader == "tf.data":
@@ -159,7 +149,7 @@ def _tf_data_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
             for batch in found:
                 yield {name: array for name, array in batch.items() if array.size}
         except tf.errors.OpError:
-            # TensorFlow raises one of its own, with a traceback for a message.
+            # TensorFlow's own error has a traceback as its message.
             if failures:
                 raise failures[0] from None
             raise

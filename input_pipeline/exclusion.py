@@ -28,19 +28,17 @@ def letters(sentence: str) -> str:
 def sentences_of(path: pathlib.Path) -> Iterator[str]:
     """Yield the sentences of a test set, whose format is inferred from its lines.
 
-    For a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
-    blank line after a sentence) a sentence is its words joined without spaces; for JSON lines, one
-    of their text; for any other file, a line or a tab-separated cell.
-
-    Raises:
-      ValueError: the file is malformed, see `text_files.read_sentences`.
+    In a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
+    blank line after a sentence) a sentence is its words joined without spaces. In JSON lines it is
+    one of the text, in any other file a line or tab-separated cell. Raise ValueError if it is
+    malformed.
     """
     file_type = text_files.file_format(path)
     if file_type is not None and file_type[1] == "jsonl":
         yield from text_files.read_sentences(path)
         return
     rows = [line.split("\t") for line in text_files.read_lines(path)]
-    # Most, since one odd label would make each word a sentence of its own, and no sentence one.
+    # Most lines suffice: one odd label must not turn every word into a sentence.
     if 2 * sum(map(_is_tagged_word, rows)) <= sum(map(any, rows)):
         yield from itertools.chain.from_iterable(rows)
         return
@@ -50,22 +48,17 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
 
 
 def _is_tagged_word(row: Sequence[str]) -> bool:
-    """Whether cells are a word and its label; of several words it is the label of a sentence."""
+    """Return whether cells are a word and its label; after several words it labels a sentence."""
     return len(row) == 2 and " " not in row[0] and _TAG.fullmatch(row[1]) is not None
 
 
 class Exclusion:
-    """Set of the sentences of test sets, compared by their letters, marks and digits only.
+    """Set of the sentences of test sets, compared only by their letters, marks and digits.
 
-    It counts what text loses by it, and the long lines that are cut.
+    It counts what text loses by it, and the long lines that are cut. Raise as `sentences_of`.
     """
 
     def __init__(self, paths: Iterable[pathlib.Path]):
-        """Read the files at `paths`, see `sentences_of`.
-
-        Raises:
-          ValueError: a file is malformed, see `text_files.read_sentences`.
-        """
         self._sentences = {
             letters(piece)
             for path in paths
@@ -80,25 +73,22 @@ class Exclusion:
         )
 
     def counted(self, sentences: Iterable[str]) -> Iterator[str]:
-        """Yield sentences as they are, and count the long ones."""
+        """Yield sentences unchanged, and count the long ones."""
         for sentence in sentences:
             self._counts[2] += len(sentence) > LONGEST
             yield sentence
 
     def of_block(self, sentences: Document) -> Document:
-        """Return the sentences that are not excluded."""
         return self._counted(sentences, [one for one in sentences if one not in self])
 
     def has(self, row: Row) -> bool:
-        """Whether a row of parallel text holds an excluded sentence."""
         return any(cell in self for cell in row)
 
     def of_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of parallel text that hold no excluded sentence."""
         return self._counted(rows, [row for row in rows if not self.has(row)])
 
     def tally(self) -> tuple[int, int, int]:
-        """Return how many sentences and rows came, were kept, and were long, since the last."""
+        """Return how many sentences and rows came, were kept, and were long since the last call."""
         came, kept, num_long = self._counts
         self._counts = [0, 0, 0]
         return came, kept, num_long

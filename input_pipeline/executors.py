@@ -10,15 +10,14 @@ from tqdm import tqdm
 from input_pipeline.preparation import Job
 from xlm.common import processes
 
-# A process takes a second to start, in which another one gets through about so much text.
+# A process takes a second to start; meanwhile another one handles about so much text.
 _BYTES_A_PROCESS = 4 << 20
 
 
 class LocalProcesses(processes.Workers):
-    """Runner of tasks in up to `num_workers` processes, in this one where there is little to do."""
+    """Runner of tasks in up to `num_workers` processes, or in this one if there is little text."""
 
     def __init__(self, num_workers: int, bytes_a_process: int = _BYTES_A_PROCESS):
-        """Start no process yet, and none for tasks on less than `bytes_a_process` of text."""
         super().__init__(num_workers, "store.num_workers")
         self._bytes_a_process = bytes_a_process
 

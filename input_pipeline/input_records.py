@@ -1,7 +1,6 @@
-"""Records of the inputs of a packed dataset, by which a later run sees whether they are the same.
+"""Records of the inputs of a packed dataset, to tell later whether they have changed.
 
-`inputs.json` has size, time of the last change and digest of everything that was read. Where size
-and time are the same, nothing is read again; where they differ, that file is.
+`inputs.json` has size, modification time and digest of each. Only changed files are read again.
 """
 
 import hashlib
@@ -53,16 +52,14 @@ class _Inputs(Artefact, frozen=True):
 
 
 def read(path: pathlib.Path) -> Inputs:
-    """Read what `describe` has found."""
     remedy = f"copy it again, or remove {path.parent / 'meta.json'} and run prepare_data.py again"
     return msgspec.structs.asdict(declarations.read(path, _Inputs, remedy=remedy))
 
 
 def describe(spec: CorpusSpec, found: plans.Found, digest: Callable[[Any, Any], str]) -> Inputs:
-    """Describe inputs: pieces of text, parallel text, and test sets.
+    """Describe pieces of text, parallel text and test sets.
 
-    Args:
-      digest: returns that of an input: its description without it, and piece, task or path.
+    `digest` returns that of an input from its other fields and its piece, task or path.
     """
 
     def described(key: dict[str, Any], one: Any) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def describe(spec: CorpusSpec, found: plans.Found, digest: Callable[[Any, Any], 
 
 
 def text_digest(inputs: Inputs) -> str:
-    """Return the SHA-256 of all text, in hexadecimal, whatever the files are called."""
+    """Return the SHA-256 of all text, in hexadecimal; it does not depend on file names."""
     content = [
         [[one["language"], one["digest"]] for one in inputs["text"]],
         [[one["name"], one["languages"], one["digest"]] for one in inputs["parallel"]],
@@ -86,11 +83,7 @@ def text_digest(inputs: Inputs) -> str:
 
 
 def read_again(inputs: Inputs, spec: CorpusSpec, shard_bytes: int) -> Inputs:
-    """Describe the inputs as they are now, of which those are read that differ from `inputs`.
-
-    Raises:
-      ValueError: a file that is read is malformed.
-    """
+    """Describe the inputs as they are now, rereading those that differ from `inputs`."""
     known = {_key(one): one["digest"] for kind in inputs.values() for one in kind}
     parallel = sources.find_parallel(spec)
 
@@ -133,7 +126,7 @@ def _file_key(path: pathlib.Path) -> dict[str, Any]:
 
 
 def blocks(spec: CorpusSpec, piece: Piece, exclusion: Exclusion) -> Iterator[corpus.Block]:
-    """Yield the blocks of a piece, also those of which all is excluded."""
+    """Yield the blocks of a piece, including those that exclusion leaves empty."""
     marked = text_files.read_marked(pathlib.Path(piece.path), piece.start, piece.end)
     return corpus.read_blocks(marked, spec, exclusion, piece.origin)
 

@@ -1,6 +1,6 @@
-"""Manifest of a packed dataset: size and checksums of each of its files.
+"""Manifest of a packed dataset: size and SHA-256 of each file, and a CRC of each MiB of it.
 
-Besides the SHA-256 of a file there is a CRC of each MiB of it, so that a start checks some of them.
+The CRCs let a start check a sample.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from xlm.common.declarations import Artefact, Count, Digest
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
 _NO_IDS = ("counts.npy", "ends.npy")
-# Of a start, in which a block takes a millisecond or two.
+# Time for `check_sample`; a block takes a millisecond or two.
 _SECONDS = 0.5
 
-# Of a name of a language or set and what is appended to it.
+# Name of a language or set, and a suffix.
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.)[^/\\\x00-\x1f\x7f]{1,250}\Z")]
 
 
 class FileRecord(TypedDict):
-    """Size and checksums of a file; those of blocks are missing in older versions."""
+    """Size and checksums of a file; older versions lack `blocks`, the CRCs."""
 
     bytes: Count
     sha256: Digest
@@ -36,13 +36,11 @@ class FileRecord(TypedDict):
 
 
 class Manifest(Artefact, frozen=True):
-    """Records of the files of a packed dataset, by name."""
-
     files: dict[FileName, FileRecord]
 
 
 def describe(path: pathlib.Path) -> FileRecord:
-    """Describe a file, which is read once."""
+    """Describe a file, reading it once."""
     whole, checksums, size = hashlib.sha256(), [], 0
     buffer = memoryview(bytearray(1 << 16))
     with path.open("rb") as file:
@@ -57,15 +55,13 @@ def describe(path: pathlib.Path) -> FileRecord:
 
 
 def remedy(folder: pathlib.Path) -> str:
-    """What to do about a damaged dataset."""
     return f"copy the dataset again, or remove {folder}/meta.json and run prepare_data.py again"
 
 
 def read(folder: pathlib.Path, implied: Collection[str]) -> dict[str, FileRecord]:
-    """Read a manifest, which must have the files that meta.json implies, and compare their sizes.
+    """Read a manifest; check that it has the files that meta.json implies, and all file sizes.
 
-    Raises:
-      ValueError: there is none, it is damaged or lacks a file, or a file has another size.
+    Raise ValueError if it is missing, damaged or incomplete, or a file has another size.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -103,7 +99,7 @@ def check_sample(
 ) -> None:
     """Check a dataset as `read`, and a random MiB of as many files as half a second allows.
 
-    Each has its checksum, and ids below `vocab_size` where its file holds ids.
+    Raise ValueError if its CRC differs, or a file of ids has one that is not below `vocab_size`.
     """
     files, draw = read(folder, implied), random.Random(seed)
     end = time.monotonic() + _SECONDS
@@ -129,7 +125,7 @@ def check_sample(
 
 
 def _largest_id(block: bytes, number: int, vocab_size: int) -> int:
-    """Largest token id of a block of a .npy file, whose first one begins with a header."""
+    """Return the largest id in block `number` of a .npy file; block 0 begins with a header."""
     dtype = id_dtype(vocab_size)
     header = 10 + int.from_bytes(block[8:10], "little") if number == 0 else 0
     end = len(block) - (len(block) - header) % dtype.itemsize

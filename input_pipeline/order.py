@@ -1,9 +1,9 @@
 """The order of a stream: language and sequence of each of its examples, by arithmetic alone.
 
-The stream is divided into cycles of M examples. In every cycle language l has exactly c_l examples,
+The stream is divided into cycles of M examples. Every cycle has exactly c_l examples of language l,
 M q_l rounded so that they sum to M, in a seeded random order or spread evenly. So the number of
-draws of a language before any cycle has a closed form, within a cycle they are counted, and the
-sequences of a language are visited epoch by epoch, each epoch in a different random order.
+draws of a language before a cycle has a closed form; within a cycle they are counted. The sequences
+of a language are visited epoch by epoch, each epoch in another random order.
 """
 
 import dataclasses
@@ -17,18 +17,7 @@ _FEISTEL_ROUNDS = 8
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round `total * shares` to positive integers that sum to `total`.
-
-    Args:
-      shares: [N] positive floats that sum to one.
-      total: at least N.
-
-    Returns:
-      [N] int64.
-
-    Raises:
-      ValueError: N is greater than `total`.
-    """
+    """Round `total * shares` [N] to positive int64 that sum to `total`; ValueError if N is more."""
     if len(shares) > total:
         raise ValueError(
             f"{len(shares)} languages, or pairs of languages in sets of parallel text, are to be "
@@ -47,18 +36,10 @@ def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 
 
 def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
-    """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`.
+    """Evaluate a pseudo-random permutation of [0, size), selected by `key`, at `index`: [N] int64.
 
-    A Feistel network over the next even power of two with cycle walking into the range; it is a
-    bijection for every key and needs no table.
-
-    Args:
-      index: [N] positions, 0 <= index < size.
-      size: [N] or scalar, size of each position's permutation.
-      key: [N] or scalar uint64, key of each position's permutation.
-
-    Returns:
-      [N] int64 permuted positions.
+    A Feistel network over the next even power of two, with cycle walking into the range: a
+    bijection for every key, without a table. `size` and the uint64 `key` are [N] or scalar.
     """
     index, size, key = np.broadcast_arrays(
         np.asarray(index, np.uint64), np.asarray(size, np.uint64), np.asarray(key, np.uint64)
@@ -93,11 +74,9 @@ class StreamOrder:
     """Order of a stream over the sequences of several languages.
 
     Attributes:
-      seed: of the order.
       rows: [N] int64 number of sequences of each language.
       counts: [N] int64 c_l, examples of each language in a cycle.
-      in_turns: whether the examples of each language are spread evenly, so that two languages of
-        equal shares take turns; otherwise their order is random.
+      in_turns: whether each language is spread evenly, so that equal shares take turns.
     """
 
     seed: int
@@ -115,14 +94,7 @@ class StreamOrder:
         return cls(seed, np.asarray(rows, np.int64), counts, in_turns)
 
     def draw(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the language of examples of the stream, and the index of each in its language.
-
-        Args:
-          examples: [B] int64 positions in the stream, from zero.
-
-        Returns:
-          Language [B] and index in the language [B], int64, counted from the start of the stream.
-        """
+        """Return languages of examples [B], and indices in them since the stream's start, int64."""
         cycle, within = np.divmod(np.asarray(examples, np.int64), _CYCLE)
         language, number = np.empty_like(within), np.empty_like(within)
         for one in np.unique(cycle):
@@ -138,7 +110,7 @@ class StreamOrder:
         return cycle * int(self.counts[language]) + int((languages[:within] == language).sum())
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return [M] int64 language and [M] int64 index in it for every example of a cycle."""
+        """Return [M] int64 language, and [M] int64 index in it, of the examples of a cycle."""
         found = self._cycles.get(cycle)
         if found is None:
             ends = np.cumsum(self.counts)

@@ -1,15 +1,15 @@
-"""The packed dataset: packed sequences of token ids on disk, read when they are looked at.
+"""The packed dataset: packed sequences of token ids on disk, read on demand.
 
-A folder with `meta.json`, the sequences of each language and split, [sequences, L] uint16 or
-uint32, as one file `<lang>.<split>.npy` or as shards `<lang>.<split>-00000-of-00012.npy`, one
-`<lang>.counts.npy`, [V] int64 occurrences in the training text, and one
-`<set>.<lang>.parallel.npy` per column of parallel text for evaluation, [sentences, L]. Parallel
-text for training is ragged: `<set>.<lang>.bitext.npy` holds the concatenated ids of all sentences
-of a column, `<set>.<lang>.ends.npy`, [sentences] int64, the end of each sentence. `manifest.json`
-has the size and SHA-256 of every file.
+A folder with `meta.json`, written last, and `manifest.json`, the size and SHA-256 of every file.
+The sequences of a language and split, [sequences, L] uint16 or uint32, are one file
+`<lang>.<split>.npy` or shards `<lang>.<split>-00000-of-00012.npy`. `<lang>.counts.npy`, [V] int64,
+counts the tokens of the training text. Parallel text for evaluation has one
+`<set>.<lang>.parallel.npy`, [sentences, L], per column. Parallel text for training is ragged:
+`<set>.<lang>.bitext.npy` has the concatenated ids of a column, `<set>.<lang>.ends.npy`, [sentences]
+int64, the end of each sentence.
 
-A packed sequence is one or more segments `<s> tokens </s>` followed by padding. A segment is one
-document, or the part of it that fits. Segments can be recovered from the tokens alone.
+A packed sequence is one or more segments `<s> tokens </s>`, then padding. A segment is a document,
+or the part of it that fits. The tokens alone determine the segments.
 """
 
 import dataclasses
@@ -38,8 +38,6 @@ _MIN_SEGMENT_TOKENS = 8
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the special tokens of a tokenizer."""
-
     bos: Count
     pad: Count
     eos: Count
@@ -47,13 +45,11 @@ class SpecialIds:
     mask: Count
 
     def special_ids(self) -> tuple[int, ...]:
-        """Return the ids of structure, as opposed to text."""
+        """Return the ids of `<s>`, padding, `</s>` and the mask; `<unk>` stands for text."""
         return (self.bos, self.pad, self.eos, self.mask)
 
 
 class Statistics(TypedDict):
-    """Text of a language's split, see `PackedDataset.statistics`."""
-
     rows: Count
     tokens: Count
     unknown: Count
@@ -61,21 +57,17 @@ class Statistics(TypedDict):
 
 
 class Splits(TypedDict):
-    """Statistics of the splits of a language."""
-
     train: Statistics
     heldout: Statistics
 
 
 class Duplicates(TypedDict):
-    """Repeated text of a language that was left out."""
-
     blocks: Count
     bytes: Count
 
 
 class Meta(Artefact, frozen=True):
-    """Declaration of `meta.json`; the fields are those of `PackedDataset`."""
+    """Schema of `meta.json`; the fields are those of `PackedDataset`."""
 
     vocab_size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     length: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -89,23 +81,16 @@ class Meta(Artefact, frozen=True):
 
 
 class RowPacker:
-    """Packer of documents of token ids into sequences, one document after the other.
+    """Packer of documents of token ids into sequences, without gaps between documents.
 
-    Documents follow one another without gaps; a document that does not fit continues in the next
-    sequence as a new segment. Only the last sequence, and ends of sequences too short for a
-    segment, hold padding.
+    A document that does not fit continues in the next sequence as a new segment. Padding is only in
+    the last sequence, and at ends too short for a segment.
     """
 
     def __init__(self, length: int, special: SpecialIds, dtype: np.dtype):
-        """Begin with no sequence.
-
-        Args:
-          length: L, tokens per sequence.
-          special: ids of `<s>`, `</s>` and padding.
-        """
         self._length, self._special, self._dtype = length, special, dtype
         self._rows: list[np.ndarray] = []
-        self._used = length  # tokens used of the last sequence
+        self._used = length  # tokens used in the last sequence
 
     def add(self, document: np.ndarray) -> None:
         """Pack a document, [n] token ids without specials."""
@@ -124,7 +109,7 @@ class RowPacker:
             start, self._used = start + len(tokens), end + 1
 
     def take(self, *, is_last: bool = False) -> np.ndarray:
-        """Remove and return the finished sequences, [sequences, L]; the last one too at the end."""
+        """Remove and return the finished sequences, [sequences, L]; with `is_last` all of them."""
         count = len(self._rows) if is_last else max(len(self._rows) - 1, 0)
         found, self._rows = self._rows[:count], self._rows[count:]
         return np.stack(found) if found else np.zeros((0, self._length), self._dtype)
@@ -160,12 +145,7 @@ def tokenizer_hash(model: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedSentences:
-    """Ragged array of sentences, token ids without specials.
-
-    Attributes:
-      ids: [n] concatenated ids of all sentences, on disk.
-      ends: [sentences] int64 end of each sentence.
-    """
+    """Ragged array of sentences: [n] ids without specials, and int64 end of each."""
 
     ids: ArrayFile
     ends: np.ndarray
@@ -176,7 +156,6 @@ class TokenizedSentences:
         return np.diff(self.ends, prepend=0)
 
     def sentence(self, number: int) -> np.ndarray:
-        """Return the token ids of a sentence."""
         start = self.ends[number - 1] if number else 0
         return self.ids.read(int(start), int(self.ends[number]))
 
@@ -186,19 +165,13 @@ class PackedDataset:
     """A packed dataset opened for reading; two are equal only if they are the same object.
 
     Attributes:
-      folder: its folder.
-      vocab_size: V, number of ids of the tokenizer.
-      length: L, tokens per sequence.
-      tokenizer: `tokenizer_hash` of the tokenizer of the sequences.
-      special: ids of the special tokens.
-      statistics: per language and split the number of sequences (`rows`), and of `tokens`,
-        `unknown` tokens and `characters` of text in them.
-      parallel: languages of each set of parallel text for evaluation.
-      bitexts: languages of each set of parallel text for training.
-      shards: per language the number of sequences in each shard of a split, in order; a language
-        without them has one file a split.
-      duplicates: per language the number of `blocks` left out because their text occurs elsewhere
-        in it, and their `bytes`.
+      vocab_size, length: V, number of ids of the tokenizer, and L, tokens per sequence.
+      tokenizer: `tokenizer_hash` of the tokenizer.
+      statistics: numbers of sequences (`rows`), `tokens`, `unknown` tokens and `characters`, by
+        language and split.
+      parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
+      shards: sequences of each shard, by language and split; none for one file per split.
+      duplicates: `blocks` left out as repetitions, and their `bytes`, by language.
     """
 
     folder: pathlib.Path
@@ -214,11 +187,7 @@ class PackedDataset:
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> "PackedDataset":
-        """Open a finished packed dataset.
-
-        Raises:
-          ValueError: `folder` holds no packed dataset, or its preparation was not finished.
-        """
+        """Open a packed dataset; raise ValueError unless `folder` holds a finished, valid one."""
         if not (folder / META).exists():
             raise ValueError(
                 f"{folder} holds no finished packed dataset; run prepare_data.py with the same "
@@ -233,7 +202,7 @@ class PackedDataset:
         return store
 
     def _faults(self) -> Iterator[str]:
-        """Yield what does not go together in meta.json."""
+        """Yield the contradictions in meta.json."""
         for language, splits in self.statistics.items():
             if not splits["train"]["rows"]:
                 yield f"statistics.{language}.train.rows is 0, must be at least 1"
@@ -248,10 +217,9 @@ class PackedDataset:
         return tuple(sorted(self.statistics))
 
     def rows(self, language: str, split: str) -> ShardedRows:
-        """Return [sequences, L] token ids of a language's split, of `SPLITS`, read from disk.
+        """Return [sequences, L] ids of a language's split, read from disk.
 
-        Raises:
-          ValueError: a file is missing or damaged; shards are looked at when they are first read.
+        Raise ValueError if a file is missing or damaged. Shards are checked on their first read.
         """
         counts = self.shards.get(language, {}).get(split, ())
         if len(counts) > 1:
@@ -273,18 +241,13 @@ class PackedDataset:
         return ArrayFile(path, (None, None), self.vocab_size)
 
     def bitext(self, name: str, language: str) -> TokenizedSentences:
-        """Return one column of a set of parallel text for training, the same one for all streams.
-
-        Raises:
-          ValueError: a file is missing or damaged.
-        """
+        """Return a column of parallel text to train on; ValueError if a file is damaged."""
         if (name, language) not in self._columns:
             self._columns[name, language] = self._read_column(name, language)
         return self._columns[name, language]
 
     @functools.cached_property
     def _columns(self) -> dict[tuple[str, str], TokenizedSentences]:
-        """The columns that have been read, by set and language."""
         return {}
 
     def _read_column(self, name: str, language: str) -> TokenizedSentences:
@@ -314,7 +277,7 @@ class PackedDataset:
         return manifest.verify(self.folder, self._file_names())
 
     def _file_names(self) -> set[str]:
-        """Names of the files that there must be."""
+        """Return the names of the files that meta.json implies."""
         names = {f"{language}.counts.npy" for language in self.languages}
         for language, split in itertools.product(self.languages, SPLITS):
             counts = self.shards.get(language, {}).get(split, ())
@@ -325,12 +288,11 @@ class PackedDataset:
         return names
 
     def write_meta(self) -> None:
-        """Write `meta.json`, the last file of a preparation: it marks the dataset as complete."""
+        """Write `meta.json`, last: it marks the dataset as complete."""
         meta = dataclasses.asdict(self)
         del meta["folder"]
         artifacts.write_json(self.folder / META, meta)
 
 
 def _columns(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """Set and language of each column of sets of parallel text."""
     return [(name, language) for name, languages in sets.items() for language in languages]

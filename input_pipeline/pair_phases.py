@@ -1,7 +1,7 @@
 """Record of the phases of robust sampling: the distribution over pairs from each phase's step on.
 
-The stream of a run that re-weights its pairs is a pure function of (seed, step, recorded phases).
-The record is a JSON file; its float64 numbers are written so that they are read back bit for bit.
+The stream of such a run is a pure function of (seed, step, recorded phases). The record is a JSON
+file whose float64 numbers are read back bit for bit.
 """
 
 import bisect
@@ -19,12 +19,10 @@ _SUM_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Distribution over pairs that was solved before a step, and what it was solved from.
+    """Distribution over pairs, from the first step it holds in, and losses it was solved from.
 
     Attributes:
-      step: first step in which it is in force.
-      weights: probability of each pair, by its name.
-      losses: mean loss of each pair; None for a pair that had not been seen.
+      losses: mean loss of each pair; None for a pair not seen yet.
       divergence: chi-square divergence from the base distribution.
       eta: loss below which weights are least; None if the weights are those of the base.
     """
@@ -38,12 +36,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class PairRecord:
-    """Base distribution over pairs and the phases of a run, in the order of their steps.
-
-    Attributes:
-      base: probability of each pair before the first phase, by its name.
-      phases: with ascending steps, each with the pairs of `base`.
-    """
+    """Base distribution over pairs, which holds before the first phase, and ascending phases."""
 
     base: Mapping[str, float]
     phases: tuple[Phase, ...] = ()
@@ -59,23 +52,19 @@ class PairRecord:
                 raise ValueError(f"the phase of step {phase.step} has losses of other pairs")
 
     def weights_at(self, step: int) -> Mapping[str, float]:
-        """Probability of each pair in the batch of `step`: that of the last phase up to it."""
+        """Return the weights of the last phase up to `step`, or the base before any."""
         count = bisect.bisect_right([phase.step for phase in self.phases], step)
         return self.phases[count - 1].weights if count else self.base
 
     def extended(self, phase: Phase) -> "PairRecord":
-        """Copy with a further phase.
-
-        Raises:
-          ValueError: its step is not after those recorded, or its pairs are others.
-        """
+        """Return a copy with another phase; ValueError if its step or its pairs do not fit."""
         return PairRecord(self.base, (*self.phases, phase))
 
     def as_of(self, step: int) -> "PairRecord":
-        """Copy with the phases that were solved in the first `step` steps, `step` included.
+        """Return a copy with the phases of the first `step` steps, `step` included.
 
-        A run that is resumed after `step` steps continues from them. Later phases came from states
-        that are lost; that of `step` came from the state of the checkpoint.
+        A run that resumes after `step` steps continues from them. Later phases came from states
+        that are lost, that of `step` from the state of the checkpoint.
         """
         return PairRecord(self.base, tuple(one for one in self.phases if one.step <= step))
 
@@ -90,21 +79,14 @@ def _check_weights(name: str, weights: Mapping[str, float], base: Mapping[str, f
 
 
 def write_pair_record(path: pathlib.Path, record: PairRecord) -> None:
-    """Write a record as JSON, atomically.
-
-    Raises:
-      ValueError: a loss or another number is not finite; unknown losses are None.
-    """
+    """Write a record as JSON, atomically; raise ValueError if a number is not finite."""
     artifacts.write_json(path, dataclasses.asdict(record))
 
 
 def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecord:
-    """Read the record of a run with the base distribution `base`; without a file, a new one.
+    """Read the record of a run with this base distribution, or return a new one without a file.
 
-    What is recorded counts, to the last bit.
-
-    Raises:
-      ValueError: the file is damaged, or belongs to another base distribution.
+    Raise ValueError if the file is damaged or belongs to another base distribution.
     """
     if not path.exists():
         return PairRecord(dict(base))
@@ -125,11 +107,7 @@ def read_pair_record(path: pathlib.Path, base: Mapping[str, float]) -> PairRecor
 
 
 def load_pair_record(path: pathlib.Path) -> PairRecord:
-    """Read a record.
-
-    Raises:
-      ValueError: the file is missing or damaged.
-    """
+    """Read a record; raise ValueError if the file is missing or damaged."""
     remedy = "restore the record of pair weights, or train from step 0 in another --workdir"
     try:
         return declarations.read(path, PairRecord, remedy=remedy)

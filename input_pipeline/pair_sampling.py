@@ -1,7 +1,7 @@
-"""Sampling of language pairs: a distribution over pairs from their numbers of sentence pairs.
+"""Sampling of language pairs: distributions over pairs, from their numbers of sentence pairs.
 
-Counts are a symmetric [N, N] matrix over languages with a zero diagonal, and so is every
-distribution P here: it sums to one, and an undirected pair {a, b} has share P_ab + P_ba. Q is the
+Counts are a symmetric [N, N] matrix over languages with a zero diagonal. Every distribution P here
+is such a matrix that sums to one, so an undirected pair {a, b} has share P_ab + P_ba. Q is the
 distribution proportional to the counts. Eq. 1 and 2 are those of XY-LENT (Patra et al., 2023).
 """
 
@@ -21,7 +21,7 @@ _CONVERGED = 1e-12  # residual at which Sinkhorn's iterations end
 _MET = 1e-9  # residual up to which marginals count as met
 _MAX_ITERATIONS = 5000
 _MAX_NAMED = 20  # languages that are named in a line
-# Where marginals cannot be met the residual stops falling: by less than 1 % in 50 iterations.
+# If marginals cannot be met, the residual stalls: it falls by less than 1 % in 50 iterations.
 _WINDOW, _STALLED = 50, 0.99
 # The defaults of HiGHS, 1e-7, are as large as the shares of small pairs.
 _HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -29,15 +29,12 @@ _HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1
 
 @dataclasses.dataclass(frozen=True)
 class PairSamplingSettings:
-    """Method that samples language pairs; keys `data.pair_*` of a config.
+    """How language pairs are sampled; keys `data.pair_*` of a config.
 
     Attributes:
-      method: one of `METHODS`. "alpha": n^alpha, by set; "proportional": n; "uniform": all pairs
-        alike; "pivot": n^(1/T), pairs of one language with all others; "m2m": Eq. 1; "sinkhorn":
-        Eq. 2.
-      alpha: exponent of "alpha".
-      temperature: T; languages have marginals p^(1/T) under "m2m" and "sinkhorn".
-      pivot: language of all pairs of "pivot", "en" for English-centric sampling.
+      method: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike; "pivot":
+        n^(1/T), only pairs with the language `pivot`; "m2m": Eq. 1; "sinkhorn": Eq. 2.
+      temperature: T; under "m2m" and "sinkhorn" languages have marginals p^(1/T).
     """
 
     method: str
@@ -57,14 +54,11 @@ class PairSamplingSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Distribution over language pairs, and the certificate of its marginals.
+    """Distribution over language pairs, and how well it meets its marginals.
 
-    Attributes:
-      probabilities: P [N, N] float64, symmetric, zero diagonal, sums to one.
-      marginals: [N] float64, shares of the languages that P was to have.
-      iterations: of the solver.
-      converged: whether the solver reached its optimum; never if `is_feasible` is false.
-      is_feasible: whether any distribution over the pairs of Q has these marginals.
+    P [N, N] is float64, symmetric, with a zero diagonal, and sums to one. `marginals` are the [N]
+    float64 wanted shares. `converged` says whether the solver reached its optimum, `is_feasible`
+    whether any distribution over the pairs of Q has these marginals.
     """
 
     probabilities: np.ndarray
@@ -75,14 +69,14 @@ class Sampling:
 
     @property
     def residuals(self) -> np.ndarray:
-        """Marginal of P minus the wanted one, [N] float64; as P is symmetric, of both sides."""
+        """Marginals of P minus the wanted ones, [N] float64."""
         return self.probabilities.sum(axis=1) - self.marginals
 
     @property
     def worst(self) -> int:
-        """Index of the language whose marginal is missed by most."""
+        """Index of the language with the largest residual."""
         residuals = self.residuals
-        # Of equals a language with too much: it is the only partner of those with too little.
+        # On ties, a language with too much: it is the only partner of those with too little.
         return int(np.where(residuals > 0, residuals * (1 + _MET), -residuals).argmax())
 
     @property
@@ -93,7 +87,7 @@ class Sampling:
 
 
 class MissedShare(NamedTuple):
-    """Share that a language was to have, and the one that it has; and its number of partners."""
+    """Wanted and actual share of a language, and its number of partners."""
 
     language: str
     partners: int
@@ -103,14 +97,7 @@ class MissedShare(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PairSampling:
-    """Sampling of named language pairs.
-
-    Attributes:
-      method: one of `METHODS`.
-      languages: [N] sorted names of the languages.
-      counts: [N, N] float64 sentence pairs, symmetric, zero diagonal.
-      sampling: distribution, its marginals and certificate.
-    """
+    """Sampling of the N sorted `languages`; counts are [N, N] float64 sentence pairs."""
 
     method: str
     languages: tuple[str, ...]
@@ -118,7 +105,7 @@ class PairSampling:
     sampling: Sampling
 
     def shares(self) -> dict[Pair, float]:
-        """Share of each pair (a, b), a < b, that has sentence pairs; they sum to one."""
+        """Return the share of each pair (a, b), a < b, that has sentence pairs; they sum to one."""
         return {
             (self.languages[i], self.languages[j]): 2 * float(self.sampling.probabilities[i, j])
             for i, j in zip(*np.nonzero(np.triu(self.counts)), strict=True)
@@ -126,11 +113,11 @@ class PairSampling:
 
     @property
     def is_met(self) -> bool:
-        """Whether all languages have the marginals that they were to have."""
+        """Whether all languages have their wanted marginals."""
         return self.sampling.converged and bool(np.abs(self.sampling.residuals).max() <= _MET)
 
     def missed_shares(self) -> list[MissedShare]:
-        """Languages whose marginals are not met, those missed by most first."""
+        """Return the languages that miss their marginals, the largest residual first."""
         partners = np.count_nonzero(self.counts, axis=1)
         found, wanted = self.sampling.probabilities.sum(axis=1), self.sampling.marginals
         residuals = self.sampling.residuals
@@ -141,7 +128,7 @@ class PairSampling:
         ]
 
     def certificate(self) -> str:
-        """One line: how well the marginals are met, by which languages not, in how many steps."""
+        """Say in one line how well the marginals are met, and which languages miss theirs."""
         found, worst = self.sampling, self.sampling.worst
         line = (
             f"data.pair_sampling {self.method}: {found.effective_pairs:.1f} effective of "
@@ -176,17 +163,13 @@ def pair_matrix(sizes: Mapping[Pair, int]) -> tuple[tuple[str, ...], np.ndarray]
 def sample_pairs(
     sizes: Mapping[Pair, Sequence[int]], settings: PairSamplingSettings
 ) -> PairSampling:
-    """Sample language pairs by one of `METHODS`.
+    """Sample language pairs, whose `sizes` are the sentence pairs in each set; none is empty.
 
-    Args:
-      sizes: sentence pairs in each set of parallel text, by pair of languages; none empty.
-
-    Raises:
-      ValueError: there are no pairs, or none with `settings.pivot`.
+    Raise ValueError if there are no pairs, or none with `settings.pivot`.
     """
     languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
     if settings.method == "alpha":
-        # Sets are evened out apart: halves of one set weigh more than the whole.
+        # Each set has its own n^alpha: two halves of a set weigh more than the whole.
         by_sets = {pair: sum(n**settings.alpha for n in of) for pair, of in sizes.items()}
         sampling = proportional_sampling(pair_matrix(by_sets)[1])
     elif settings.method == "proportional":
@@ -208,17 +191,17 @@ def sample_pairs(
 
 
 def proportional_sampling(counts: np.ndarray) -> Sampling:
-    """Return Q, the distribution in proportion to counts [N, N]."""
+    """Return Q, the distribution proportional to counts [N, N]."""
     return _with_own_marginals(_checked(counts))
 
 
 def uniform_sampling(counts: np.ndarray) -> Sampling:
-    """Return the uniform distribution over the pairs that counts [N, N] has."""
+    """Return the uniform distribution over the pairs with counts [N, N] above zero."""
     return _with_own_marginals((_checked(counts) > 0).astype(np.float64))
 
 
 def pivot_sampling(counts: np.ndarray, pivot: int, temperature: float) -> Sampling:
-    """Return the distribution over pairs with language `pivot` in proportion to n^(1/T).
+    """Return the distribution proportional to n^(1/T) over pairs with language `pivot`.
 
     The usual sampling of English-centric bitext (Arivazhagan et al., 2019).
     """
@@ -228,22 +211,18 @@ def pivot_sampling(counts: np.ndarray, pivot: int, temperature: float) -> Sampli
 
 
 def tempered_marginals(counts: np.ndarray, temperature: float) -> np.ndarray:
-    """Return p^(1/T), renormalised, of the languages' shares p of counts [N, N]; [N] float64."""
+    """Return p^(1/T), renormalised, [N] float64; p are the languages' shares of counts [N, N]."""
     log_marginals = np.log(_checked(counts).sum(axis=1)) / temperature
     return scipy.special.softmax(log_marginals)
 
 
 def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
-    """Solve Eq. 2: the P nearest to Q, by KL(P || Q), with marginals p^(1/T).
+    """Solve Eq. 2 for counts [N, N]: the P nearest to Q, by KL(P || Q), with marginals p^(1/T).
 
     P = diag(u) Q diag(v), found by scaling rows and columns in turn (Sinkhorn and Knopp), in logs.
-    The paper has the kernel Q + epsilon, and reports no mass on pairs without data. Here the kernel
-    is Q itself, its limit as epsilon goes to zero: P is positive exactly where Q is, and at T = 1
-    it is Q. Where no distribution over the pairs of Q has the marginals, the two sides of the
-    iteration keep a distance; their mean is returned, and `is_feasible` is false.
-
-    Args:
-      counts: [N, N] sentence pairs, symmetric, zero diagonal.
+    The paper's kernel is Q + epsilon, and it reports no mass on pairs without data. The kernel here
+    is the limit Q, so P is positive exactly where Q is, and at T = 1 it is Q. If no distribution
+    over the pairs of Q has the marginals, P is the mean of both scalings, not `is_feasible`.
     """
     log_marginals = np.log(tempered_marginals(counts, temperature))
     with np.errstate(divide="ignore"):
@@ -268,17 +247,11 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
 
 
 def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:
-    """Solve Eq. 1, the sampling of M2M-100: the P of largest Tr(P Q) with marginals p^(1/T).
+    """Solve Eq. 1 (M2M-100) for counts [N, N]: the P of largest Tr(P Q) with marginals p^(1/T).
 
-    A linear programme over the undirected pairs; a solution has at most N of them. Where no
-    distribution over the pairs of Q has the marginals, those of `sinkhorn_sampling` stand in, which
-    share out what is missed, and `is_feasible` is false.
-
-    Args:
-      counts: [N, N] sentence pairs, symmetric, zero diagonal.
-
-    Raises:
-      ValueError: the solver gave up.
+    A linear programme over the undirected pairs; a solution has at most N of them. If no
+    distribution over the pairs of Q has the marginals, those of `sinkhorn_sampling` stand in and
+    `is_feasible` is False. Raise ValueError if the solver gives up.
     """
     joint, marginals = _checked(counts), tempered_marginals(counts, temperature)
     is_feasible, found, iterations = _linear_programme(joint, joint, marginals)
@@ -300,8 +273,7 @@ def _linear_programme(
 ) -> tuple[bool, np.ndarray, int]:
     """Maximise Tr(P gain) over P on the pairs of counts [N, N] with marginals [N].
 
-    Returns:
-      Whether there is a solution, P [N, N], and the iterations.
+    Return whether there is a solution, P [N, N], and the number of iterations.
     """
     from scipy.optimize import linprog  # slow, and every train.py imports this file
 
@@ -320,17 +292,13 @@ def _linear_programme(
 
 
 def _with_own_marginals(weights: np.ndarray) -> Sampling:
-    """Return the distribution in proportion to weights [N, N]; nothing is asked of marginals."""
+    """Return the distribution proportional to weights [N, N], with its own marginals."""
     probabilities = weights / weights.sum()
     return Sampling(probabilities, probabilities.sum(axis=1))
 
 
 def _checked(counts: np.ndarray) -> np.ndarray:
-    """Return Q of counts [N, N].
-
-    Raises:
-      ValueError: they are no numbers of sentence pairs between different languages.
-    """
+    """Return Q of counts [N, N]; raise ValueError unless they are valid counts."""
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.any():
         raise ValueError(
             f"pair counts of shape {counts.shape} must be square and not all zero: row and column "

@@ -1,17 +1,16 @@
 """Preparation of a packed dataset from text of any size, as tasks that can be resumed.
 
-Five rounds of tasks; those of a round are independent of each other:
+The tasks of each of five rounds are independent:
 
-1. sources: parallel text is split and tokenised; its columns become text of their languages.
-2. scan: the blocks of a part of a language are described by records (`selection.RECORD`).
-3. select: a language's blocks are chosen, from their records.
-4. write: the chosen blocks of a part are tokenised and packed into files of sequences.
-5. count: the token counts of a language's parts are added up.
+1. sources: split and tokenise parallel text; its columns become text of their languages.
+2. scan: describe the blocks of each part of a language by records (`selection.RECORD`).
+3. select: choose a language's blocks from their records.
+4. write: tokenise the chosen blocks of a part and pack them into files of sequences.
+5. count: add up the token counts of a language's parts.
 
-A task writes its results to the folder `work` of the dataset, last a note of its provenance.
-A task whose note is there and agrees is not run again. When all are done, the files are moved to
-the dataset's folder, and `meta.json` is written. No result depends on who runs the tasks, in what
-order, or how often they were killed.
+A task writes its results to the folder `work` of the dataset, then a note of its provenance. A task
+with an up-to-date note is skipped. `finish` moves the files to the dataset's folder and writes
+`meta.json`. No result depends on workers, order or interruptions.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ from xlm.common import artifacts, declarations
 from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
-# Of less text, what was done before an error is not kept: to read it again takes seconds.
+# With less text, an error removes finished tasks: to redo them takes seconds.
 _KEPT_FROM = 64 << 20
 _ROWS_AT_ONCE = 4096
 
@@ -60,14 +59,7 @@ Execute = Callable[[Callable[["Job", Any], None], "Job", Sequence[Any], str], No
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Settings of a task besides its text; they can be sent to other processes and machines.
-
-    Attributes:
-      folder: of the dataset.
-      spec: the text.
-      settings: of the dataset.
-      tokenizer: hash of the tokenizer, which lies in `work`.
-    """
+    """Settings of all tasks, picklable; `tokenizer` is the hash of `work/spm.model`."""
 
     folder: pathlib.Path
     spec: CorpusSpec
@@ -89,7 +81,7 @@ class Job:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What every task's results depend on: settings, and the test sets as they are now."""
+        """Settings and states of the test sets, which every task's results depend on."""
         spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
         settings = dataclasses.asdict(self.settings)
         del settings["num_workers"]
@@ -104,7 +96,7 @@ class Job:
         return self.work / f"{name}.json"
 
     def is_done(self, name: str, made_from: str) -> bool:
-        """Whether a task has left a note, and was on the same input."""
+        """Return whether a task has left a note about the same input."""
         return self.note(name).exists() and self.read_note(name).made_from == made_from
 
     def read_note(self, name: str) -> Any:
@@ -115,19 +107,17 @@ class Job:
         artifacts.write_json(self.note(name), {"made_from": made_from, **found})
 
     def describe(self, *names: str) -> dict[str, FileRecord]:
-        """Describe files in `work` for the manifest."""
         return {name: manifest.describe(self.work / name) for name in names}
 
 
 def _note(**fields: Any) -> type[msgspec.Struct]:
-    """Declare what a task leaves when it is done."""
     named = [("made_from", str), *fields.items()]
     return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
 
 
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
-_NOTES = {  # by the beginnings of their names
+_NOTES = {  # by the first word of their names
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
@@ -139,7 +129,7 @@ _NOTES = {  # by the beginnings of their names
 
 
 class JobRecord(Artefact, frozen=True):
-    """Declaration of `job.json`, see `Job.provenance`."""
+    """Schema of `job.json`, see `Job.provenance`."""
 
     corpus: CorpusSpec
     store: PackedDatasetSettings
@@ -158,10 +148,9 @@ def _exclusion(files: tuple[tuple[pathlib.Path, Any], ...]) -> Exclusion:
 
 
 def find(job: Job) -> plans.Found:
-    """Find the text of a preparation; of parallel text the headers are read, else nothing.
+    """Find the text of a preparation; reads only headers of parallel text.
 
-    Raises:
-      ValueError: there is no text, none of a wanted language, or shards are missing.
+    Raise ValueError if there is no text, none of a wanted language, or shards are missing.
     """
     found = plans.find_inputs(job.spec, job.settings.shard_bytes)
     corpus.check_found(job.spec, _languages(job, found))
@@ -169,23 +158,16 @@ def find(job: Job) -> plans.Found:
 
 
 def _languages(job: Job, found: plans.Found) -> set[str]:
-    """Languages of the text, with those of parallel text where that is text, too."""
+    """Return the languages of text, and of parallel text if that is text too."""
     trained = [task.languages for task in found.tasks if task.key == "parallel"]
     of_pairs = trained if job.spec.parallel_as_text else ()
     return {piece.language for piece in found.pieces}.union(*of_pairs)
 
 
 def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
-    """Run what is left to do of all rounds.
+    """Run the unfinished tasks of all rounds; return `input_records.text_digest`.
 
-    Args:
-      execute: runs the tasks of a round.
-
-    Returns:
-      The digest of all text, see `input_records.text_digest`.
-
-    Raises:
-      ValueError: text is malformed, or there is too little of a language.
+    Raise ValueError if text is malformed, or a language has too little.
     """
     begin(job, model)
     try:
@@ -224,14 +206,14 @@ def find_parts(job: Job, found: plans.Found) -> list[Part]:
         for language in task.languages
         if language in languages
         for path in [job.work / task.column(language, origin)]
-        if path.stat().st_size  # no cell of a language may lie in the blocks of a side
+        if path.stat().st_size  # a side may have no cell of a language
         for piece in plans.cut_file(language, path, job.settings.shard_bytes, origin)
     ]
     return plans.group([*found.pieces, *columns], job.settings.shard_bytes)
 
 
 def begin(job: Job, model: bytes) -> None:
-    """Make the folder `work`; that of other settings, or of none that are known, goes."""
+    """Make the folder `work`, after removing one of other settings or test sets."""
     path = job.work / "job.json"
     provenance = json.loads(json.dumps(job.provenance))
     is_known = path.exists() and artifacts.read_object(path) == provenance
@@ -270,8 +252,6 @@ def prepare_source(job: Job, task: SourceTask) -> None:
 
 
 class _Column:
-    """Files of one language of a source of parallel text."""
-
     def __init__(self, job: Job, task: SourceTask, language: str, stack: contextlib.ExitStack):
         self._processor, self._special = job.processor, special_ids(job.processor)
         self._dtype = id_dtype(job.processor.get_piece_size())
@@ -383,7 +363,7 @@ def _check_selected(job: Job, task: LanguageTask) -> None:
 
 
 def _made_from(job: Job, part: Part) -> str:
-    """Fingerprint of what the sequences of a part depend on."""
+    """Return the fingerprint of everything that the sequences of a part depend on."""
     sides = job.read_note(f"select-{part.language}").sides[part.number]
     return artifacts.fingerprint([part.fingerprint, sides])
 
@@ -454,7 +434,6 @@ def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -
 
 
 def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
-    """Describe the inputs of a preparation whose text has been scanned."""
     digests: dict[Any, str] = {task: job.read_note(task.note).digest for task in found.tasks}
     for part in find_parts(job, found):
         of_part = job.read_note(f"scan-{part.name}").digests
@@ -465,11 +444,7 @@ def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
 
 
 def finish(job: Job, found: plans.Found) -> PackedDataset:
-    """Move the files of a preparation whose tasks are all done to the dataset; write its metadata.
-
-    Raises:
-      ValueError: a language yields no sequences.
-    """
+    """Move a finished preparation to the dataset; ValueError if a language yields no sequences."""
     parts = find_parts(job, found)
     languages = plans.language_tasks(parts)
     notes = [job.read_note(task.note) for task in found.tasks]
@@ -477,11 +452,11 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     notes += [job.read_note(f"count-{one.language}") for one in languages]
     files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
-    for path in job.folder.glob("*.npy"):  # of a preparation that was given up
+    for path in job.folder.glob("*.npy"):  # left by an abandoned preparation
         if path.name not in files:
             path.unlink()
     for name in files:
-        # One that was killed while it moved them has moved some.
+        # An earlier run may have been killed after it moved some.
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
     artifacts.write_json(job.folder / manifest.MANIFEST, {"files": files})

@@ -22,7 +22,7 @@ from xlm.common import artifacts, declarations, packages
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the tasks that are left; unknown flags are passed on to Beam."""
+    """Run the unfinished tasks; unknown flags are passed on to Beam."""
     parser = argparse.ArgumentParser(
         prog="python -m input_pipeline.preparation_beam",
         description="Prepares data with Apache Beam, which gets all flags not listed here.",
@@ -40,11 +40,8 @@ def main(argv: Sequence[str]) -> None:
 def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
     """Run the tasks of the preparation planned in `folder`, and wait for their end.
 
-    Args:
-      beam_flags: the runner and its options, as on Beam's command lines.
-
-    Raises:
-      ValueError: Beam is not installed, nothing is planned, or another process is at work there.
+    `beam_flags` are the runner and its options, as on Beam's command lines. Raise ValueError if
+    Beam is not installed, nothing is planned, or another process is at work there.
     """
     with packages.needed("Apache Beam", "beam"):
         import apache_beam as beam
@@ -70,11 +67,7 @@ def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
 
 
 def read_job(folder: pathlib.Path) -> tuple[Job, bytes]:
-    """Read what `prepare_data.py --plan` has written: the job, and the tokenizer.
-
-    Raises:
-      ValueError: it has not been run.
-    """
+    """Read the job and the tokenizer that `prepare_data.py --plan` wrote, or raise ValueError."""
     path = folder / preparation.WORK / "job.json"
     if not path.exists():
         raise ValueError(

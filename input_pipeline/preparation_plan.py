@@ -1,6 +1,6 @@
 """Plan of a preparation: a language's text cut into parts, each one task and one file of rows.
 
-The plan depends on the names and sizes of the files and on `store.shard_bytes`, not on the workers.
+It depends on the names and sizes of files and on `store.shard_bytes`, not on workers.
 """
 
 import dataclasses
@@ -16,14 +16,10 @@ from xlm.common import artifacts
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """File of text, or the documents that begin in a range of its bytes.
+    """File of text, or the documents that begin in its bytes `start` to `end` (all if None).
 
-    Attributes:
-      language: of the text.
-      path: of the file.
-      size, modified: bytes and time (ns) of the file when the preparation was planned.
-      start, end: the range; the whole file if `end` is None.
-      origin: of its blocks, see `selection`.
+    `size` and `modified` are bytes and time (ns) of the file when the preparation was planned.
+    `origin` is that of its blocks, see `selection`.
     """
 
     language: str
@@ -36,25 +32,19 @@ class Piece:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text, estimated where the file is compressed."""
+        """Bytes of text, estimated if the file is compressed."""
         if self.end is not None:
             return self.end - self.start
         return text_files.text_bytes(pathlib.Path(self.path), self.size)
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if the file is another than when the preparation was planned."""
+        """Raise ValueError if the file has changed since the preparation was planned."""
         _check_unchanged([(self.path, self.size, self.modified)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Text of one task.
-
-    Attributes:
-      language: of the text.
-      number, total: its place among the parts of the language.
-      pieces: in order.
-    """
+    """Text of one task: consecutive pieces, part `number` of the `total` parts of the language."""
 
     language: str
     number: int
@@ -70,7 +60,6 @@ class Part:
         return artifacts.fingerprint(dataclasses.asdict(self))
 
     def row_file(self, split: str) -> str:
-        """Name of its file of a split."""
         return shard_names(self.language, split, self.total)[self.number]
 
     @property
@@ -97,21 +86,16 @@ class SourceTask:
         return artifacts.fingerprint(dataclasses.asdict(self))
 
     def column(self, language: str, side: int) -> str:
-        """Name of the file of text of a column, of one side of `selection`."""
+        """Return the name of the file of text of a column, of one side of `selection`."""
         split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
         return f"{self.note}.{language}.{split}.jsonl"
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of text, estimated where files are compressed."""
         return sum(text_files.text_bytes(pathlib.Path(path), size) for path, size, _ in self.files)
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
-        """Find its source, whatever other sources there are by now.
-
-        Raises:
-          ValueError: a file is another than when the preparation was planned, or one has come.
-        """
+        """Find its source; ValueError if a file has changed since planning, or one was added."""
         self.check_unchanged()
         for source in sources.find_parallel(spec):
             if source.key == self.key and states(source.files) == self.files:
@@ -119,13 +103,13 @@ class SourceTask:
         raise _changed(pathlib.Path(self.files[0][0]).parent)
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a file is another than when the preparation was planned."""
+        """Raise ValueError if a file has changed since the preparation was planned."""
         _check_unchanged(self.files)
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageTask:
-    """All parts of a language, and how many blocks there are in each."""
+    """All parts of a language."""
 
     parts: tuple[Part, ...]
 
@@ -167,7 +151,7 @@ def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
-    """Raise ValueError if one of `files`, see `states`, is another by now."""
+    """Raise ValueError if one of `files`, see `states`, has changed."""
     for path, *state in files:
         if state != list(stat(pathlib.Path(path))):
             raise _changed(path)
@@ -197,7 +181,7 @@ def cut_file(
 
 
 def group(pieces: Iterable[Piece], shard_bytes: int) -> list[Part]:
-    """Join the consecutive pieces of each language to parts of at most `shard_bytes`, if it can."""
+    """Join consecutive pieces of each language into parts of at most `shard_bytes`, if possible."""
     by_language: dict[str, list[list[Piece]]] = {}
     sizes: dict[str, int] = {}
     for piece in pieces:
@@ -216,7 +200,7 @@ def group(pieces: Iterable[Piece], shard_bytes: int) -> list[Part]:
 
 
 def find_inputs(spec: CorpusSpec, shard_bytes: int) -> Found:
-    """Find the sources of parallel text and the pieces of monolingual text; reads headers only."""
+    """Find sources of parallel text, reading only headers, and pieces of monolingual text."""
     tasks: list[SourceTask] = []
     taken: set[str] = set()
     for number, source in enumerate(sources.find_parallel(spec)):

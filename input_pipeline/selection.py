@@ -1,8 +1,8 @@
 """Selection of a language's blocks: training, held out, or dropped as a repetition or over a limit.
 
-Blocks are described by records of 25 bytes instead of their text, so that languages of any size are
-selected in little memory. The records of a part of a language lie sorted by digest; repetitions are
-looked for in one range of digests after another.
+Records of 25 bytes stand for the text of blocks, so that languages of any size need little memory.
+The records of a part of a language are sorted by digest. Repetitions are found in one range of
+digests after another.
 """
 
 import dataclasses
@@ -32,10 +32,8 @@ _SPARE_BLOCKS = 4
 class Selection:
     """Choice among the blocks of a language.
 
-    Attributes:
-      sides: per part [blocks] uint8: `TRAIN`, `HELDOUT` or `DROPPED`.
-      duplicates: number of blocks that were dropped because their text occurs elsewhere.
-      duplicate_bytes: UTF-8 bytes of them.
+    `sides` are, per part, [blocks] uint8 `TRAIN`, `HELDOUT` or `DROPPED`. `duplicates` and
+    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes.
     """
 
     sides: list[np.ndarray]
@@ -44,11 +42,7 @@ class Selection:
 
 
 def records(found: Iterable[tuple[bytes, int, int]]) -> np.ndarray:
-    """Return the records [blocks] of a part, sorted by digest.
-
-    Args:
-      found: (digest, size, origin) of its blocks in order.
-    """
+    """Return the records [blocks] of a part, sorted by digest, from its (digest, size, origin)."""
     rows = (
         (int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big"), number, size, origin)
         for number, (digest, size, origin) in enumerate(found)
@@ -59,21 +53,17 @@ def records(found: Iterable[tuple[bytes, int, int]]) -> np.ndarray:
 def select(
     parts: Sequence[np.ndarray], spec: CorpusSpec, language: str, digests_at_once: int = 0
 ) -> Selection:
-    """Select among the blocks of a language.
+    """Select among the blocks of a language, from the `records` of its parts in order.
 
-    Text is split by `spec.heldout_by`; at least one block is held out and one is not, if there are
-    two of different text. Of blocks of equal text the first is kept, but a held-out one before all
-    others, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
-    rest `spec.limit_of(language)` bytes are kept.
+    `spec.heldout_by` splits the text. At least one block is held out and one is not, if there are
+    two of different text. Of blocks of equal text the first held-out one is kept, or else the first
+    one, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
+    rest, `spec.limit_of(language)` bytes are kept.
 
-    Memory: 1 byte a block, and some 70 for the blocks of a range of digests; without the limits of
-    a language's bytes and of "position", which take up to some 250 bytes a block, and without that
-    of held-out bytes, which takes some 100 where it is reached.
-
-    Args:
-      parts: `records` of the parts of a language in order, in memory or memory-mapped; one is
-        looked at at a time.
-      digests_at_once: blocks in a range of digests; 0 for the default.
+    Memory: 1 byte a block, and some 70 bytes for each of `digests_at_once` blocks (0 for the
+    default). A limit of a language's bytes, or "position", takes up to some 250 bytes a block. The
+    limit of held-out bytes takes some 100 if reached. Parts, which may be memory-mapped, are read
+    one by one.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
     for part, side in zip(parts, sides, strict=True):
@@ -98,7 +88,7 @@ def select(
 def _hold_out_by_text(
     parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
 ) -> None:
-    """Hold out the text whose hash is below the limit, or the least one; never the greatest."""
+    """Hold out text whose hash is below the limit, or the least one; never the greatest."""
     ends = [(int(high[0]), int(high[-1])) for part in parts if len(high := _text(part)["high"])]
     if not ends or not fraction:
         return
@@ -112,7 +102,7 @@ def _hold_out_by_text(
 
 
 def _text(part: np.ndarray) -> np.ndarray:
-    """Records of the text that is to be split; no copy of those where there is no other."""
+    """Return the records of the text that is to be split, without a copy if there is no other."""
     return part[part["origin"] == TEXT] if part["origin"].any() else part
 
 
@@ -130,9 +120,9 @@ def _hold_out_by_position(
 def heldout_numbers(
     count: int, fraction: float, salt: str, sizes: np.ndarray | None = None
 ) -> set[int]:
-    """Choose which of `count` blocks are held out, one at least and never all if there are two.
+    """Choose which of `count` blocks are held out: one at least, and never all if there are two.
 
-    With the bytes of each, `sizes` [count], they keep to `heldout_bytes`.
+    Their bytes, if `sizes` [count] is given, stay within `heldout_bytes`.
     """
     wanted = round(fraction * count)
     if fraction > 0 and count > 1:
@@ -146,16 +136,16 @@ def heldout_numbers(
 
 
 def heldout_bytes(sizes: np.ndarray, fraction: float) -> float:
-    """Most bytes that are held out of blocks of these `sizes`, of which `fraction` is wanted.
+    """Return the most bytes that are held out of blocks of `sizes` for a wanted `fraction`.
 
-    Twice the fraction of them and some blocks of the median size, of two medians the smaller one.
+    Twice the fraction, and some blocks of the median size, of two medians the smaller one.
     """
     middle = (len(sizes) - 1) // 2
     return 2 * fraction * float(sizes.sum()) + _SPARE_BLOCKS * np.partition(sizes, middle)[middle]
 
 
 def _fitting(sizes: np.ndarray, limit: float) -> np.ndarray:
-    """Whether each of `sizes`, in order, fits into what those before it leave of a limit."""
+    """Return whether each of `sizes`, in order, fits into what the ones before leave of a limit."""
     fits = np.zeros(len(sizes), bool)
     for number, size in enumerate(sizes.tolist()):
         if size <= limit:
@@ -166,7 +156,7 @@ def _fitting(sizes: np.ndarray, limit: float) -> np.ndarray:
 def _limit_heldout(
     parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
 ) -> None:
-    """Train on what is held out of the text beyond `heldout_bytes`, in the order of digests.
+    """Train on held-out text beyond `heldout_bytes`, in the order of digests.
 
     If no held-out block fits, the first other one that does is held out in its place.
     """
@@ -180,7 +170,7 @@ def _limit_heldout(
         return
     part_of, found = next(_ranges(parts, sum(map(len, parts))))
     side_of = _sides_of(part_of, found, sides)
-    # What is held out as parallel text stays so, whatever else says the same.
+    # Text equal to held-out parallel text stays as it is.
     parallel = found["high"][found["origin"] == PARALLEL_HELDOUT]
     is_text = (found["origin"] == TEXT) & ~np.isin(found["high"], parallel)
     text = np.flatnonzero(is_text & (side_of != DROPPED))
@@ -194,7 +184,7 @@ def _limit_heldout(
     starts = np.append(0, np.flatnonzero(is_other) + 1)
     fits = _fitting(np.add.reduceat(sizes, starts), limit)
     num_heldout = int(is_heldout[starts].sum())
-    # Another block only if none of them fits.
+    # Hold out another block only if no held-out one fits.
     fits[np.flatnonzero(fits)[max(int(fits[:num_heldout].sum()), 1) :]] = False
     new = np.repeat(np.where(fits, HELDOUT, TRAIN), np.diff(starts, append=len(text)))
     for number in np.unique(part_of):
@@ -203,7 +193,7 @@ def _limit_heldout(
 
 
 def _shuffled(count: int, salt: str) -> list[int]:
-    """Return a permutation of range(count) that depends on `salt` alone."""
+    """Return a permutation of range(count) that depends only on `salt`."""
 
     def rank(i: int) -> bytes:
         return hashlib.sha256(f"{salt} {i}".encode()).digest()
@@ -234,7 +224,7 @@ def _drop_repetitions(
 
 
 def _sides_of(part_of: np.ndarray, found: np.ndarray, sides: Sequence[np.ndarray]) -> np.ndarray:
-    """Sides [n] of records [n] of the parts `part_of` [n]."""
+    """Return the sides [n] of records [n] of the parts `part_of` [n]."""
     result = np.empty(len(found), np.uint8)
     for number in np.unique(part_of):
         here = part_of == number
@@ -243,7 +233,7 @@ def _sides_of(part_of: np.ndarray, found: np.ndarray, sides: Sequence[np.ndarray
 
 
 def _ranges(parts: Sequence[np.ndarray], at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield records [n] of all parts by ranges of digests, behind the part of each [n]."""
+    """Yield the part of each record [n], and the records [n] of all parts, by ranges of digests."""
     num_ranges = -(-sum(map(len, parts)) // at_once)
     starts = [0] * len(parts)
     for number in range(1, num_ranges + 1):

@@ -1,4 +1,4 @@
-"""Sources of a corpus: its settings, the files of each language, and parallel text as a stream."""
+"""Sources of a corpus: its settings, the files of each language, and streams of parallel text."""
 
 import collections
 import dataclasses
@@ -88,22 +88,18 @@ class CorpusSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """File of text in one language."""
-
     language: str
     path: pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelSource:
-    """Parallel text that is read when asked for, any number of times.
+    """Parallel text that can be read any number of times.
 
     Attributes:
       key: config key that names it, "parallel" or "parallel_eval".
-      name: of the source.
       languages: the columns.
-      files: that it is read from.
-      rows: returns an iterator of its rows, one cell per language, "" for a missing translation; ()
+      rows: returns an iterator of rows, one cell per language, "" for a missing translation; ()
         where a document ends.
     """
 
@@ -127,7 +123,7 @@ class ParallelSource:
 
 
 def root_of(spec: CorpusSpec) -> pathlib.Path:
-    """Return the folder of the corpus; raises ValueError if there is none."""
+    """Return the folder of the corpus; raise ValueError if there is none."""
     root = pathlib.Path(spec.root)
     if not root.is_dir():
         raise ValueError(f"corpus.root: {root} is no folder; correct the path")
@@ -137,9 +133,7 @@ def root_of(spec: CorpusSpec) -> pathlib.Path:
 def find_text(spec: CorpusSpec) -> list[TextFile]:
     """Find the files of monolingual text: folders in the order of the config, files by name.
 
-    Raises:
-      ValueError: a folder does not exist, is named twice or is one of `parallel_eval` or of
-        `parallel`, or shards of a file are missing.
+    Raise ValueError if a folder is missing, repeated or parallel text, or shards are missing.
     """
     found, seen = [], set()
     root = root_of(spec)
@@ -183,8 +177,7 @@ def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:
 def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
     """Find the sources of parallel text that have two wanted languages.
 
-    Raises:
-      ValueError: a path does not exist, a header is malformed, or a language has two columns.
+    Raise ValueError if a path is missing, a header malformed, or a language has two columns.
     """
     found = []
     for key, paths in _parallel_paths(spec).items():
@@ -202,13 +195,13 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
 
 
 def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
-    """Find what `parallel` matches and is not trained on, since `parallel_eval` names it."""
+    """Find the paths that `parallel` matches too, but that `parallel_eval` keeps from training."""
     matched = _matched_parallel(spec)
     return [path for path in matched["parallel"] if path in matched["parallel_eval"]]
 
 
 def _parallel_paths(spec: CorpusSpec) -> dict[str, list[pathlib.Path]]:
-    """Find the paths of parallel text of each config key; none is twice or of both keys."""
+    """Find the paths of parallel text of each config key, each path once and under one key."""
     matched = _matched_parallel(spec)
     evaluated = matched["parallel_eval"]
     trained = [path for path in matched["parallel"] if path not in evaluated]
@@ -223,24 +216,19 @@ def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
 
 
 def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
-    """Find the patterns of config keys that match nothing, as those with `*` may."""
+    """Find the patterns of config keys that match nothing; only those with `*` may."""
     patterns = itertools.chain.from_iterable(getattr(spec, key) for key in keys)
     return [one for one in patterns if not glob.glob(one, root_dir=spec.root, recursive=True)]
 
 
 def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
-    """Find the parallel text, and its languages, of which fewer than two are wanted.
-
-    Raises:
-      ValueError: as `find_parallel`.
-    """
+    """Find the parallel text that has fewer than two wanted languages, and its languages."""
     paths = _parallel_paths(spec).values()
     languages = {path: _languages_of(path, spec) for path in itertools.chain(*paths)}
     return {path: found for path, found in languages.items() if not _has_two(found, spec)}
 
 
 def _has_two(languages: Iterable[str], spec: CorpusSpec) -> bool:
-    """Whether two of the languages, or more, are wanted."""
     return sum(_is_wanted(language, spec) for language in languages) > 1
 
 
@@ -299,12 +287,12 @@ def _text_files(
 
 
 def _padded(name: str) -> str:
-    """Name whose order among others is that of its number, padded or not."""
+    """Return a name with shard numbers padded, so that names sort by number."""
     return re.sub("[0-9]+(?=-of-)", lambda found: found[0].zfill(12), name)
 
 
 def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path]]) -> None:
-    """Check that each shard of a file is there once."""
+    """Raise ValueError unless each shard of a file exists once."""
     count = collections.Counter(number for number, _ in parts)
     if missing := sorted(set(range(total)) - set(count)):
         raise ValueError(

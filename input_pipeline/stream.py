@@ -1,9 +1,8 @@
 """The training stream: language and sequence of example i of the batch of step s.
 
-The stream is a pure function of (seed, step). Resuming means asking for the next step; there is no
-iterator state, the order does not depend on the number of hosts or threads, and random access takes
-constant time. `order` has the arithmetic, and `block_order` that of sequences which are read by
-blocks.
+A pure function of (seed, step): to resume, ask for the next step. There is no iterator state, and
+the order does not depend on the number of hosts or threads. `order` has the arithmetic,
+`block_order` that of sequences read by blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,7 @@ PACKED = "packed"
 
 
 class Stream(Protocol):
-    """Batches addressed by step.
-
-    Attributes:
-      types: names and types of the arrays that a batch may hold.
-    """
+    """Batches addressed by step; `types` are the dtypes of all arrays that a batch may hold."""
 
     @property
     def types(self) -> Mapping[str, np.dtype]: ...
@@ -39,7 +34,7 @@ class Stream(Protocol):
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts."""
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return a readable description of the batch of `step`: a name and an index per example."""
+        """Return a name and an index for each example of the batch of `step`."""
 
     def step_values(self, step: int) -> dict[str, float]:
         """Return the settings of the stream that change with the step, by name."""
@@ -54,11 +49,7 @@ class ReadAhead(Protocol):
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
-    """Return the number of sequences in each of `num_parts` equal parts of a batch.
-
-    Raises:
-      ValueError: the batch does not divide into equal parts.
-    """
+    """Return the sequences in each of `num_parts` parts; ValueError if they are not equal."""
     if batch_size % num_parts:
         raise ValueError(
             f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
@@ -97,15 +88,11 @@ class _ChosenStream:
 
 
 class MixedStream(_ChosenStream):
-    """Mixture of streams: each step's batch comes from one of them."""
+    """Mixture of streams by `shares`: in random order, or evenly spread if `in_turns`."""
 
     def __init__(
         self, streams: Sequence[Stream], shares: np.ndarray, seed: int, in_turns: bool = False
     ):
-        """Initialise a mixture of `streams`, each in order, by their `shares` of the steps.
-
-        They come in random order, or with `in_turns` as evenly spread as can be.
-        """
         self._streams = list(streams)
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
         self._order = StreamOrder.create(
@@ -113,7 +100,7 @@ class MixedStream(_ChosenStream):
         )
 
     def steps_before(self, step: int, number: int) -> int:
-        """Return how many steps before `step` have batches of the stream of index `number`."""
+        """Return how many of the steps before `step` take stream `number`."""
         return self._order.count_before(step, number)
 
     def _of(self, step: int) -> tuple[Stream, int]:
@@ -122,10 +109,9 @@ class MixedStream(_ChosenStream):
 
 
 class PhasedStream(_ChosenStream):
-    """Schedule of streams; each starts at its own step with its first batch."""
+    """Schedule of streams by first step; one must be 0. Each starts with its first batch."""
 
     def __init__(self, phases: Mapping[int, Stream]):
-        """Initialise a schedule of streams by first step; one of the steps must be 0."""
         self._phases = dict(sorted(phases.items()))
         self.types = {
             name: kind for stream in phases.values() for name, kind in stream.types.items()
@@ -140,10 +126,9 @@ class PhasedStream(_ChosenStream):
 
 
 class AlphaPhases(PhasedStream):
-    """Schedule of streams of different alpha."""
+    """Schedule of (alpha, stream) by first step; one must be 0."""
 
     def __init__(self, phases: Mapping[int, tuple[float, Stream]]):
-        """Initialise a schedule of (alpha, stream) by first step; one of the steps must be 0."""
         super().__init__({first: stream for first, (_, stream) in phases.items()})
         self._alphas = {first: alpha for first, (alpha, _) in phases.items()}
 
@@ -152,7 +137,10 @@ class AlphaPhases(PhasedStream):
 
 
 class TrainingStream:
-    """Batches of packed sequences of all languages, addressed by step."""
+    """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3).
+
+    They need not sum to one. Without a cache of `training_rows`, sequences are read one by one.
+    """
 
     types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
@@ -165,12 +153,6 @@ class TrainingStream:
         settings: BlockSettings = NO_BLOCKS,
         cache: BlockCache | None = None,
     ):
-        """Initialise a stream over the languages of `store`, drawn by `probabilities` (Eq. 3).
-
-        Args:
-          probabilities: of each language; they need not sum to one.
-          cache: of blocks of the rows of `training_rows`; None to read sequences as they come.
-        """
         self.languages = store.languages
         self._rows, self._length = training_rows(store), store.length
         self._vocab_size = store.vocab_size
@@ -187,12 +169,8 @@ class TrainingStream:
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
 
-        Returns:
-          `tokens` [B / num_parts, L] int32 and `language` [B / num_parts] int32, an index into
-          `self.languages`.
-
-        Raises:
-          ValueError: the batch cannot be cut into `num_parts`, or a file is damaged.
+        int32 `tokens` [B / num_parts, L] and `language` [B / num_parts], an index into
+        `self.languages`. Raise ValueError if the batch does not divide or a file is damaged.
         """
         if self._requested is None:
             places = self._locate(step, part, num_parts)
@@ -211,7 +189,6 @@ class TrainingStream:
         return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        """Begin to read the blocks of a batch."""
         if self._requested is not None:
             self._requested.request(step, part, num_parts)
 

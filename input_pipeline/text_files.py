@@ -1,9 +1,8 @@
-"""Reading of text files; errors name the file, the line and the remedy.
+"""Streaming readers of text files; errors name the file, the line and the remedy.
 
 Formats: `<lang>.txt` (one sentence per line, a blank line between documents), `<lang>.jsonl` (one
 document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of the lines of
-`<lang>.txt`), each plain, `.gz`, `.xz`, `.bz2` or `.zst`, UTF-8. Everything is read as a stream.
-docs/corpus_format.md describes the formats for users.
+`<lang>.txt`), each plain, `.gz`, `.xz`, `.bz2` or `.zst`, UTF-8. See docs/corpus_format.md.
 """
 
 import bz2
@@ -24,7 +23,7 @@ from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
 
-# By the end of a name, "" for plain files.
+# By suffix, "" for plain files.
 OPENERS: dict[str, Callable[..., Any]] = {
     "": open,
     "gz": gzip.open,
@@ -32,7 +31,7 @@ OPENERS: dict[str, Callable[..., Any]] = {
     "bz2": bz2.open,
     "zst": zstd.open_file,
 }
-_COMPRESSION = 4  # bytes of text in a byte of a compressed file, about
+_COMPRESSION = 4  # approximate bytes of text per compressed byte
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
@@ -45,10 +44,9 @@ _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
-    """Split a file name into (stem, kind, compression), or None if it is no text file.
+    """Split a file name into (stem, kind, compression); None if it is no text file.
 
-    Raises:
-      ValueError: the name is that of a text file with an unsupported compression.
+    Raise ValueError for a text file of an unsupported compression.
     """
     stem, *suffixes = path.name.split(".")
     suffixes = [one if one == "Z" else one.lower() for one in suffixes]
@@ -65,16 +63,13 @@ def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
 
 
 def text_bytes(path: pathlib.Path, size: int) -> int:
-    """Return the bytes of text in a file of `size` bytes, estimated where it is compressed."""
+    """Return the bytes of text in a file of `size` bytes, estimated if it is compressed."""
     file_type = file_format(path)
     return size * (_COMPRESSION if file_type and file_type[2] else 1)
 
 
 def is_language(code: str) -> bool:
-    """Return whether `code` has the form of a language code: en, ceb, zh_Hant, aze-Latn.
-
-    The name of a shard, such as en-00000-of-00002, is none.
-    """
+    """Return whether `code` looks like a language code: en, ceb, zh_Hant; shard names do not."""
     return _LANGUAGE.fullmatch(code) is not None and _SHARD.search(code) is None
 
 
@@ -87,14 +82,13 @@ def shard_of(stem: str) -> tuple[str, int, int] | None:
 def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
-    Args:
-      start, end: a range of bytes of a plain `.txt` or `.jsonl` file, of which the documents that
-        begin in it are read to their ends: those behind a blank line in it, or in JSON lines those
-        whose line begins in it. Ranges that cover a file together cover its documents, each once.
+    `start` and `end` select a range of bytes of a plain `.txt` or `.jsonl` file. The documents that
+    begin in the range are read to their ends: those after a blank line in it, or the JSON lines
+    that begin in it. Ranges that cover a file together cover each of its documents once.
 
     Raises:
-      ValueError: the file is empty, damaged, not UTF-8, no regular file, or holds NUL bytes, or
-        more text than a line or a compressed file of its size may have.
+      ValueError: the file is empty, damaged, not UTF-8, not a regular file, holds NUL bytes, or has
+        more text than a line, or a compressed file of its size, may have.
     """
     file_type = file_format(path)
     if file_type is None:
@@ -143,7 +137,7 @@ def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator
     position = start
     readline = functools.partial(file.readline, MAX_LINE_BYTES + 1)
     if start:
-        # From one byte before, so that a line that begins at `start` is not taken for a rest.
+        # Skip from one byte earlier, so that a line that begins at `start` is kept.
         position = file.seek(start - 1) + len(readline())
         is_between = kind == "jsonl"
         while not is_between and position < end and (line := readline()):
@@ -175,7 +169,6 @@ def max_text_bytes(path: pathlib.Path) -> int:
 
 
 def too_large_message(where: str) -> str:
-    """Message that a line, or a compressed file, holds too much text."""
     return (
         f"{where}: a line of more than {MAX_LINE_BYTES >> 20} MiB, or a file that holds more than "
         f"{_MAX_COMPRESSION} times its bytes, is no text; break lines, or check what the file is"
@@ -183,7 +176,6 @@ def too_large_message(where: str) -> str:
 
 
 def nul_message(where: str) -> str:
-    """Message that there is a NUL byte."""
     return (
         f"{where}: a NUL byte, as in UTF-16 and where a crash left a hole; convert the file: iconv "
         "-f utf-16 -t utf-8, or remove the bytes: tr -d '\\000'"
@@ -191,26 +183,15 @@ def nul_message(where: str) -> str:
 
 
 def read_sentences(path: pathlib.Path) -> Iterator[str]:
-    """Yield the sentences of a `.txt` or `.jsonl` file of any size, in constant memory.
-
-    Long lines are cut, see `xlm.common.long_lines`.
-
-    Raises:
-      ValueError: as `read_lines`; a JSON line is not an object with a text field; there is no text
-        at all; the file is TSV. All but the last are raised when iteration reaches the fault.
-    """
+    """Yield the sentences of a file as `read_marked`, without "" and with long lines cut."""
     return itertools.chain.from_iterable(map(cut_line, filter(None, read_marked(path))))
 
 
 def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield the sentences of a file, and "" (once or more often) where a document ends.
 
-    Args:
-      path: of a `.txt` or `.jsonl` file of any size.
-      start, end: range of it, see `read_lines`.
-
-    Raises:
-      ValueError: as `read_sentences`.
+    `start` and `end` are as in `read_lines`. Raise ValueError as `read_lines`, or if a JSON line is
+    not an object with a text field, the file has no text at all, or is TSV.
     """
     file_type = file_format(path)
     if file_type is not None and file_type[1] == "tsv":
@@ -228,7 +209,7 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
     for sentence in sentences:
         is_blank = is_blank and not sentence
         yield sentence
-    # Of a range it may be right: a document can be longer than one.
+    # A range may be blank: documents can be longer.
     if is_blank and end is None:
         raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
 
@@ -241,7 +222,7 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
         where = f"{path}, line {number}{origin}"
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also of numbers of thousands of digits
+        except (ValueError, RecursionError) as error:  # also for thousands of digits
             raise ValueError(
                 f"{where}: not JSON ({error}); each line must be one JSON object"
             ) from error
@@ -264,23 +245,16 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
 
 
 def json_line(sentences: Document) -> str:
-    """Return a document as a line of a `.jsonl` file."""
     return json.dumps({"text": "\n".join(sentences)}, ensure_ascii=False) + "\n"
 
 
 def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
-    """Open parallel text in a TSV file.
+    """Open a TSV file of parallel text; return its languages and its rows.
 
     Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
-    `<lang>-<lang>.tsv` and has these two columns and no header. A blank line ends a document; an
-    empty cell is a missing translation.
-
-    Returns:
-      The languages, and the rows: one cell per language, and () where a document ends.
-
-    Raises:
-      ValueError: as `read_lines`; a header has no languages. While rows are read: a row has a
-        different width, or there is none.
+    `<lang>-<lang>.tsv` and has these two columns and no header. A row has one cell per language, ""
+    for a missing translation, or is () where a blank line ends a document. Raise ValueError as
+    `read_lines`, for a header without languages, and on reading rows of another width, or none.
     """
     lines = enumerate(read_lines(path), start=1)
     file_type = file_format(path)

@@ -19,12 +19,7 @@ _WIKI40B_MARK = re.compile(r"_START_PARAGRAPH_\n?|_NEWLINE_")
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset:
-    """Name of a text dataset in tensorflow-datasets, with "{}" as the placeholder of the language.
-
-    Attributes:
-      name: dataset and config.
-      split: the split.
-    """
+    """Name (with config) and split of a text dataset; "{}" stands for the language."""
 
     name: str
     split: str = "train"
@@ -44,14 +39,10 @@ class NoSplitError(ValueError):
 def load_split(
     name: str, split: str, data_dir: str | None, shard: tuple[int, int] = (0, 1)
 ) -> tuple[Any, Any]:
-    """Load a split, as it is ordered, and its info; prepare it first if it is not there.
+    """Load a split in its own order, and its info; prepare the dataset first if needed.
 
-    Args:
-      data_dir, shard: as `documents`.
-
-    Raises:
-      NoSplitError: there is none.
-      ValueError: it cannot be prepared, or needs a package that is not installed.
+    `data_dir` and `shard` are as in `documents`. Raise NoSplitError if there is no such split,
+    ValueError if the dataset cannot be prepared or needs a package that is not installed.
     """
     with packages.needed(name, "datasets"):
         import tensorflow_datasets as tfds
@@ -65,7 +56,7 @@ def load_split(
         except ValueError as error:
             raise NoSplitError(str(error).splitlines()[0]) from error
         except Exception as error:  # the code of a dataset raises anything
-            # Errors of the network are of the system's kind, without its number.
+            # Network errors are OSErrors too, but without an errno.
             if isinstance(error, ImportError) or getattr(error, "errno", None):
                 raise
             raise ValueError(
@@ -85,7 +76,7 @@ def documents(
     Args:
       dataset: one of `DATASETS`, or another one whose examples have a `text`.
       language: its code in the dataset, such as "zh-cn" in wiki40b or "iw" in c4.
-      data_dir: data folder of tensorflow-datasets; its own default if None.
+      data_dir: data folder of tensorflow-datasets; None for its own default.
       shard: number of a part, and number of all parts, of about equal size.
 
     Raises:
@@ -111,7 +102,7 @@ def _plain(text: str) -> str:
 
 
 def file_name(language: str, shard: tuple[int, int] = (0, 1)) -> str:
-    """Return the name of the file of a part: of the only one, <language>.jsonl.gz."""
+    """Return the name of the file of a part; of the only part, <language>.jsonl.gz."""
     number, total = shard
     return (
         f"{language}-{number:05d}-of-{total:05d}.jsonl.gz" if total > 1 else f"{language}.jsonl.gz"
@@ -126,18 +117,10 @@ def write_text(
     data_dir: str | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> int:
-    """Write documents of a language to a file of `folder`, see `file_name`, one at a time.
+    """Write the `documents` of a language, one at a time, to the `file_name` in `folder`.
 
-    Args:
-      dataset, language, data_dir, shard: as `documents`.
-      max_documents: number of documents, the first ones of the language; 0 for all.
-
-    Returns:
-      Number of documents written.
-
-    Raises:
-      ValueError: as `documents`, there are none, or the folder has the text of the language in
-        another number of files.
+    At most the first `max_documents` are written, 0 for all. Return their number. Raise ValueError
+    as `documents`, or if there are none, or the folder has the language in another number of files.
     """
     check_number_of_files(folder, language, shard[1])
     found = itertools.islice(documents(dataset, language, data_dir, shard), max_documents or None)
@@ -156,7 +139,7 @@ def write_text(
 
 
 def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> None:
-    """Raise ValueError if a folder has a file of the language that is one of another number."""
+    """Raise ValueError if a folder has the language in another number of files than `total`."""
     declarations.check_name(language, "--languages", "give codes of languages")
     for path in sorted(folder.glob("*.jsonl.gz")):
         name = path.name.removesuffix(".jsonl.gz")

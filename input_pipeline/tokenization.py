@@ -40,11 +40,7 @@ class PackedDatasetSettings:
 
 
 def special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
-    """Read the special ids of a tokenizer.
-
-    Raises:
-      ValueError: the tokenizer lacks one of them.
-    """
+    """Return the special ids of a tokenizer; raise ValueError if it lacks one."""
     mask = processor.piece_to_id("<mask>")
     ids = SpecialIds(
         bos=processor.bos_id(),
@@ -76,19 +72,11 @@ def check_tokenizer(model: bytes, path: pathlib.Path) -> None:
 
 
 class RowWriter:
-    """Writer of the packed sequences of text, in little memory.
-
-    A batch of documents is tokenised at a time; finished sequences go to the file.
-    """
+    """Writer of packed sequences, which tokenises a batch of documents at a time to save memory."""
 
     def __init__(
         self, processor: spm.SentencePieceProcessor, file: ArrayWriter, length: int, dtype: np.dtype
     ):
-        """Begin with no text.
-
-        Args:
-          length: L, tokens per sequence.
-        """
         self._special = special_ids(processor)
         self._processor, self._file = processor, file
         self._packer = RowPacker(length, self._special, dtype)
@@ -98,14 +86,13 @@ class RowWriter:
         self.counts = np.zeros(processor.get_piece_size(), np.int64)  # [V] of each piece
 
     def add(self, document: Document) -> None:
-        """Add the sentences of a document."""
         self._documents.append(document)
         self._characters += sum(map(len, document)) + len(document)
         if self._characters >= _CHARACTERS_AT_ONCE:
             self._write()
 
     def finish(self) -> dict[str, int]:
-        """Write what is left; return the statistics of the text."""
+        """Write the remaining text; return the statistics of all text."""
         self._write()
         self._file.append(self._packer.take(is_last=True))
         return {
@@ -131,7 +118,7 @@ class RowWriter:
 def encode(
     processor: spm.SentencePieceProcessor, sentences: Iterable[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenise sentences: their ids, [n] uint32, and the end of each, [sentences] int64."""
+    """Tokenise sentences: return their ids, [n] uint32, and the end of each, [sentences] int64."""
     found = processor.encode(list(sentences), out_type=int, num_threads=1)
     ends = np.cumsum([*map(len, found)], dtype=np.int64)
     return np.fromiter(itertools.chain.from_iterable(found), np.uint32), ends

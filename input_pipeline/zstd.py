@@ -16,9 +16,8 @@ _COMPRESSED_CHUNK = 1 << 11
 def open_file(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
     """Open a `.zst` file, of one frame or several, for reading bytes.
 
-    Raises:
-      ValueError: zstandard is not installed.
-      EOFError, OSError: while reading: the file is cut off, or damaged.
+    Raise ValueError if zstandard is not installed. Reading raises EOFError or OSError if the file
+    is cut off or damaged.
     """
     with packages.needed(str(path)):
         import zstandard  # noqa: F401
@@ -26,10 +25,7 @@ def open_file(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
 
 
 class _Frames(io.RawIOBase):
-    """Decompressed bytes of all frames of a file.
-
-    zstandard's own reader ends silently where a file is cut off.
-    """
+    """Decompressed bytes of all frames; zstandard's own reader ends silently at a cut-off frame."""
 
     def __init__(self, path: pathlib.Path):
         import zstandard
@@ -37,7 +33,7 @@ class _Frames(io.RawIOBase):
         self._file = path.open("rb")
         self._error = zstandard.ZstdError
         self._decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-        self._frame: Any = None  # of which something has been read, but not all
+        self._frame: Any = None  # decoder of a frame that was read in part
         self._compressed = b""
         self._found = memoryview(b"")
 

@@ -3,13 +3,10 @@
     python finetune.py --config=configs/finetune/americasnli.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-DATA has `nli_en/mnli_train.tsv.xz`, `nli_en/mnli_dev.tsv.xz` to select on, since the languages of
-AmericasNLI are for zero-shot transfer, and `americasnli/dev/{language}.tsv.xz`, which serves as
-test data. tensorflow-datasets has MultiNLI alone, so `:tfds` takes that from it and
---config.task.root names the folder of the rest.
-
-Trained as XNLI. With all of MultiNLI expect a mean accuracy of 38.5 of XLM-R Base, English left
-out (XY-LENT, Table 5).
+DATA has `nli_en/mnli_train.tsv.xz`, `nli_en/mnli_dev.tsv.xz` to select on, since AmericasNLI is for
+zero-shot transfer, and `americasnli/dev/{language}.tsv.xz` as test data. `:tfds` takes MultiNLI
+from tensorflow-datasets, and --config.task.root names the folder of the rest. Trained as XNLI. With
+all of MultiNLI expect a mean accuracy of 38.5 of XLM-R Base, English left out (XY-LENT, Table 5).
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +15,6 @@ from configs.finetune.base import TFDS, base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     config = base(
         "americasnli",
         arg,

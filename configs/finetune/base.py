@@ -1,14 +1,13 @@
-"""The part that all configs of fine-tuning share. Each of them sets the data and what differs.
+"""The part that all configs of fine-tuning share; each sets its data and what differs.
 
-Batch size, warm-up and weight decay are those of XY-LENT, Table 15 (of XNLI it has 12,500 steps of
-warm-up, a tenth of ten epochs), and Adam's those of VECO, Table 9: VoCap's appendix C, which
-learning rates and epochs are from, states none. Dropout and clipping of fine-tuning are in none
-of the three. The parameters that do best on English development data are kept, as in XTREME (Hu et
-al. 2020). VoCap (appendix C) and VECO (appendix B) keep those with the best average over the
-development sets of all languages:
---config.task.selection=all_languages, which selects on the test data where a config says that the
-development data serve as such; results and tables then say so. VoCap selects XQuAD on MLQA's
-development set, and TyDiQA-GoldP on its English test set.
+Batch size, warm-up and weight decay are those of XY-LENT, Table 15 (for XNLI it has 12,500 steps of
+warm-up, a tenth of ten epochs). Adam's are those of VECO, Table 9, as VoCap's appendix C, the
+source of learning rates and epochs, has none. None of the three has dropout and clipping of
+fine-tuning. The parameters that do best on English development data are kept, as in XTREME (Hu et
+al. 2020). --config.task.selection=all_languages takes the best average over all languages, as VoCap
+(appendix C) and VECO (appendix B). If the development data serve as test data, it selects on test
+data; results and tables then say so. VoCap selects XQuAD on MLQA's development set, and
+TyDiQA-GoldP on its English test set.
 """
 
 from ml_collections import ConfigDict
@@ -26,11 +25,9 @@ def base(
     validation: tuple[str, ...] = (),
     test: tuple[str, ...] = (),
 ) -> ConfigDict:
-    """The config of a task.
+    """Return the config of a task; `arg` is the folder with the data, or "tfds".
 
-    Args:
-      arg: the folder with the data, or "tfds" for tensorflow-datasets.
-      train, validation, test: patterns of files below the folder; () for a split not used.
+    `train`, `validation` and `test` are patterns of files below the folder; () if not used.
     """
     patterns = {"train": train, "validation": validation, "test": test}
     if arg == TFDS:

@@ -4,10 +4,10 @@
         --config.init_from=CHECKPOINT
 
 TASK is cola, sst2, mrpc, stsb, qqp, mnli, qnli or rte. DATA has `glue/TASK/{train,dev}.tsv.xz`, or
-of stsb, qqp and mnli the official files, `glue/STS-B/train.tsv` and so on; dev serves as test data
-too, since the labels of GLUE's tests are not public. Of mnli dev is the matched one, the other one
-is --config.task.test='("glue/MNLI/dev_mismatched.tsv",)'. configs/finetune/glue.py:TASK,tfds takes
-them from tensorflow-datasets.
+for stsb, qqp and mnli the official files, `glue/STS-B/train.tsv` and so on. Dev is also the test
+data, since GLUE's test labels are not public. For mnli it is the matched one, the other is
+--config.task.test='("glue/MNLI/dev_mismatched.tsv",)'. configs/finetune/glue.py:TASK,tfds takes all
+from tensorflow-datasets.
 
 No paper here states its settings; learning rate and epochs are those of RoBERTa (Liu et al. 2019,
 Table 10: 1e-5 to 3e-5, batches of 16 or 32, at most 10 epochs). With all of the data expect of
@@ -19,13 +19,12 @@ from ml_collections import ConfigDict
 
 from configs.finetune.base import TFDS, base
 
-# Files of which dev is called otherwise; those of the official distribution.
+# Folders of the tasks that are read from the official distribution.
 _OFFICIAL = {"stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI"}
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 
 
 def get_config(arg: str = "cola,") -> ConfigDict:
-    """The config; `arg` is the task, a comma, and the folder with the data, or "tfds"."""
     task, _, data = arg.partition(",")
     if task not in TASKS:
         raise ValueError(f"the task of GLUE is {task!r}, must be one of {', '.join(TASKS)}")

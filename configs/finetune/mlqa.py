@@ -4,18 +4,17 @@
         --config.init_from=CHECKPOINT
 
 DATA has `mlqa/dev-context-{language}-question-{language}.json.xz`, MLQA's development data, which
-serves as test data, and in place of SQuAD, which the papers train on, the English part of
-TyDiQA-GoldP: `tydiqa_goldp/{train,dev}.{language}.json.xz`. With SQuAD and MLQA's test data:
+serves as test data, and in place of the papers' SQuAD the English part of TyDiQA-GoldP:
+`tydiqa_goldp/{train,dev}.{language}.json.xz`. With SQuAD and MLQA's test data:
 
     --config.task.train='("squad/train-v1.1.json",)' \\
     --config.task.validation='("mlqa/dev-context-{language}-question-{language}.json",)' \\
     --config.task.test='("mlqa/test-context-{language}-question-{language}.json",)'
 
 configs/finetune/mlqa.py:tfds trains on SQuAD 1.1 and takes all splits from tensorflow-datasets.
-
-Epochs and learning rate are of VoCap, appendix C (4; 2e-5 or 3e-5). Trained on SQuAD expect a mean
-F1 / exact match of 57.2 / 39.6 of VoCap's XLM-R vocabulary after 1M steps and 60.9 / 42.9 of VoCap,
-500K (VoCap, Table 1). Answers are compared by MLQA's own rules for each language.
+Answers are compared by MLQA's own rules for each language. Epochs and learning rate are of VoCap,
+appendix C (4; 2e-5 or 3e-5). Trained on SQuAD expect a mean F1 / exact match of 57.2 / 39.6 of
+VoCap's XLM-R vocabulary after 1M steps and 60.9 / 42.9 of VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +23,6 @@ from configs.finetune.questions import questions
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     return questions(
         "mlqa",
         arg,

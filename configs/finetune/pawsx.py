@@ -5,11 +5,8 @@
 
 DATA has `pawsx/train_en.tsv.xz`, which may be a part of PAWS, and `pawsx/dev/{language}.tsv.xz`,
 which serves as test data too. configs/finetune/pawsx.py:tfds takes all splits from
-tensorflow-datasets.
-
-Epochs and learning rate are of VoCap, appendix C (10; 7e-6 or 1e-5). With all of PAWS expect a mean
-accuracy of 82.6 of VoCap's XLM-R vocabulary after 1M steps and 83.0 of VoCap, 500K (VoCap,
-Table 1).
+tensorflow-datasets. With all of PAWS expect a mean accuracy of 82.6 of VoCap's XLM-R vocabulary
+after 1M steps and 83.0 of VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +15,6 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     config = base(
         "pawsx",
         arg,
@@ -26,5 +22,5 @@ def get_config(arg: str = "") -> ConfigDict:
         validation=("pawsx/dev/{language}.tsv.xz",),
         test=("pawsx/dev/{language}.tsv.xz",),
     )
-    config.optimizer.learning_rate = 1e-5
+    config.optimizer.learning_rate = 1e-5  # VoCap, appendix C: 7e-6 or 1e-5, 10 epochs
     return config

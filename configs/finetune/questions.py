@@ -1,7 +1,7 @@
 """Keys that all configs of extractive question answering share.
 
 Windows of 384 tokens that begin every 128, and questions of 64, as in XTREME. An encoder with fewer
-positions wants fewer: --config.task.max_length=128 --config.task.stride=64
+positions wants --config.task.max_length=128 --config.task.stride=64
 --config.task.max_query_length=32, for example.
 """
 
@@ -13,7 +13,6 @@ from configs.finetune.base import base
 
 
 def questions(name: str, arg: str, **patterns: Any) -> ConfigDict:
-    """The config of a task of questions; see `configs.finetune.base.base`."""
     config = base(name, arg, **patterns)
     config.task.max_length = 384
     config.optimizer.learning_rate = 3e-5

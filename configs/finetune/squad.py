@@ -6,10 +6,9 @@
 VERSION is 1.1 or 2.0. DATA has the official files `squad/train-vVERSION.json` and
 `squad/dev-vVERSION.json`; dev serves as test data too, since SQuAD's own is not public.
 configs/finetune/squad.py:2.0,tfds takes them from tensorflow-datasets. For 2.0 the threshold
-between an answer and none is the one that is best on dev, as in the official script.
-
-Trained as XQuAD; VoCap has no row. Expect of 2.0 an F1 / exact match of 85.3 / 82.3 of XLM-E Base
-(XY-LENT, Table 3).
+between an answer and none is the one that is best on dev, as in the official script. Trained as
+XQuAD; VoCap has no row. Expect of 2.0 an F1 / exact match of 85.3 / 82.3 of XLM-E Base (XY-LENT,
+Table 3).
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +20,6 @@ TASKS = {"1.1": "squad", "2.0": "squad2"}
 
 
 def get_config(arg: str = "1.1,") -> ConfigDict:
-    """The config; `arg` is the version, a comma, and the folder with the data, or "tfds"."""
     version, _, data = arg.partition(",")
     if version not in TASKS:
         raise ValueError(f"the version of SQuAD is {version!r}, must be 1.1 or 2.0")

@@ -3,12 +3,11 @@
     python finetune.py --config=configs/finetune/tatoeba.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-DATA has `tatoeba_retrieval/{language}-en.tsv.xz`, up to 1,000 pairs each. The vector of a sentence
-is the mean of its text's states after `task.layer` of the layers, 8 of 12 in XTREME (14 of 24);
-one in the middle of an encoder of another depth. XTREME averages the states of specials with them.
-configs/finetune/tatoeba.py:tfds takes the data from tensorflow-datasets.
-
-VoCap has no row. Expect a mean accuracy of 57.3 of XLM-R Large (VECO, Table 1).
+DATA has `tatoeba_retrieval/{language}-en.tsv.xz`, up to 1,000 pairs each. A sentence's vector is
+the mean of its text's states after `task.layer` of the layers, 8 of 12 in XTREME (14 of 24), or the
+middle one at other depths. XTREME includes the states of specials. configs/finetune/tatoeba.py:tfds
+takes the data from tensorflow-datasets. VoCap has no row. Expect a mean accuracy of 57.3 of XLM-R
+Large (VECO, Table 1).
 """
 
 from ml_collections import ConfigDict
@@ -17,5 +16,4 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     return base("tatoeba", arg, test=("tatoeba_retrieval/{language}-en.tsv.xz",))

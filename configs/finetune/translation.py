@@ -1,20 +1,14 @@
-"""Translation of line-aligned files of one's own, from any starting point.
+"""Translation of your own line-aligned files, from any starting point.
 
     python finetune.py --config=configs/finetune/translation.py:en-de,DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-Directions are joined by "+": `en-de+en-fr,DATA` is one model for both, which tells them apart by
-the symbol of the target language. DATA has `{train,dev,test}.{en,de}`, or other names, as
+`en-de+en-fr,DATA` is one model for both directions, told apart by the symbol of the target
+language. DATA has `{train,dev,test}.{en,de}`, or other names, as
 `--config.task.train='("corpus.{source}.gz","corpus.{target}.gz")'`. CHECKPOINT is a working
-directory of train.py or a folder of xlm export; with `--config.random_init=True` it may be
-a working directory of build_vocab.py, for a model of the `architecture` section.
-docs/translation.md has more.
-
-From VECO, Section 5.1, for En-De: layers, updates, tokens of a batch, rate, its linear warm-up and
-decay, the average of ten checkpoints, five beams. Not stated there: label smoothing, dropout and
-Adam's betas (those of Vaswani et al. 2017), its epsilon (of VECO's Table 9), no weight decay and no
-clipping, the steps between checkpoints, the length penalty (1: hypotheses compare by their mean log
-probability) and the end of the search, lengths, and the symbol of the target language.
+directory of train.py or a folder of xlm export. With `--config.random_init=True` it may be a
+working directory of build_vocab.py, for a model of the `architecture` section. See
+docs/translation.md.
 """
 
 from ml_collections import ConfigDict
@@ -23,18 +17,17 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "en-de,") -> ConfigDict:
-    """The config; `arg` is directions joined by "+", a comma, and the folder with the data."""
     directions, _, data = arg.partition(",")
     return translation("translation", directions, data)
 
 
+# From VECO, Section 5.1, for En-De: layers, updates, tokens of a batch, rate, its linear warm-up
+# and decay, the average of ten checkpoints, five beams. Not stated there: label smoothing, dropout
+# and Adam's betas (those of Vaswani et al. 2017), its epsilon (of VECO's Table 9), no weight decay
+# and no clipping, the steps between checkpoints, the length penalty (1: hypotheses compare by their
+# mean log probability) and the end of the search, lengths, and the symbol of the target language.
 def translation(name: str, directions: str, data: str) -> ConfigDict:
-    """The config of a task of translation.
-
-    Args:
-      directions: such as "en-de", joined by "+".
-      data: the folder, or "tfds".
-    """
+    """Return the config of a task; `directions` are joined by "+", `data` is a folder or "tfds"."""
     files = {
         split: (f"{file}.{{source}}", f"{file}.{{target}}")
         for split, file in (("train", "train"), ("validation", "dev"), ("test", "test"))

@@ -4,12 +4,9 @@
         --config.init_from=CHECKPOINT
 
 DATA has `tydiqa_goldp/{train,dev}.{language}.json.xz`; dev serves as test data too, as in XTREME,
-and the English part of it to select on. configs/finetune/tydiqa.py:tfds takes all splits from
-tensorflow-datasets.
-
-Epochs and learning rate are of VoCap, appendix C (6 or 8; 2e-5 or 3e-5). Expect a mean F1 / exact
-match of 45.2 / 29.6 of VoCap's XLM-R vocabulary after 1M steps and 50.0 / 34.5 of VoCap, 500K
-(VoCap, Table 1).
+and its English part to select on. configs/finetune/tydiqa.py:tfds takes all splits from
+tensorflow-datasets. Expect a mean F1 / exact match of 45.2 / 29.6 of VoCap's XLM-R vocabulary after
+1M steps and 50.0 / 34.5 of VoCap, 500K (VoCap, Table 1).
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +15,6 @@ from configs.finetune.questions import questions
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     config = questions(
         "tydiqa",
         arg,
@@ -26,5 +22,5 @@ def get_config(arg: str = "") -> ConfigDict:
         validation=("tydiqa_goldp/dev.{language}.json.xz",),
         test=("tydiqa_goldp/dev.{language}.json.xz",),
     )
-    config.train.epochs = 8.0
+    config.train.epochs = 8.0  # VoCap, appendix C: 6 or 8, rates 2e-5 or 3e-5
     return config

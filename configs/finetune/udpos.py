@@ -4,10 +4,8 @@
         --config.init_from=CHECKPOINT
 
 DATA has `udpos/{train,dev,test}/{language}.tsv.xz`. configs/finetune/udpos.py:tfds takes all splits
-from tensorflow-datasets. The state of a word is the mean of those of its pieces (VoCap,
-appendix C). Words are those of syntax; XTREME puts fused forms in place of their parts, which
-differs in ar, de, es, fr, he, it and pt.
-
+from tensorflow-datasets. A word's state is the mean of its pieces' (VoCap, appendix C). Words are
+those of syntax; XTREME has fused forms instead of their parts in ar, de, es, fr, he, it and pt.
 Epochs and learning rate are of VoCap, appendix C (10; 1e-5 or 2e-5). Expect a mean F1 of 72.1 of
 VoCap's XLM-R vocabulary after 1M steps and 72.9 of VoCap, 500K (VoCap, Table 1), over the 33
 languages and treebanks of XTREME.
@@ -19,7 +17,6 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     return base(
         "udpos",
         arg,

@@ -4,12 +4,10 @@
         --config.init_from=CHECKPOINT
 
 DATA has `wikiann_ner/{train,dev}/{language}.tsv.xz`; dev serves as test data too.
-configs/finetune/wikiann.py:tfds takes all splits from tensorflow-datasets. A word is labelled at
-its first piece, as in XTREME; scores are of whole names, by seqeval.
-
-Epochs and learning rate are of VoCap, appendix C (10; 1e-5 or 2e-5). Expect a mean F1 of 60.6 of
-VoCap's XLM-R vocabulary after 1M steps and 62.7 of VoCap, 500K (VoCap, Table 1), over the 40
-languages of XTREME.
+configs/finetune/wikiann.py:tfds takes all splits from tensorflow-datasets. Scores are of whole
+names, by seqeval. Epochs and learning rate are of VoCap, appendix C (10; 1e-5 or 2e-5). Expect a
+mean F1 of 60.6 of VoCap's XLM-R vocabulary after 1M steps and 62.7 of VoCap, 500K (VoCap, Table 1),
+over the 40 languages of XTREME.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +16,6 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     config = base(
         "wikiann",
         arg,
@@ -26,5 +23,5 @@ def get_config(arg: str = "") -> ConfigDict:
         validation=("wikiann_ner/dev/{language}.tsv.xz",),
         test=("wikiann_ner/dev/{language}.tsv.xz",),
     )
-    config.task.pooling = "first"
+    config.task.pooling = "first"  # piece of a word, as in XTREME
     return config

@@ -3,15 +3,15 @@
     python finetune.py --config=configs/finetune/wmt14.py:en-de,tfds --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-CHECKPOINT is a working directory of train.py with objective "veco", or a folder of
-xlm export --part=encoder_decoder; any other encoder starts with random cross-attention.
-`en-fr,DATA` reads `{train,dev,test}.{en,fr}` below DATA instead of tensorflow-datasets.
-
-Table 3 has, for 24 layers of encoder and the last 6 as decoder, a BLEU of 31.5 for En-De and 44.4
-for En-Fr (case-insensitive, tokenised) and a sacreBLEU of 30.5 and 42.0; of random parameters 28.6
-and 42.8, 27.7 and 40.3. None of these has been run here. tensorflow-datasets' validation and test
-data are newstest2013 and newstest2014; for En-Fr the paper validates on 2012 and 2013 together and
+CHECKPOINT is a working directory of train.py with objective "veco", or a folder of xlm export
+--part=encoder_decoder; any other encoder starts with random cross-attention. `en-fr,DATA` reads
+`{train,dev,test}.{en,fr}` below DATA instead of tensorflow-datasets. There, validation and test
+data are newstest2013 and newstest2014. For En-Fr the paper validates on 2012 and 2013 together and
 names newstest2016 as test data.
+
+For 24 layers of encoder and the last 6 as decoder, Table 3 has a BLEU of 31.5 for En-De and 44.4
+for En-Fr (case-insensitive, tokenised) and a sacreBLEU of 30.5 and 42.0; of random parameters 28.6
+and 42.8, 27.7 and 40.3. None of these has been run here.
 
 Hardware: of the paper 16 V100 for En-De and 32 for En-Fr; accumulation_steps gives the same batch
 on fewer.
@@ -23,7 +23,6 @@ from configs.finetune.translation import translation
 
 
 def get_config(arg: str = "en-de,tfds") -> ConfigDict:
-    """The config; `arg` is the direction, a comma, and "tfds" or the folder with the data."""
     direction, _, data = arg.partition(",")
     config = translation("wmt14", direction, data)
     if "fr" in direction.split("-"):

@@ -3,14 +3,13 @@
     python finetune.py --config=configs/finetune/xquad.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-DATA has `xquad/xquad.{language}.json.xz`, and in place of SQuAD, which the papers train on, the
-English part of TyDiQA-GoldP: `tydiqa_goldp/{train,dev}.{language}.json.xz`. With SQuAD:
+DATA has `xquad/xquad.{language}.json.xz`, and in place of the papers' SQuAD the English part of
+TyDiQA-GoldP: `tydiqa_goldp/{train,dev}.{language}.json.xz`. With SQuAD:
 
     --config.task.train='("squad/train-v1.1.json",)' \\
     --config.task.validation='("squad/dev-v1.1.json",)'
 
 configs/finetune/xquad.py:tfds trains on SQuAD 1.1 and takes all splits from tensorflow-datasets.
-
 Epochs and learning rate are of VoCap, appendix C (4; 2e-5 or 3e-5). Trained on SQuAD expect a mean
 F1 / exact match of 63.4 / 47.4 of VoCap's XLM-R vocabulary after 1M steps and 66.8 / 50.6 of VoCap,
 500K (VoCap, Table 1); trained on the 3,696 English questions of TyDiQA-GoldP, far less.
@@ -22,7 +21,6 @@ from configs.finetune.questions import questions
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """The config; `arg` is the folder with the data, or "tfds"."""
     return questions(
         "xquad",
         arg,

@@ -22,10 +22,12 @@ _EXAMPLES, _BATCHES = 0, 1
 class FeatureStream:
     """Batches to train on, addressed by step: a `stream.Stream`.
 
-    An epoch is every feature once in a seeded order; its last batch is filled up with some of them
-    again, other ones each epoch, and all have weight 1. Within runs of some batches features are
-    sorted by length, and then the epoch's batches come in a seeded order. A pure function of
-    (seed, step).
+    A pure function of (seed, step). An epoch is every feature once in a seeded order. Its last
+    batch is filled up with repeated features, different ones each epoch; all have weight 1. Runs of
+    some batches are sorted by length. Then the epoch's batches get a seeded order. They are padded
+    to `buckets`, which ascend.
+
+    Raise ValueError if there are no features, buckets do not ascend, or one is too long for them.
     """
 
     def __init__(
@@ -36,15 +38,6 @@ class FeatureStream:
         seed: int,
         pad: int,
     ):
-        """Stream over `features`.
-
-        Args:
-          buckets: lengths that batches are padded to, ascending.
-
-        Raises:
-          ValueError: there are no features, the buckets do not ascend, or a feature is longer
-            than the last one.
-        """
         self._features, self._pad, self._seed = features, pad, seed
         self._lengths = _checked_lengths(features, buckets)
         self._batch_size, self._buckets = batch_size, np.asarray(buckets)
@@ -54,14 +47,10 @@ class FeatureStream:
         self.types: Mapping[str, np.dtype] = {name: array.dtype for name, array in arrays.items()}
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it.
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
 
-        Returns:
-          The arrays of the features, [B / num_parts, ...], padded to the shortest bucket that holds
-          the whole batch, and `weights` [B / num_parts] float32.
-
-        Raises:
-          ValueError: the batch cannot be cut into `num_parts`.
+        The arrays of the features, [B / num_parts, ...], padded to the shortest bucket that holds
+        the whole batch, and `weights` [B / num_parts] float32. Raise ValueError if parts differ.
         """
         rows = self._rows(step)
         length = _bucket(self._buckets, self._lengths[rows].max())
@@ -76,11 +65,10 @@ class FeatureStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Numbers of the features in the batch of `step`."""
         return [("feature", int(row)) for row in self._rows(step)]
 
     def _rows(self, step: int) -> np.ndarray:
-        """[B] the features of a step."""
+        """Return the features [B] of a step."""
         epoch, number = divmod(step, self.steps_per_epoch)
         known, order = self._order  # read at once: loaders ask from several threads
         if known != epoch:
@@ -89,10 +77,10 @@ class FeatureStream:
         return order[number]
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """[steps, B] the features of each batch of an epoch."""
+        """Return the features [steps, B] of the batches of an epoch."""
         count, size = len(self._features), self._batch_size
         place = np.arange(self.steps_per_epoch * size)
-        # The first ones of the permutation come again, until the last batch is full.
+        # The first features of the permutation repeat until the last batch is full.
         rows = permute(place % count, count, self._key(epoch, _EXAMPLES))
         chunk = place // (_CHUNK_BATCHES * size)
         rows = rows[np.lexsort((self._lengths[rows], chunk))].reshape(-1, size)
@@ -100,27 +88,19 @@ class FeatureStream:
         return rows[permute(batches, len(batches), self._key(epoch, _BATCHES))]
 
     def _key(self, epoch: int, purpose: int) -> np.ndarray:
-        """The uint64 key of a permutation: one for each seed, purpose and epoch."""
+        """Return the uint64 key of a permutation: one for each seed, purpose and epoch."""
         return hashed(epoch, hashed(purpose, self._seed))
 
 
 def length_batches(
     features: Sequence[Feature], batch_size: int, buckets: Sequence[int], pad: int
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Yield all features once, in batches of similar lengths.
+    """Yield all features once, in batches of similar lengths, the longest first.
 
-    Sorted by length, padded to the shortest bucket that holds the batch; the last batch is filled
-    up with empty rows of weight 0.
-
-    Args:
-      features, batch_size, buckets, pad: as `FeatureStream`.
-
-    Yields:
-      The arrays of a batch, [B, ...], with `weights` [B] float32; and [B] int64 the number of each
-      row's feature, -1 for an empty row.
-
-    Raises:
-      ValueError: as `FeatureStream`, but for no features, of which there are no batches.
+    A batch has arrays [B, ...], padded to the shortest bucket that holds it, with `weights` [B]
+    float32. The last one is filled up with empty rows of weight 0. With it comes [B] int64, the
+    number of each row's feature, -1 for an empty row. Raise ValueError as `check_buckets`, but
+    without features yield nothing.
     """
     if not features:
         return
@@ -138,34 +118,25 @@ def length_batches(
 def padding_ratio(
     features: Sequence[Feature], batch_size: int, buckets: Sequence[int], max_length: int
 ) -> float:
-    """Tokens of rows padded to `max_length` over those of `length_batches`, padding included."""
+    """Return the tokens of rows padded to `max_length` over those of `length_batches`."""
     lengths = _checked_lengths(features, buckets)
     longest = [lengths[rows].max() for rows in _sorted_batches(lengths, batch_size)]
     return len(longest) * max_length / sum(_bucket(np.asarray(buckets), one) for one in longest)
 
 
 def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the numbers of the features of each batch, the longest ones first.
-
-    So the batch that needs the most memory, and is slowest to compile, comes first.
-    """
+    """Yield the features of each batch, the longest first, which need the most memory."""
     order = np.argsort(-lengths, kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
 
 def _checked_lengths(features: Sequence[Feature], buckets: Sequence[int]) -> np.ndarray:
-    """[N] int64 tokens of each feature."""
     return check_buckets([len(feature.tokens) for feature in features], buckets)
 
 
 def check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndarray:
-    """[N] int64 lengths of features, after a check that buckets hold them.
-
-    Raises:
-      ValueError: there are no features, the buckets do not ascend, or a feature is longer than the
-        last one.
-    """
+    """Return lengths as [N] int64; ValueError if there are none or the buckets do not hold them."""
     if not of_features:
         raise ValueError("there are no examples to make batches of; name files that have some")
     if not buckets or any(one >= two for one, two in itertools.pairwise(buckets)):
@@ -184,7 +155,7 @@ def _bucket(buckets: np.ndarray, length: int) -> int:
 
 
 def stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.ndarray]:
-    """The arrays of some features, one row each, with a weight of 1."""
+    """Return the arrays of some features, one row each, with a weight of 1."""
     rows = [feature.arrays(length, pad) for feature in features]
     if any(row.keys() != rows[0].keys() for row in rows):
         raise ValueError(
@@ -195,8 +166,8 @@ def stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.
 
 
 def filled(name: str, array: np.ndarray, count: int, pad: int) -> np.ndarray:
-    """`array` with `count` empty rows at its end."""
-    # A softmax over an empty row must have something to sum over, or its weight of 0 is no help.
+    """Return `array` with `count` empty rows at its end."""
+    # A softmax over nothing is NaN, which a weight of 0 does not remove.
     fill = {
         "tokens": pad, "target_inputs": pad, "words": -1, "tags": -1, "target_outputs": -1,
         "answerable": True,

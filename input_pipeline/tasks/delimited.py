@@ -12,7 +12,7 @@ from input_pipeline.tasks.tasks import Task, canonical_label
 
 _LANGUAGE = "language"
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
-# Names of columns of labels, which are no labels of a first row.
+# Names of label columns, which are not labels in a first row.
 _NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars")
 _MISSING = "nan"  # as pandas writes a label that is missing
 _INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # characters of no width
@@ -20,7 +20,7 @@ _NO_CHARACTER = re.compile("[\0\ud800-\udfff]")  # which JSON can escape
 
 
 class _Row(NamedTuple):
-    """Row of a file: its line, its language where a column tells it, and its cells."""
+    """Row of a file; the language is None unless a column names it."""
 
     line: int
     where: str
@@ -30,11 +30,10 @@ class _Row(NamedTuple):
 
 
 def read_texts(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
-    """Yield (language, example) of a file; the language is None unless a column tells it.
+    """Yield (language, example) of a file; the language is None unless a column names it.
 
-    Raises:
-      ValueError: a file without the task's columns or without rows, a row of another width, an
-        empty cell, or a label that is none of the task's; the message names file and line.
+    Raise ValueError, naming file and line, if columns or rows are missing, a row has another width,
+    a cell is empty, or a label is none of the task's.
     """
     for row in _rows(path, task):
         yield row.language, _example("", row, task.label(row.label, row.where))
@@ -54,14 +53,12 @@ def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, st
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
     """Read texts to predict on: a file with the task's columns but for labels, or plain lines.
 
-    The id of an example is the number of its line, from 1, or that of its object in JSON with
-    several on a line. A file whose first line neither names the columns nor begins with a brace is
-    read by `unlabelled.read_texts`, unless it is called *.csv, *.tsv, *.json or *.jsonl; but *.tsv
-    may be of two texts a line. In a *.txt the first line must name two columns or more, or be JSON.
-    Where columns go by number, the file may have that of the labels as in training, or not.
-
-    Raises:
-      ValueError: no such file; as `read_texts`; as `unlabelled.read_texts`.
+    The id of an example is the number of its line, from 1, or of its object if a line has several
+    in JSON. `unlabelled.read_texts` reads a file whose first line neither names the columns nor
+    begins with a brace, unless it is called *.csv, *.tsv, *.json or *.jsonl; but *.tsv may have two
+    texts a line. In a *.txt the first line must name at least two columns, or be JSON. If columns
+    go by number, that of the labels may be there as in training, or not. Raise ValueError if there
+    is no file, as `read_texts` and as `unlabelled.read_texts`.
     """
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
@@ -77,7 +74,6 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
 
 
 def _is_table(path: pathlib.Path, task: Task) -> bool:
-    """Whether a user's own text has columns, rather than a text or a pair a line."""
     wanted = _wanted(task, has_labels=False)
     if tables.has_names(files.read_text(path), wanted, may_be_lines=_is_called(path, ".txt")):
         return True
@@ -87,7 +83,7 @@ def _is_table(path: pathlib.Path, task: Task) -> bool:
 
 
 def _is_called(path: pathlib.Path, *suffixes: str) -> bool:
-    """Whether the name of a file ends so, before a compression or not."""
+    """Return whether a file's name has one of these suffixes, before a compression or not."""
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
@@ -97,7 +93,7 @@ def _example(name: str, row: _Row, label: int | float | None) -> TextExample:
 
 
 def _wanted(task: Task, has_labels: bool = True) -> list[str]:
-    """Columns of a task: of its texts, and of its label."""
+    """Return the columns of a task: of its texts, and of its label."""
     assert task.columns is not None, f"{task.name} is not read from columns"
     texts = [*task.columns.text, *task.columns.pair]
     return [*texts, *task.columns.label] if has_labels else texts
@@ -114,7 +110,7 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
     with_label = _wanted(task)
     is_numbered, needed = tables.is_numbered(with_label), wanted
     if is_numbered and not has_labels and _shows_labels(path, text, task):
-        needed = with_label  # a first column alone would take each line as a whole
+        needed = with_label  # a first column alone would fit any line
     number = 0
     for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
         where = f"{path}, line {line}"
@@ -128,7 +124,7 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
 
 
 def _shows_labels(path: pathlib.Path, text: str, task: Task) -> bool:
-    """Whether most rows of a file, by some separator, have a label in its numbered column."""
+    """Return whether, by some separator, most rows have a label in its numbered column."""
     number = int(_wanted(task)[-1])
     return any(
         2 * sum(cell is not None and _may_be_label(cell, task) for cell in cells) > len(cells)
@@ -137,7 +133,7 @@ def _shows_labels(path: pathlib.Path, text: str, task: Task) -> bool:
 
 
 def _may_be_label(cell: str, task: Task) -> bool:
-    """Whether a cell is a label, the name of its column, or a mark such as "?" for none."""
+    """Return whether a cell is a label, the name of its column, or a mark such as "?" for none."""
     if cell.casefold() in _NAMES or not any(map(str.isalnum, cell)):
         return True
     try:
@@ -148,7 +144,7 @@ def _may_be_label(cell: str, task: Task) -> bool:
 
 
 def _check_is_row(label: str, task: Task, where: str) -> None:
-    """Raise ValueError if a first line names columns, where they are given by number."""
+    """Raise ValueError if a first line names columns although they are given by number."""
     if label.casefold() in _NAMES and label not in task.labels:
         raise ValueError(
             f"{where}: {label!r} seems to be the name of a column, but columns are given by "
@@ -158,7 +154,6 @@ def _check_is_row(label: str, task: Task, where: str) -> None:
 
 
 def _language(cells: Any, where: str) -> str | None:
-    """The language that a column tells, if any."""
     place = tables.places(_LANGUAGE, list(cells))
     value = cells[list(cells)[place[0]]] if place else None
     if value is not None and not text_files.is_language(str(value)):
@@ -170,11 +165,7 @@ def _language(cells: Any, where: str) -> str | None:
 
 
 def _cell(value: Any, column: str, where: str) -> str:
-    """A cell as text.
-
-    Raises:
-      ValueError: it is empty, no text, number or truth value, or holds what is no character.
-    """
+    """Return a cell as text; ValueError if it is empty, a list or object, or has bad characters."""
     if isinstance(value, bool):
         value = str(value).lower()
     is_missing = value is None or value != value  # as NaN is, which pandas writes

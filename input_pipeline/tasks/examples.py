@@ -1,4 +1,4 @@
-"""Examples of the downstream tasks: text and labels, before any tokenizer has seen them."""
+"""Examples of the downstream tasks: text and labels, before tokenisation."""
 
 import dataclasses
 
@@ -7,10 +7,8 @@ import dataclasses
 class TextExample:
     """A text or a pair of texts to put into a class, or to score.
 
-    Attributes:
-      id: its number among the examples of its language and split, from "0".
-      text, text_pair: the text, and the second one of tasks on pairs.
-      label: an index into `Task.labels`, a score of a regression, or None where there is none.
+    `id` counts the examples of a language and split, from "0". `label` is an index into
+    `Task.labels`, a score of a regression, or None.
     """
 
     id: str
@@ -20,19 +18,12 @@ class TextExample:
 
     @property
     def content(self) -> tuple[str, ...]:
-        """All text of it."""
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedExample:
-    """A sentence with a tag for each word.
-
-    Attributes:
-      id: as of `TextExample`.
-      words: the words, as the dataset cuts them.
-      tags: one index into `Task.labels` a word; empty where there are no tags.
-    """
+    """A sentence; each word has a tag, an index into `Task.labels`, or `tags` is empty."""
 
     id: str
     words: tuple[str, ...]
@@ -40,7 +31,6 @@ class TaggedExample:
 
     @property
     def content(self) -> tuple[str, ...]:
-        """All text of it."""
         return self.words
 
 
@@ -54,13 +44,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionExample:
-    """A question about a context.
-
-    Attributes:
-      id: the dataset's.
-      question, context: the texts, as they are in the dataset.
-      answers: the right ones; none for a question without an answer in the context (SQuAD 2.0).
-    """
+    """A question about a context; without `answers` the context has none (SQuAD 2.0)."""
 
     id: str
     question: str
@@ -70,14 +54,7 @@ class QuestionExample:
 
 @dataclasses.dataclass(frozen=True)
 class TranslationExample:
-    """A text to translate.
-
-    Attributes:
-      id: as of `TextExample`.
-      source: the text.
-      target: its translation, None where there is none.
-      target_language: code of the language to translate into.
-    """
+    """A text to translate into the language with code `target_language`."""
 
     id: str
     source: str
@@ -87,20 +64,13 @@ class TranslationExample:
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Sentences of one language, each with an id of its own."""
-
     ids: tuple[str, ...]
     texts: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairs:
-    """Two sides of a search for translations.
-
-    Attributes:
-      source, target: the sentences of a language, and those in English.
-      gold: ids of the source and the target sentence of each pair of translations, where known.
-    """
+    """Source and target (English) side of a search; `gold` are ids of known translations."""
 
     source: Sentences
     target: Sentences

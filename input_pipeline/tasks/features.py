@@ -1,6 +1,6 @@
 """From examples to token ids: texts, pairs of texts, and tagged words.
 
-A feature is one row of a batch: a whole example, or a window of one that is longer than a row.
+A feature is one row of a batch: a whole example, or a window of one longer than a row.
 """
 
 import dataclasses
@@ -15,18 +15,13 @@ from input_pipeline.bitext import NUM_SPECIALS, join_pair
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 
-MIN_LENGTH = 8  # of a row
+MIN_LENGTH = 8  # tokens of a row
 _NAMED = 5  # examples that a message names
 _REMEDY = "raise task.max_length of finetune.py, up to the positions of the encoder, or split them"
 
 
 class Feature(Protocol):
-    """One row of a batch.
-
-    Attributes:
-      example: number of the example that it is of.
-      tokens: [L] int32 token ids with specials, without padding.
-    """
+    """One row of a batch: the number of its example, and its [L] int32 ids without padding."""
 
     @property
     def example(self) -> int: ...
@@ -35,11 +30,11 @@ class Feature(Protocol):
     def tokens(self) -> np.ndarray: ...
 
     def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
-        """The arrays of the row by name, padded to `length`."""
+        """Return the arrays of the row by name, padded to `length`."""
 
 
 def token_arrays(tokens: np.ndarray, length: int, pad: int) -> dict[str, np.ndarray]:
-    """`tokens`, `segments` (1 for text, 0 for padding) and `positions`, [length] int32."""
+    """Return `tokens`, `segments` (1 for text, 0 for padding) and `positions`, [length] int32."""
     index = np.arange(length, dtype=np.int32)
     return {
         "tokens": padded(tokens, length, pad),
@@ -49,7 +44,7 @@ def token_arrays(tokens: np.ndarray, length: int, pad: int) -> dict[str, np.ndar
 
 
 def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """`values` and then `fill`, [length] of the same type."""
+    """Return `values` padded with `fill` to [length], of the same dtype."""
     return np.pad(values, (0, length - len(values)), constant_values=fill)
 
 
@@ -57,13 +52,7 @@ def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
 class TextFeature:
     """A text or a pair, `<s> a </s>` or `<s> a </s> </s> b </s>`.
 
-    The second text of a pair with two segments begins with `<s>`, as on its own.
-
-    Attributes:
-      example, tokens: see `Feature`.
-      label: as of `TextExample`.
-      second: position of the first token of a second segment, whose positions restart; None if
-        all is one segment.
+    `second` is where a second segment begins, with `<s>` and restarted positions; None without one.
     """
 
     example: int
@@ -86,12 +75,8 @@ class TextFeature:
 class TaggedFeature:
     """Words of a sentence that fit into a row, `<s> words </s>`.
 
-    Attributes:
-      example, tokens: see `Feature`.
-      words: [L] int32 number of the word that a token is of, counted in this row; -1 for specials.
-      num_words: N, the words of the row.
-      tags: [N] int32, or [0] where there are none.
-      first_word: the number of the row's first word in its sentence.
+    `words` [L] int32 numbers each token's word in this row, -1 for specials. `tags` are [N] int32,
+    or [0] without tags. `first_word` is the number of the row's first word in its sentence.
     """
 
     example: int
@@ -110,11 +95,7 @@ class TaggedFeature:
 
 
 def check_length(max_length: int) -> None:
-    """Check the length of a row.
-
-    Raises:
-      ValueError: it is too short.
-    """
+    """Raise ValueError if rows of `max_length` tokens are too short."""
     if max_length < MIN_LENGTH:
         raise ValueError(f"max_length is {max_length}, must be at least {MIN_LENGTH}")
 
@@ -122,12 +103,7 @@ def check_length(max_length: int) -> None:
 def warn_of_cuts(
     what: str, sizes: Sequence[int], room: int, ids: Sequence[str], unit: str, remedy: str
 ) -> None:
-    """Log how many texts have more than `room` tokens, and the first of them.
-
-    Args:
-      room: tokens that are kept of one.
-      unit: what the ids are of, such as "example".
-    """
+    """Log how many texts exceed `room` tokens, and some `ids`; `unit` names what ids number."""
     long = [id for id, size in zip(ids, sizes, strict=True) if size > room]
     if long:
         names = ", ".join(long[:_NAMED])
@@ -146,17 +122,10 @@ def text_features(
     *,
     separate_segments: bool = False,
 ) -> list[TextFeature]:
-    """A feature of each text or pair.
+    """Return a feature of each text or pair; the examples are all texts or all pairs.
 
-    What is too long is cut at the end, with a warning that counts; of a pair the longer text first
-    (`bitext.join_pair`).
-
-    Args:
-      examples: all of them single texts, or all pairs.
-      separate_segments: whether the two texts of a pair are segments of their own.
-
-    Raises:
-      ValueError: `max_length` is too short.
+    Texts that are too long are cut at the end, with a warning that counts them. Of a pair the
+    longer text is cut first (`bitext.join_pair`). Raise ValueError if `max_length` is too short.
     """
     check_length(max_length)
     texts = _encoded([example.text for example in examples], processor)
@@ -184,13 +153,13 @@ def sentence_features(
     special: SpecialIds,
     max_length: int,
 ) -> list[TextFeature]:
-    """A feature `<s> text </s>` of each text, without a label; as `text_features`."""
+    """Return a feature `<s> text </s>` of each text, without a label; see `text_features`."""
     examples = [TextExample(str(i), text, None, None) for i, text in enumerate(texts)]
     return text_features(examples, processor, special, max_length)
 
 
 def _encoded(texts: list[str], processor: spm.SentencePieceProcessor) -> list[np.ndarray]:
-    """Token ids of each text, int32."""
+    """Return the int32 token ids of each text."""
     return processor.encode(texts, return_type="numpy")
 
 
@@ -200,17 +169,11 @@ def tagging_features(
     special: SpecialIds,
     max_length: int,
 ) -> list[TaggedFeature]:
-    """The features of tagged sentences; every word is in exactly one.
+    """Return the features of tagged sentences; every word is in exactly one.
 
     Words are encoded one by one, as if a space stood before each. A sentence that is too long is
-    cut between words, a word that is longer than a row keeps its first pieces, and a word without
-    any, such as a lone control character, gets `<unk>`, as in XTREME.
-
-    Args:
-      processor, special, max_length: as `text_features`.
-
-    Raises:
-      ValueError: `max_length` is too short.
+    cut between words. A word that is longer than a row keeps its first pieces. A word without
+    pieces, such as a lone control character, becomes `<unk>`, as in XTREME.
     """
     check_length(max_length)
     distinct = list(dict.fromkeys(word for example in examples for word in example.words))
@@ -238,11 +201,7 @@ def tagging_features(
 
 
 def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Yield first and past-last word of runs of words of at most `room` tokens, as long as can be.
-
-    Args:
-      lengths: tokens of each word, none more than `room`.
-    """
+    """Yield first and past-last word of maximal runs of at most `room` tokens; no word has more."""
     start = used = 0
     for number, length in enumerate(lengths):
         if used + length > room:

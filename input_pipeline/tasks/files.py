@@ -1,9 +1,8 @@
 """Files of a dataset: which there are for a language, and their text.
 
-A pattern is a path below the root folder in which `{language}` stands for a language's code, and
-which may hold the wildcards of `glob`: `xnli/dev/{language}.tsv.xz`. A pattern without
-`{language}` names files that tell the languages of their examples themselves, as the original XNLI
-files do, or that are in English.
+A pattern is a path below the root folder, which may hold the wildcards of `glob`. `{language}`
+stands for a language's code: `xnli/dev/{language}.tsv.xz`. Files of a pattern without it name the
+languages of their examples themselves, as the original XNLI files do, or are in English.
 """
 
 import codecs
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from input_pipeline import text_files
 
 PLACEHOLDER = "{language}"
-_COMPRESSED = {  # how files begin, by which they are known under any name
+_COMPRESSED = {  # first bytes, which tell a compression under any file name
     b"\x1f\x8b": "gz",
     b"\xfd7zXZ\0": "xz",
     b"BZh9": "bz2",
@@ -37,19 +36,17 @@ _CODE = "[A-Za-z0-9_-]+?"
 # Wildcards of `glob`: sets such as [ct] and [!0-9], and those of which the expressions follow.
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\]")
 _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "."}
-_TYPES = ("csv", "tsv", "txt")  # of files, not languages, though such codes exist
+_TYPES = ("csv", "tsv", "txt")  # file types, although languages with such codes exist
 # Ends of names that editors and downloads give to copies, which a wildcard does not mean.
 _COPIES = ("~", ".bak", ".orig", ".swp", ".tmp", ".part", ".crdownload")
 
 
 def read_text(path: pathlib.Path) -> str:
-    """The text of a file, plain, `.gz`, `.xz`, `.bz2` or `.zst`, with `\\n` line ends.
+    """Return the text of a file, plain, `.gz`, `.xz`, `.bz2` or `.zst`, with `\\n` line ends.
 
-    It is UTF-8, or UTF-16 with a byte order mark as some programs write it.
-
-    Raises:
-      ValueError: the file is a folder or a pipe, empty, damaged, in another encoding, of a
-        program's own format, or holds NUL bytes or more text than a file of its size may have.
+    It is UTF-8, or UTF-16 with a byte order mark, as some programs write it. Raise ValueError if
+    the file is a folder or a pipe, empty, damaged, in another encoding or a program's own format,
+    or holds NUL bytes or more text than a file of its size may have.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, must be a file; name the files in it by a pattern")
@@ -71,7 +68,7 @@ def read_text(path: pathlib.Path) -> str:
 
 
 def _decompressed(path: pathlib.Path) -> bytes:
-    """The bytes of a file, decompressed by the end of its name, or else by how it begins."""
+    """Return the bytes of a file, decompressed by its suffix, or else by its first bytes."""
     most = text_files.max_text_bytes(path)
     with open(path, "rb") as file:
         begins = file.read(8)
@@ -109,32 +106,20 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
 
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yield (file and line number for messages, line); as `read_text`.
-
-    Only a line feed ends a line: texts of the web hold other characters that Python counts as
-    line ends.
-    """
+    """Yield (file and line number for messages, line); only a line feed ends a line."""
     lines = read_text(path).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         yield f"{path}, line {number}", line
 
 
 def spellings(language: str, language_codes: Mapping[str, str]) -> tuple[str, ...]:
-    """Codes of a language in file names: its own, and the others of `language_codes`.
-
-    Args:
-      language_codes: other names of languages, such as {"deu": "de"}.
-    """
+    """Return the codes of a language in file names; `language_codes` are such as {"deu": "de"}."""
     own = () if language_codes.get(language, language) != language else (language,)
     return (*own, *(name for name, code in language_codes.items() if code == language))
 
 
 def matching(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> list[pathlib.Path]:
-    """The files of a pattern for a language that may be called any of `codes`.
-
-    Raises:
-      ValueError: the pattern is the name of one file, which does not exist.
-    """
+    """Return the files of a pattern for any of `codes`; ValueError if a plain name is missing."""
     if PLACEHOLDER not in pattern and not glob.has_magic(pattern) and not (root / pattern).exists():
         raise ValueError(f"{root / pattern} does not exist; correct the name, or remove it")
     names = dict.fromkeys(pattern.replace(PLACEHOLDER, glob.escape(code)) for code in codes)
@@ -147,7 +132,7 @@ def matching(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> list[pat
 
 
 def languages_of_names(root: pathlib.Path, pattern: str) -> set[str]:
-    """The codes that stand in the place of `{language}` in the names of the files there are."""
+    """Return the codes in the place of `{language}` in the names of existing files."""
     first, *rest = pattern.split(PLACEHOLDER)
     expression = f"(?P<code>{_CODE})".join(
         [_expression(first), "(?P=code)".join(map(_expression, rest))]
@@ -173,11 +158,11 @@ def _warn_once(message: str) -> None:
 
 
 def _expression(wildcards: str) -> str:
-    """The regular expression of a part of a pattern; its `**/` may be no folder at all."""
+    """Return the regular expression of a part of a pattern; its `**/` may be no folder at all."""
     found, end = "", 0
     for wildcard in _WILDCARD.finditer(wildcards):
         found += re.escape(wildcards[end : wildcard.start()])
         one, end = wildcard[0], wildcard.end()
-        # Of a set, without the end of the string that `fnmatch` adds.
+        # For a set, remove the end of string that `fnmatch` adds.
         found += _EXPRESSIONS.get(one) or re.sub(r"\\[Zz]$", "", fnmatch.translate(one))
     return found + re.escape(wildcards[end:])

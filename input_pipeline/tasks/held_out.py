@@ -1,4 +1,4 @@
-"""Development examples split off the training data, where there is no file of them."""
+"""Development examples split off the training data, for tasks without a file of them."""
 
 import hashlib
 import json
@@ -7,18 +7,11 @@ from typing import Any
 
 
 def part(examples: Sequence[Any], share: float, *, held_out: bool, where: str) -> list[Any]:
-    """The examples that are held out, or the others.
+    """Return the examples that are `held_out`, or the others.
 
-    Held out is the share of the different texts, at least one, whose hashes are the smallest. So
-    the same text is on one side only, whatever its label and place, and more examples move few of
-    those that there were.
-
-    Args:
-      examples: of the training data, each with `content`, its text.
-      share: of the texts, between 0 and 1.
-
-    Raises:
-      ValueError: the share is no part, or there are too few texts for both sides.
+    `share` of the different texts, at least one, is held out: those with the smallest hashes. So a
+    text is on one side only, whatever its label and place, and adding examples moves few others.
+    Raise ValueError unless 0 < share < 1 and there are enough texts for both sides.
     """
     if not 0 < share < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The examples of a task, from files or from tensorflow-datasets, by language."""
+"""Loading of a task's examples for one language, from files or from tensorflow-datasets."""
 
 import dataclasses
 import pathlib
@@ -14,17 +14,10 @@ Found = Iterable[tuple[str | None, Any]]  # languages and examples
 
 
 class Readers(NamedTuple):
-    """Readers of the examples of a kind of tasks.
+    """Readers of the examples of one kind of tasks, as frozen dataclasses with an `id`.
 
-    Examples are frozen dataclasses with an `id`, "" for one to be numbered here. The language of
-    an example is None unless its file tells it.
-
-    Attributes:
-      file: (path, task) -> languages and examples.
-      tfds: of a split of tensorflow-datasets, see `tfds_examples.Convert`.
-      unlabelled: (path, task) -> examples of a user's own text.
-      labels: (path, task) -> languages and names of the labels of a file, before the task's labels
-        are known; None of kinds whose labels are not classes.
+    Examples with id "" are numbered. The language is None unless file or dataset names it. `labels`
+    reads the label names of a file before the task's are known; None without classes.
     """
 
     file: Callable[[pathlib.Path, Task], Found]
@@ -34,20 +27,14 @@ class Readers(NamedTuple):
 
 
 class PairsReader(NamedTuple):
-    """Reader of the two sides of a search.
-
-    Attributes:
-      numbers: how many files there may be.
-      content: of the files, in words.
-      read: paths -> the sides.
-    """
+    """Reader of the two sides of a search; messages describe its files by `content`."""
 
     numbers: range
     content: str
     read: Callable[[Sequence[pathlib.Path]], SentencePairs]
 
 
-# The language of a file that neither its name nor its content tells.
+# Language of files whose name and content do not tell it.
 _DEFAULT_LANGUAGE = "en"
 _NO_CODES: Mapping[str, str] = MappingProxyType({})
 
@@ -61,20 +48,16 @@ def load_examples(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> list[Any]:
-    """Read the examples of a language.
+    """Return the examples of a language in the order of the patterns and their files.
 
     Args:
       root: folder that the patterns start from.
-      patterns: where examples are, see `files`; "tfds:NAME:SPLIT" is a split of
-        tensorflow-datasets, as in `Task.tfds`. The examples of all are joined, in this order.
-      language_codes: other names of a language in files, such as {"deu": "de"}.
-      data_dir: where tensorflow-datasets keeps its data; its own default if None.
-
-    Returns:
-      A list of what the readers make, such as `TextExample`, in the order of the files.
+      patterns: as in `files`, or splits of tensorflow-datasets as "tfds:NAME:SPLIT".
+      language_codes: other names of languages in files, such as {"deu": "de"}.
+      data_dir: where tensorflow-datasets keeps its data; None for its own default.
 
     Raises:
-      ValueError: there are none, a file is at fault, or two examples have the same id.
+      ValueError: there are no examples, a file is malformed, or two examples have the same id.
     """
     codes = files.spellings(language, language_codes)
     examples: list[Any] = []
@@ -104,14 +87,9 @@ def load_pairs(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> SentencePairs:
-    """Read the two sides of a search for translations, a language and English.
+    """Read the two sides of a search, a language and English, from one pattern for each file.
 
-    Args:
-      patterns: one for each file that the reader takes.
-      root, language, language_codes, data_dir: as `load_examples`.
-
-    Raises:
-      ValueError: there is no such file, or more than one for a pattern, or a file is at fault.
+    Raise ValueError if a pattern matches no file or several, or a file is malformed.
     """
     looked_for: list[str] = []
     if any(map(tfds_examples.is_tfds, patterns)):
@@ -149,20 +127,17 @@ def load_translations(
     *,
     languages: Collection[str] = (),
 ) -> list[TranslationExample]:
-    """Read the pairs of a direction.
+    """Read the sentence pairs of a direction such as "en-de", the given `language`.
 
     Args:
-      root: folder that the patterns start from.
-      patterns: in any number, joined in this order: a TSV file of two columns (*.tsv, compressed or
-        not); two line-aligned files, source and target, one after the other; a split of
-        tensorflow-datasets, "tfds:NAME:SPLIT". {source} and {target} stand for the codes of the
-        direction in names of files, {language} for `Task.tfds_codes` of it in those of datasets.
-      language: the direction, such as "en-de".
-      language_codes, data_dir: as `load_examples`.
-      languages: of all directions of the run, which a first line may name.
+      patterns: any number of texts, joined in this order: a TSV file of two columns (*.tsv,
+        compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". File
+        names may hold {source} and {target}, the codes of the direction. Names of datasets may hold
+        {language}, which becomes the direction's entry in `Task.tfds_codes`.
+      languages: all languages of the run, see `translation.read_files`.
 
     Raises:
-      ValueError: there are none, a file is at fault, or has no partner.
+      ValueError: there are no pairs, or a file is malformed or has no partner.
     """
     found: list[TranslationExample] = []
     looked_for: list[str] = []
@@ -186,14 +161,7 @@ def translation_files(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> list[list[pathlib.Path]]:
-    """The one or two files of each text of a direction; none of tensorflow-datasets.
-
-    Args:
-      task, root, patterns, language, language_codes: as `load_translations`.
-
-    Raises:
-      ValueError: a file is missing or has no partner.
-    """
+    """Return the one or two files of each text of a direction; ValueError if one is missing."""
     return [
         [translation.matching(root, name, language, language_codes) for name in names]
         for names in _texts(task, patterns)
@@ -202,7 +170,7 @@ def translation_files(
 
 
 def _texts(task: Task, patterns: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the patterns of each text of a direction: of one file or split, or of two files."""
+    """Yield the patterns of each text of a direction: one file or split, or two files."""
     rest = list(patterns)
     while rest:
         names = [pattern := rest.pop(0)]
@@ -228,14 +196,9 @@ def load_labels(
     language_codes: Mapping[str, str] = _NO_CODES,
     data_dir: str | None = None,
 ) -> list[str]:
-    """Read the names of the labels of a language's files, as often as they occur.
+    """Return the label names in a language's files, one for each occurrence.
 
-    Args:
-      readers: those of a kind with classes.
-      task, root, patterns, language, language_codes, data_dir: as `load_examples`.
-
-    Raises:
-      ValueError: a pattern is of tensorflow-datasets, or a file is at fault.
+    Raise ValueError for a pattern of tensorflow-datasets or a malformed file.
     """
     del data_dir
     assert readers.labels is not None, f"{task.name} has no classes"
@@ -253,10 +216,9 @@ def load_labels(
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
-    """Whether a pattern is of tensorflow-datasets, or of files of some language that are there.
+    """Return whether a pattern matches a file or names tensorflow-datasets.
 
-    Raises:
-      ValueError: a pattern is the name of one file, which does not exist.
+    Raise ValueError if a pattern without wildcards names a missing file.
     """
     return any(
         tfds_examples.is_tfds(pattern)
@@ -272,7 +234,7 @@ def sources(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> set[tuple[Any, ...]]:
-    """Identities of a language's files and datasets: the same for two names of one file."""
+    """Return identities of a language's files and datasets; two links to one file share one."""
     found: set[tuple[Any, ...]] = {
         (pattern.replace(files.PLACEHOLDER, language),)
         for pattern in patterns
@@ -290,11 +252,7 @@ def matching_files(
     language: str,
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> list[pathlib.Path]:
-    """The files of a language, also those that others share; none of tensorflow-datasets.
-
-    Raises:
-      ValueError: a pattern is the name of one file, which does not exist.
-    """
+    """Return all files that may hold text of a language; ValueError as in `has_files`."""
     codes = files.spellings(language, language_codes)
     own = (pattern for pattern in patterns if not tfds_examples.is_tfds(pattern))
     return [path for pattern in own for path in files.matching(root, pattern, codes)]
@@ -307,15 +265,7 @@ def available_languages(
     patterns: Sequence[str],
     language_codes: Mapping[str, str] = _NO_CODES,
 ) -> set[str]:
-    """The languages that there are files for; those of tensorflow-datasets are not looked up.
-
-    Args:
-      readers: to look into files that no name tells the language of; None not to.
-      task, root, patterns, language_codes: as `load_examples`.
-
-    Raises:
-      ValueError: a file is at fault.
-    """
+    """Return the languages of files; without `readers`, only those that file names tell."""
     found: set[str] = set()
     for pattern in patterns:
         if tfds_examples.is_tfds(pattern):
@@ -329,7 +279,6 @@ def available_languages(
 
 
 def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Any]:
-    """Yield the examples in one of the wanted languages; None wants all."""
     for source in sources:
         for code, example in source:
             if wanted is None or (code or _DEFAULT_LANGUAGE) in wanted:
@@ -337,7 +286,7 @@ def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iter
 
 
 def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
-    """Number the examples; check the ids of those that have one of their own."""
+    """Number the examples that have no id, and raise ValueError if two have the same."""
     found: dict[str, Any] = {}
     for number, example in enumerate(examples):
         if not example.id:
@@ -352,7 +301,6 @@ def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
 
 
 def _described(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> str:
-    """The files of a pattern in words, for the message that there are none."""
     if files.PLACEHOLDER not in pattern:
         return f"{root / pattern} (in English, unless it says otherwise)"
     return " or ".join(str(root / pattern.replace(files.PLACEHOLDER, code)) for code in codes)

@@ -1,14 +1,14 @@
 """From questions to token ids: windows of the context, and where in the context a token is.
 
-A window is `<s> question </s> </s> part of the context </s>`. Windows begin every `stride` tokens,
-so that most tokens are in several; `has_max_context` marks the window in which a token has the most
-context on both sides, the one to read its score from (the rule of BERT's run_squad.py).
+A window is `<s> question </s> </s> part of the context </s>`. Windows begin every `stride` tokens
+and overlap. `has_max_context` marks the window that gives a token the most context on both sides,
+the one to read its score from (the rule of BERT's run_squad.py).
 
-Places are characters of the context as it is in the dataset, although SentencePiece normalises
-(NFKC, spaces): it tells which characters a piece was made from. What it leaves open is settled so:
-the spaces before a word are no part of its piece; a character that becomes several pieces, such as
-a ligature, is the place of each of them; a piece that is but a space stands for the joiners and
-marks of direction that became this space, since answers may begin or end with them.
+Offsets count characters of the original context. SentencePiece normalises it (NFKC, spaces), but
+tells which characters a piece comes from. Three rules settle the rest. Spaces before a word are not
+part of its piece. If a character becomes several pieces, such as a ligature, each has its offsets.
+A piece that is only a space stands for the joiners and direction marks that became this space,
+since answers may begin or end with them.
 """
 
 import dataclasses
@@ -30,13 +30,10 @@ class QuestionFeature:
     """A question with a window of its context.
 
     Attributes:
-      example: number of the example.
-      tokens: [L] int32.
-      offsets: [L, 2] int32 first and past-last character in the context of each token of it; both
-        the same for the other tokens, and for those that stand for no character.
+      offsets: [L, 2] int32 first and past-last character of each token in the context; both equal
+        for tokens that stand for no character of it.
       has_max_context: [L] bool, whether this is the token's best window.
-      start, end: the first and the last token of the first answer; both 0, which is `<s>`, where
-        the window does not hold all of it or there is none.
+      start, end: first and last token of the first answer; both 0 (`<s>`) if it is not all here.
     """
 
     example: int
@@ -48,7 +45,7 @@ class QuestionFeature:
 
     @property
     def answerable(self) -> np.ndarray:
-        """[L] bool, what an answer may begin and end at: `<s>`, for none, and the context."""
+        """[L] bool, where an answer may begin and end: the context, and `<s>` for no answer."""
         found = self.offsets[:, 0] < self.offsets[:, 1]
         found[0] = True
         return found
@@ -70,15 +67,11 @@ def question_features(
     max_query_length: int,
     stride: int,
 ) -> list[QuestionFeature]:
-    """The windows of each question, one after the other.
+    """Return the windows of each question, one after the other.
 
-    Args:
-      max_query_length: tokens kept of a question, its first ones.
-      stride: tokens from the beginning of a window of the context to that of the next one; where
-        less fit into a window the next one begins at its end.
-
-    Raises:
-      ValueError: there is no room for a context, or `stride` or `max_query_length` is not positive.
+    `max_query_length` is how many tokens of a question are kept, `stride` the distance between the
+    beginnings of two windows, at most one window of context. Raise ValueError if there is no room
+    for a context, or one of the two is not positive.
     """
     _check_lengths(max_length, max_query_length, stride)
     questions = processor.encode([one.question for one in examples], return_type="numpy")
@@ -123,17 +116,11 @@ def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
 def token_offsets(
     text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> np.ndarray:
-    """The characters of a text that each of its tokens stands for.
+    """Return [tokens, 2] int32 first and past-last character of each token, without spaces around.
 
-    Args:
-      pieces: of a token, as SentencePiece writes them.
-      offsets: first and past-last character of each piece, as SentencePiece tells them: together
-        they cover the text up to the last word's end, and what one character becomes is all at its
-        beginning but for the last piece of it.
-
-    Returns:
-      [tokens, 2] int32 first and past-last character, without the spaces around; both the same of
-      a piece that stands for nothing else.
+    Both are equal if a piece stands for nothing else. `offsets` are those that SentencePiece
+    reports. They cover the text up to the last word's end. If a character becomes several pieces,
+    all but the last are empty ones at its beginning.
     """
     found = np.zeros((len(pieces), 2), np.int32)
     for row, piece, (start, end) in zip(found, pieces, offsets, strict=True):
@@ -151,11 +138,7 @@ def token_offsets(
 
 
 def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
-    """The first and the last token of an answer, or None where no token is of it.
-
-    Args:
-      offsets: [tokens, 2] of the whole context.
-    """
+    """Return first and last token of an answer, or None; `offsets` are [tokens, 2]."""
     is_text = offsets[:, 0] < offsets[:, 1]
     end = answer.start + len(answer.text)
     inside = np.flatnonzero(is_text & (offsets[:, 1] > answer.start) & (offsets[:, 0] < end))
@@ -172,7 +155,7 @@ def _windows(
     max_length: int,
     stride: int,
 ) -> Iterator[QuestionFeature]:
-    """Yield the windows of a question over its context, of which there is at least one."""
+    """Yield the windows of a question over its context, at least one."""
     span = token_span(offsets, answers[0]) if answers else None
     head = np.concatenate([[special.bos], question, [special.eos, special.eos]])
     room = max_length - len(head) - 1
@@ -193,15 +176,15 @@ def _windows(
 
 
 def _window_starts(length: int, room: int, stride: int) -> list[int]:
-    """The first context token of each window; the last window is the first to reach the end."""
+    """Return the first context token of each window; only the last window reaches the end."""
     return list(range(0, max(length - room, 0) + stride, stride))
 
 
 def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:
-    """[length] the number of the window in which each context token has the most context.
+    """Return [length] the number of the window in which each context token has the most context.
 
-    Context is the smaller of the tokens before and after it in the window, plus a hundredth of the
-    window's length; of two equal windows it is the first one.
+    That is the smaller number of tokens before and after it in the window, plus a hundredth of the
+    window's length. The first of two equal windows wins.
     """
     first = np.asarray(starts)[:, None]
     last = np.minimum(first + room, length)

@@ -1,8 +1,7 @@
 """Questions about a context with the answers in it: JSON of SQuAD 1.1 and 2.0.
 
-XQuAD, MLQA and TyDiQA-GoldP have the same form. Places count characters (code points). An answer
-that is not at its place is an error, and not left out: a score over fewer questions is not the
-score of the dataset.
+XQuAD, MLQA and TyDiQA-GoldP have the same form. Offsets count characters (code points). A misplaced
+answer is an error, since a score over fewer questions is not that of the dataset.
 """
 
 import json
@@ -16,14 +15,10 @@ from input_pipeline.tasks.tasks import Task
 
 
 def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, QuestionExample]]:
-    """Yield (language, example) of a file; the language is None unless TyDiQA's ids tell it.
+    """Yield (language, example) of a file; the language is None unless TyDiQA's ids name it.
 
-    Where a question stands there more than once, each time with other answers, as in XTREME's
-    translations, the answers are put together.
-
-    Raises:
-      ValueError: no JSON of this form, an id that two questions have, or answers that are not at
-        their place.
+    Answers of a repeated question, as in XTREME's translations, are put together. Raise ValueError
+    if the file is not JSON of this form, two questions have one id, or answers are misplaced.
     """
     text = files.read_text(path)
     try:
@@ -60,11 +55,7 @@ def language_of_id(question_id: str, task: Task) -> str | None:
 
 
 def check_answers(examples: Iterable[QuestionExample], where: str) -> None:
-    """Check that every answer is at its place.
-
-    Raises:
-      ValueError: with the first one that is not, and how many are not.
-    """
+    """Raise ValueError with the first answer that is not at its place, and how many are not."""
     wrong = [
         (example, answer)
         for example in examples
@@ -113,12 +104,12 @@ def _checked(value: Any, kind: type, name: str) -> Any:
 
 
 def _example(context: str, question: dict[str, Any]) -> QuestionExample:
-    # The answers of questions that SQuAD 2.0 calls impossible are only plausible ones.
+    # SQuAD 2.0 gives impossible questions answers that are only plausible.
     is_impossible = question.get("is_impossible", False)
     answers = [] if is_impossible else question.get("answers", [])
     for text in (context, question["question"]):
         _checked(text, str, "context and question").encode()
-    # By empty answers XTREME hides those of its tests.
+    # XTREME hides the answers of its tests: they are empty.
     found = [
         Answer(
             _checked(one["text"], str, "text of an answer"),

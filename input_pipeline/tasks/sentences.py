@@ -8,7 +8,7 @@ from input_pipeline.tasks.examples import SentencePairs, Sentences
 
 
 def aligned_pairs(source: Sequence[str], target: Sequence[str]) -> SentencePairs:
-    """Sentences of which the i-th ones of both sides are translations of each other."""
+    """Return sentences of which the i-th ones of both sides are translations of each other."""
     ids = tuple(str(number) for number in range(len(source)))
     return SentencePairs(
         Sentences(ids, tuple(source)),
@@ -20,8 +20,7 @@ def aligned_pairs(source: Sequence[str], target: Sequence[str]) -> SentencePairs
 def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
     """Read Tatoeba: one file of two columns, or two files (LASER), one sentence a line.
 
-    Raises:
-      ValueError: a line without two columns, or files of unequal length.
+    Raise ValueError for a line without two columns, or files of unequal length.
     """
     if len(paths) == 1:
         rows = list(_two_columns(paths[0]))
@@ -38,11 +37,8 @@ def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
 def read_mining(paths: Sequence[pathlib.Path]) -> SentencePairs:
     """Read BUCC 2018: the text, the English text, and the gold pairs unless they are hidden.
 
-    Lines are id, tab, sentence; those of the gold file id, tab, English id.
-
-    Raises:
-      ValueError: a line without two columns, an id twice in a text, or one of the gold file that
-        is not in the text.
+    Lines are id, tab, sentence; those of the gold file id, tab, English id. Raise ValueError for a
+    line without two columns, a repeated id, or a gold id that is not in the text.
     """
     sides = [_sentences(path) for path in paths[:2]]
     known = [set(side.ids) for side in sides]

@@ -1,12 +1,12 @@
 """Rows of a user's own tables: CSV, TSV, JSON lines or a JSON array, told apart by content.
 
-A file that begins with a brace has JSON objects, one a line or over several, and one that begins
-with a bracket an array of them. Any other is separated by tabs, commas or semicolons: by whichever
-its first line has the wanted columns, behind the line `sep=;` that Excel reads. Columns go by the
-names of the first line, in capitals or not, or by numbers from 1 in a file without such a line.
-Commas and semicolons are read as CSV (RFC 4180), with quoted cells that may hold separators and
-line ends; between tabs a quotation mark is text, but for a cell that is quoted as CSV does it. A
-file of tabs whose lines differ in width is CSV if its rows then do not.
+A file that begins with a brace has JSON objects, on one line each or several. One that begins with
+a bracket has an array of them. Any other has columns, whose separator is the tab, comma or
+semicolon that gives the first line the wanted columns, after Excel's line `sep=;`. Columns have the
+names of the first line, in any case, or numbers from 1 without such a line. Commas and semicolons
+are read as CSV (RFC 4180): quoted cells may hold separators and line ends. Between tabs a quotation
+mark is text, except around a whole cell. A tab-separated file with lines of different widths is CSV
+if that makes the widths equal.
 """
 
 import contextlib
@@ -30,15 +30,14 @@ Record = tuple[int, Mapping[str, Any]]  # number of the line, cells by column
 
 
 def is_numbered(columns: Sequence[str]) -> bool:
-    """Return whether columns are given by number, of files whose first line is a row."""
+    """Return whether columns are given by number, for files whose first line is a row."""
     return all(column.isdecimal() for column in columns)
 
 
 def has_names(text: str, columns: Sequence[str], *, may_be_lines: bool) -> bool:
     """Return whether a file names columns: JSON objects, or a first line that does.
 
-    Args:
-      may_be_lines: whether a first line that is no JSON, or no more than a name, is a text.
+    With `may_be_lines`, a first line that is not JSON, or only one name, is a text.
     """
     if text.lstrip().startswith("{"):
         return not may_be_lines or _is_json(text.lstrip().partition("\n")[0])
@@ -58,7 +57,7 @@ def _is_json(line: str) -> bool:
 
 
 def places(column: str, names: Sequence[str]) -> list[int]:
-    """Return the places of a column among names: written alike, or else in other capitals."""
+    """Return the places of a column among names: exact matches, or else matches in another case."""
     alike = [i for i, name in enumerate(names) if name == column]
     return alike or [i for i, name in enumerate(names) if name.casefold() == column.casefold()]
 
@@ -66,12 +65,8 @@ def places(column: str, names: Sequence[str]) -> list[int]:
 def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
     """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
 
-    Args:
-      wanted: columns that each row must have.
-
-    Raises:
-      ValueError: a file without these columns, a row of another width, or no JSON or CSV; the
-        message names file and line.
+    Raise ValueError, naming file and line, if a wanted column is missing, a row has another width,
+    or the file is neither JSON nor CSV.
     """
     if _JSON.match(text):
         records = _json_objects(path, text)
@@ -87,10 +82,7 @@ def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterat
 
 
 def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list[str | None]]:
-    """Yield the cells of a column by each separator, None of rows that lack it.
-
-    Where quotes are at fault, the rows before are all.
-    """
+    """Yield the cells of a column by each separator, None if missing, up to broken quotes."""
     for separator in _SEPARATORS:
         found: list[str | None] = []
         with contextlib.suppress(ValueError):
@@ -100,11 +92,7 @@ def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list
 
 
 def _place(column: str, names: Sequence[str], where: str) -> int:
-    """The place of a wanted column.
-
-    Raises:
-      ValueError: there is none, or there are several.
-    """
+    """Return the place of a wanted column; ValueError if there is none, or there are several."""
     found = places(column, names)
     if len(found) != 1:
         raise ValueError(
@@ -117,7 +105,7 @@ def _place(column: str, names: Sequence[str], where: str) -> int:
 
 
 def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
-    """Yield JSON objects, of an array or one after the other, and the lines that they begin in."""
+    """Yield the JSON objects of an array or a sequence, and the lines that they begin in."""
     decoder, number, last = json.JSONDecoder(), 1, 0
     is_array = text.lstrip().startswith("[")
     start = text.index("[") + 1 if is_array else 0
@@ -178,10 +166,9 @@ def _has_all(wanted: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
-    """The separator of a file: tab, comma or semicolon."""
     first = _first_line(text)
     if not is_numbered(wanted):
-        # Where none has all columns, the one with the most cells is told what it lacks.
+        # If no separator gives all columns, the error is about the one with the most cells.
         cells = {one: _first(first, one) for one in _SEPARATORS if one in first}
         fitting = [one for one, found in cells.items() if _has_all(wanted, found)]
         return (fitting or sorted(cells, key=lambda one: -len(cells[one])) or [","])[0]
@@ -195,12 +182,12 @@ def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
             "equally many columns; give the file a first line with names, and set the columns to "
             "these"
         )
-    # So that the first row of another width is named.
+    # If none fits, the error names the first row of another width.
     return fitting[0] if fitting else max(_SEPARATORS, key=lambda one: len(_first(first, one)))
 
 
 def _width(path: pathlib.Path, text: str, separator: str) -> int:
-    """Number of columns of all rows; 0 if it differs or the file is no CSV of this separator."""
+    """Return the number of columns of all rows; 0 if it differs or this is no CSV."""
     try:
         widths = {len(cells) for _, cells in _split(path, text, separator)}
     except ValueError:
@@ -209,7 +196,6 @@ def _width(path: pathlib.Path, text: str, separator: str) -> int:
 
 
 def _first(line: str, separator: str) -> list[str]:
-    """Cells of a first line; those of a broken one as they are."""
     try:
         ((_, cells),) = _split(pathlib.Path(), line, separator)
     except ValueError:
@@ -218,11 +204,7 @@ def _first(line: str, separator: str) -> list[str]:
 
 
 def _split(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line's number and the cells of each row that is not empty.
-
-    Raises:
-      ValueError: quotes are at fault.
-    """
+    """Yield first line number and cells of each non-empty row; ValueError for broken quotes."""
     if separator != "\t":
         yield from _split_csv(path, text, separator)
         return

@@ -10,7 +10,7 @@ from input_pipeline.tasks.examples import TaggedExample
 from input_pipeline.tasks.tasks import Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
-_FORM, _UPOS = 1, 3  # columns of CoNLL-U that are read unless the task names others
+_FORM, _UPOS = 1, 3  # columns of CoNLL-U, unless the task names others
 # Of CoNLL-U, "3-4" is a word in writing that stands for two words of syntax, "5.1" one that was
 # left out of the text.
 _CONLLU_WORD = re.compile(r"[0-9]+")
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-?[0-9]+")
 _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its language
 # XTREME leaves out words of Universal Dependencies of which word or tag is this.
 _NOTHING = "_"
-_DOCUMENT = "-DOCSTART-"  # first cell of a line of CoNLL-2003 between documents, which is no word
+_DOCUMENT = "-DOCSTART-"  # first cell of a line between documents, CoNLL-2003
 _CONLL = (".conll", ".conllu", ".iob", ".bio")
 # Names of columns, in a first line that is no word.
 _WORD_NAMES = ("word", "words", "token", "tokens", "form")
@@ -29,18 +29,16 @@ _Word = tuple[str, str, str | None]  # where, word, tag
 
 
 def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedExample]]:
-    """Yield (None, example) of each sentence of a file; ids are left empty.
+    """Yield (None, example) of each sentence of a file, with the id "".
 
-    CoNLL-U is known by its ten columns. Otherwise the first cell of a line is a word and the last
-    one its tag, or those of the columns that the task names by number; a file with one column has
-    no tags. Columns are separated by tabs, or by blanks in a file without tabs. A line "# ..." at
-    the start of a sentence is a comment if it has another number of columns than words have, or no
-    tag of a span where the task is on spans. If all words of a file begin with the same language
-    code and a colon, as in the original files of WikiANN, these are taken off.
+    A file of ten columns is CoNLL-U. Otherwise a line has a word first and its tag last, or in the
+    columns that the task names by number. A file with one column has no tags. Tabs separate
+    columns, or blanks in a file without tabs. A line "# ..." at the start of a sentence is a
+    comment if it has another number of columns than words have, or, for a task on spans, no tag of
+    a span. A language code and a colon before all words, as in the original WikiANN, are removed.
 
-    Raises:
-      ValueError: a line that is neither, a tag that the task does not have, tags on some lines
-        only, or words that are running numbers.
+    Raise ValueError for any other line, a tag that the task does not have, tags on some lines only,
+    or words that are running numbers.
     """
     sentences = _checked(path, task)
     has_tags, prefix = sentences[0][0][2] is not None, _prefix(sentences)
@@ -68,14 +66,11 @@ def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
 
 
 def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
-    """Read sentences to predict on: one of words separated by blanks a line, or CoNLL.
+    """Read sentences to predict on: one per line, words separated by blanks, or CoNLL.
 
-    CoNLL is known by tabs, by lines that all end with a tag, or by the file's name (*.conll,
-    *.conllu, *.iob, *.bio); its tags are not looked at. The id of an example is the number of its
-    (first) line, from 1.
-
-    Raises:
-      ValueError: no such file; a line of CoNLL that is none; tabs in some lines alone.
+    A file is CoNLL if it has tabs, all lines end with a tag, or its name says so (*.conll,
+    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are numbers of (first) lines, from 1. Raise
+    ValueError if there is no file, a line of CoNLL is malformed, or only some lines have tabs.
     """
     if not path.is_file() or not _is_conll(path, task):
         return unlabelled.read_words(path, task)
@@ -101,10 +96,7 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
 
 
 def _check_tabs(lines: list[tuple[str, str]]) -> None:
-    """Raise ValueError if some lines have tabs and some, that are no comments, have none.
-
-    A tab within a sentence would make a word of each other line.
-    """
+    """Raise ValueError if only some lines have tabs: the file may be CoNLL, or sentences."""
     tabbed = next(where for where, line in lines if "\t" in line)
     for where, line in lines:
         if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
@@ -116,10 +108,9 @@ def _check_tabs(lines: list[tuple[str, str]]) -> None:
 
 
 def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[list[_Word]]:
-    """The words of the sentences of a file; tags may be missing unless it `has_tags`.
+    """Return the words of the sentences of a file; tags may be missing unless it `has_tags`.
 
-    Raises:
-      ValueError: there are none, or they are names of columns, or running numbers.
+    Raise ValueError if there are none, or they are names of columns, or running numbers.
     """
     sentences = list(_sentences(path, task, has_tags))
     if not sentences:
@@ -138,18 +129,14 @@ def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[l
 
 
 def _prefix(sentences: list[list[_Word]]) -> str:
-    """Prefix of each word of a file of WikiANN: its language and a colon, or ""."""
+    """Return the prefix of each word of a WikiANN file: its language and a colon, or ""."""
     first = _PREFIX.match(sentences[0][0][1])
     is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
     return first[0] if first and is_of_all else ""
 
 
 def _columns(task: Task) -> tuple[int, int]:
-    """Places of the word and its tag in a line, from 0; negative ones count from its end.
-
-    Raises:
-      ValueError: the task names them otherwise than by number, or names one for both.
-    """
+    """Return places of word and tag in a line, negative from its end; ValueError if unusable."""
     if task.columns is None:
         return 0, -1
     (word,), (tag,) = task.columns.text, task.columns.label
@@ -186,7 +173,7 @@ def _named_tag(word: _Word) -> str:
 
 
 def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: bool) -> None:
-    """Raise ValueError if lines of so many columns lack one, or have the tag where the word is."""
+    """Raise ValueError if lines of `width` columns lack one, or word and tag are the same one."""
     if beyond := [place for place in columns if not -width <= place < width]:
         raise ValueError(
             f"{where}: {width} columns, but task.text_column and task.label_column name column "
@@ -201,13 +188,12 @@ def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: b
 
 
 def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[_Word]]:
-    """Yield the words of each sentence as they are in the file."""
     columns = _columns(task)
     sentence: list[_Word] = []
     has_tabs, lines = _cells(path)
     lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
     filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
-    # Without others, words such as "#" are told from comments by their tabs.
+    # If all lines may be comments, those with tabs are words such as "#".
     filled = filled or [line for line in lines_of_words if len(line[1]) > 1 and has_tabs]
     width = len(filled[0][1]) if filled else 0
     if is_conllu := width == _CONLLU_COLUMNS:
@@ -228,18 +214,15 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[
 
 
 def _cells(path: pathlib.Path) -> tuple[bool, list[tuple[str, list[str]]]]:
-    """Whether tabs separate columns; the place of each line, for messages, and its cells.
-
-    A blank line has none.
-    """
+    """Return whether tabs separate columns, and place and cells of each line; a blank has none."""
     lines = list(files.numbered_lines(path))
     tabbed = [line for _, line in lines if "\t" in line]
-    end = "\t" if all(line.endswith("\t") for line in tabbed) else ""  # which makes no column
+    end = "\t" if all(line.endswith("\t") for line in tabbed) else ""  # makes no column
 
     def split(line: str) -> list[str]:
         if tabbed:
             return line.removesuffix(end).split("\t")
-        # A blank of another kind, as in 10\u00a0000, is a part of a word.
+        # Other blanks, as in 10\u00a0000, are part of a word.
         return [cell for cell in line.split(" ") if cell]
 
     return bool(tabbed), [(where, split(line) if line.strip() else []) for where, line in lines]
@@ -250,7 +233,7 @@ def _may_be_comment(cells: list[str]) -> bool:
 
 
 def _is_comment(cells: list[str], width: int, columns: tuple[int, int], task: Task) -> bool:
-    """Whether the first line of a sentence is a comment rather than a word."""
+    """Return whether the first line of a sentence is a comment rather than a word."""
     if not _may_be_comment(cells):
         return False
     if len(cells) != width:
@@ -259,11 +242,7 @@ def _is_comment(cells: list[str], width: int, columns: tuple[int, int], task: Ta
 
 
 def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) -> _Word:
-    """The word of a line, and its tag where lines have more than one column.
-
-    Raises:
-      ValueError: the line has another number of columns than the first one.
-    """
+    """Return word of a line, and tag if it has columns; ValueError if not `width` of them."""
     if len(cells) == 1:
         return where, cells[0], None
     if len(cells) != width:
@@ -277,7 +256,7 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
 
 
 def _conllu_word(cells: list[str], where: str, columns: tuple[int, int]) -> list[_Word]:
-    """The word of a line, or nothing where the line is of another kind."""
+    """Return the word of a line, or nothing if the line is of another kind."""
     if cells[0].startswith("#"):
         return []  # a comment
     if len(cells) == _CONLLU_COLUMNS and _CONLLU_WORD.fullmatch(cells[0]):

@@ -1,7 +1,7 @@
 """The downstream tasks, a record each: data, labels, languages, metrics and rules of scoring.
 
-A new task of a known kind is an entry of `_ALL` and a config in configs/finetune/; nothing else
-goes by a task's name.
+A new task of a known kind is an entry of `_ALL` and a config in configs/finetune/. No other code
+depends on a task's name.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _SPAN_TAG = re.compile("O|[BIESLUM]-.+")
 
 
 class Columns(NamedTuple):
-    """Names that the columns of a TSV file may have, the best one first; no `pair` of one text."""
+    """Names that the columns of a TSV file may have, the best first; `pair` is () for one text."""
 
     text: tuple[str, ...]
     pair: tuple[str, ...]
@@ -38,30 +38,24 @@ class Task:
     """A downstream task.
 
     Attributes:
-      name: as in `TASKS`.
-      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained on and
-      scored. labels: the classes or tags, in the dataset's order; a label may also be given by
-      number. None
-        of a regression.
-      languages: those of the dataset that XTREME or the dataset's paper reports, sorted; of
-        translation the directions, none of files in any.
+      kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained and scored.
+      labels: classes or tags in the dataset's order, also by number in files; () for a regression.
+      languages: sorted, as XTREME or the dataset's paper reports them; of translation the
+        directions, () for any.
       metrics: all that are computed; the first one is reported.
-      tfds: by split, the pattern that reads it from tensorflow-datasets, "tfds:NAME:SPLIT".
-      tfds_codes: names of languages in tensorflow-datasets, where they are not their codes.
-      tfds_texts: its features of the text and of the second text, None of a single one.
-      tfds_label: its feature of the label or the tags.
-      columns: of TSV files, for classification and regression.
+      tfds: "tfds:NAME:SPLIT" in tensorflow-datasets, by split.
+      tfds_codes: names of languages in tensorflow-datasets, if they are not their codes.
+      tfds_texts: features of the text and the second text, None for a single one.
       headerless: columns of TSV files without a header, told apart by their number.
-      has_broken_lines: whether the distributed files have some, which everyone leaves out
-        (tensorflow-datasets, Hugging Face), as long as they are few.
+      has_broken_lines: whether a few lines of the distributed files are broken; everyone leaves
+        them out (tensorflow-datasets, Hugging Face).
       skips_underscores: whether words whose form or tag is "_" are no words (CoNLL-U).
       id_languages: languages by the beginning of an example's id, up to "-".
       scorer: of tagging: "entities", "part_of_speech" as XTREME scores it, or "words".
       normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
       has_unanswerable: whether "no answer" may be right.
-      xtreme_name: name in XTREME's submissions; "" of a task that it does not have.
-      is_own: whether its data are a user's own. Then a record has no labels and no languages:
-        labels are those of the training data, given by name alone, and none is hidden.
+      xtreme_name: name in XTREME's submissions; "" if it has none.
+      is_own: whether data are a user's own: the training data name the labels, and none is hidden.
     """
 
     name: str
@@ -96,15 +90,12 @@ class Task:
 
     @property
     def is_search(self) -> bool:
-        """Whether translations are searched for by an encoder as it is, which trains nothing."""
+        """Whether a pre-trained encoder searches for translations, without training."""
         return self.kind in ("retrieval", "mining")
 
     @property
     def is_translation(self) -> bool:
-        """Whether both sides are text, see `xlm.experiment.translation`.
-
-        It is read by directions, its model has a decoder, and its outputs are searched for.
-        """
+        """Whether an encoder and decoder translate text, see `xlm.experiment.translation`."""
         return self.kind == "translation"
 
     @property
@@ -113,14 +104,10 @@ class Task:
         return self.kind == "tagging" and self.scorer == "entities"
 
     def with_labels(self, labels: tuple[str, ...], columns: Columns) -> "Task":
-        """The task on a user's own data, with their labels and the columns of their files.
+        """Return the task on a user's own data, with their labels and the columns of their files.
 
-        Args:
-          labels: in the order of the classes; empty while they are not known, and of numbers.
-          columns: one name each, or none of a pair.
-
-        Raises:
-          ValueError: there is one label alone, or one twice, or one is no tag of a span.
+        `labels` are in the order of the classes, () if unknown or numbers. Raise ValueError if
+        there is only one, one is repeated, or, for a task on spans, one is no tag of a span.
         """
         if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
             raise ValueError(
@@ -137,10 +124,9 @@ class Task:
         return dataclasses.replace(self, labels=labels, columns=columns)
 
     def label(self, text: str, where: str) -> int | float | None:
-        """The label that `text` stands for: an index into `labels`, a score, None if hidden.
+        """Return an index into `labels`, a score, or None if hidden.
 
-        Raises:
-          ValueError: the task has no such label; `where` names file and line.
+        Raise ValueError if the task has no such label; `where` names file and line.
         """
         if text == _NO_LABEL and not self.is_own:
             return None
@@ -159,7 +145,7 @@ class Task:
         return value
 
     def class_index(self, text: str, where: str) -> int:
-        """The index into `labels` of a class or tag; errors as of `label`."""
+        """Return the index into `labels` of a class or tag; errors as of `label`."""
         if text in self.labels:
             return self.labels.index(text)
         if self.is_own and (canonical := canonical_label(text)) in self.labels:
@@ -179,12 +165,12 @@ class Task:
 
 
 def is_span_tag(tag: str) -> bool:
-    """Whether a tag is one of a word in or outside a span."""
+    """Return whether a tag is one of a word in or outside a span."""
     return _SPAN_TAG.fullmatch(tag) is not None
 
 
 def canonical_label(text: str) -> str:
-    """Label that programs write in several ways: 1 for 1.0, true for True and TRUE."""
+    """Return a label in one of the spellings of programs: 1 for 1.0, true for True and TRUE."""
     if _WHOLE_NUMBER.fullmatch(text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text
@@ -217,7 +203,7 @@ _PREMISE_TFDS = ("premise", "hypothesis")
 
 
 def _own(name: str, kind: str, metrics: tuple[str, ...], **more: Any) -> Task:
-    """Task on a user's own files; `xlm.experiment.task_settings` adds its labels and columns."""
+    """Return a task on a user's own files; `task_settings` adds its labels and columns."""
     return Task(name, kind, (), (), metrics, None, is_own=True, **more)
 
 
@@ -397,7 +383,7 @@ _ALL = [
         {"train": "tfds:squad/v2.0:train", "validation": "tfds:squad/v2.0:validation"},
         has_unanswerable=True,
     ),
-    # tensorflow-datasets has the pairs of BUCC alone, not the text that they are to be found in.
+    # tensorflow-datasets has only the pairs of BUCC, not the texts to find them in.
     Task(
         "bucc",
         "mining",

@@ -1,7 +1,7 @@
 """Texts and pairs of texts with a label, as the datasets' authors distribute them: TSV.
 
-One reader for all: the task says what its columns may be called, and what files without a header
-hold. Cells are never quoted: in these datasets a quotation mark is text.
+One reader for all: the task says what its columns may be called, and which columns files without a
+header have. Cells are never quoted: in these datasets a quotation mark is text.
 """
 
 import dataclasses
@@ -33,14 +33,10 @@ class _Columns:
 
 
 def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
-    """Yield (language, example) of a file; the language is None unless a column tells it.
+    """Yield (language, example) of a file, with the id ""; language None unless a column names it.
 
-    Ids are left empty. Rows labelled "-" are left out; so are broken rows of QQP and PAWS-X, up to
-    one in a hundred.
-
-    Raises:
-      ValueError: a header without the task's columns, a row of another width, or a label that the
-        task does not have.
+    Rows labelled "-" are left out, and broken rows of QQP and PAWS-X, up to one in a hundred. Raise
+    ValueError for a header without the task's columns, a row of another width or an unknown label.
     """
     lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
     columns = _columns(*lines[0], task)
@@ -87,9 +83,9 @@ def _columns(where: str, line: str, task: Task) -> _Columns:
 
 
 def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
-    """Names of the columns of a file that begins with a row; none where it is not known."""
+    """Return the column names of a file that begins with a row; none if they are not known."""
     names = next((names for names in task.headerless if len(names) == len(cells)), ())
-    if len(names) == 3:  # as many as a header of other names may have, of which none is a label
+    if len(names) == 3:  # a header of unknown names may have as many, but no label
         try:
             task.label(cells[-1], "")
         except ValueError:
@@ -100,7 +96,7 @@ def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
 def _example(
     cells: list[str], columns: _Columns, task: Task, where: str
 ) -> tuple[str | None, TextExample] | None:
-    """The example of a row, or None where the annotators did not agree."""
+    """Return the example of a row, or None if the annotators did not agree."""
     if len(cells) != columns.width:
         raise ValueError(
             f"{where}: {len(cells)} columns, expected {columns.width} as in the first line; a text "

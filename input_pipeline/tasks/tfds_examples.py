@@ -1,7 +1,7 @@
 """Examples of the tasks from tensorflow-datasets, the same ones as from the datasets' own files.
 
-A pattern "tfds:NAME:SPLIT" names a dataset with its config and a split; `{language}` stands for
-the language in both. TensorFlow is imported when there is something to read.
+A pattern "tfds:NAME:SPLIT" names a dataset with its config and a split; `{language}` stands for the
+language in both. TensorFlow is imported when there is something to read.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,6 @@ Convert = Callable[[Rows, Any, Task, str, str], Iterable[tuple[str | None, Any]]
 
 
 def is_tfds(pattern: str) -> bool:
-    """Whether a pattern is of tensorflow-datasets."""
     return pattern.startswith(_PREFIX)
 
 
@@ -38,16 +37,9 @@ def read_examples(
     looked_for: list[str],
     data_dir: str | None,
 ) -> Iterator[tuple[str | None, Any]]:
-    """Yield (language, example) of a split; the language is None unless the example tells it.
+    """Yield (language, example) of a split; the language is None unless the example names it.
 
-    Args:
-      pattern: "tfds:NAME:SPLIT".
-      task, language: as `loading.load_examples`.
-      data_dir: where tensorflow-datasets keeps its data; its own default if None.
-
-    Raises:
-      ValueError: tensorflow-datasets numbers the labels in another way, or answers are not at
-        their place.
+    Raise ValueError if labels are numbered in another way, or answers are misplaced.
     """
     found = _load(pattern, task, language, looked_for, data_dir)
     if found is not None:
@@ -57,7 +49,6 @@ def read_examples(
 def text_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, TextExample]]:
-    """Yield texts and pairs; see `Convert`."""
     _check_labels(features[task.tfds_label], task, where)
     for number, row in enumerate(rows):
         yield from _text_example(row, task, language, f"{where}, example {number}")
@@ -66,7 +57,6 @@ def text_examples(
 def tagged_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[None, TaggedExample]]:
-    """Yield tagged sentences; see `Convert`."""
     _check_labels(features[task.tfds_label].feature, task, where)
     for row in rows:
         words = tuple(word.decode("utf-8") for word in row["tokens"])
@@ -76,7 +66,7 @@ def tagged_examples(
 def question_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[str | None, QuestionExample]]:
-    """Yield questions, after a look at all their answers; see `Convert`."""
+    """Yield questions, after a check of all their answers; see `Convert`."""
     examples = [_question(row) for row in rows]
     questions.check_answers(examples, where)
     for example in examples:
@@ -86,11 +76,7 @@ def question_examples(
 def translation_examples(
     rows: Rows, features: Any, task: Task, language: str, where: str
 ) -> Iterator[tuple[None, TranslationExample]]:
-    """Yield pairs of a direction such as "en-de"; see `Convert`.
-
-    Raises:
-      ValueError: the dataset does not have both languages.
-    """
+    """Yield pairs of a direction such as "en-de"; ValueError if it lacks one of the languages."""
     one, two = translation.direction(language)
     if missing := {one, two} - set(features):
         raise ValueError(
@@ -105,7 +91,7 @@ def translation_examples(
 def read_pairs(
     pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
 ) -> SentencePairs | None:
-    """The two sides of a search for translations, or None if there are none; as `read_examples`."""
+    """Return the two sides of a search for translations, or None if there are none."""
     found = _load(pattern, task, language, looked_for, data_dir)
     if found is None:
         return None
@@ -117,7 +103,7 @@ def read_pairs(
 def _load(
     pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
 ) -> tuple[Any, Any] | None:
-    """The rows of a split and their features, or None if there is no such dataset or split."""
+    """Return the rows of a split and their features, or None if it does not exist."""
     code = task.tfds_codes.get(language, language)
     looked_for.append(pattern.replace(files.PLACEHOLDER, code))
     name, _, split = looked_for[-1].removeprefix(_PREFIX).rpartition(":")
@@ -130,7 +116,7 @@ def _load(
 
 
 def _check_labels(feature: Any, task: Task, where: str) -> None:
-    """Check that labels with names of their own are numbered as in the task."""
+    """Check that labels with names are numbered as in the task."""
     if not task.labels or task.labels[0].isdecimal():
         return
     names = tuple(feature.names[: len(task.labels)])
@@ -162,7 +148,7 @@ def _question(row: dict[str, Any]) -> QuestionExample:
     answers = row["answers"]
     texts = [text.decode("utf-8") for text in answers["text"]]
     starts = [int(start) for start in answers["answer_start"]]
-    # Those of impossible questions (SQuAD 2.0) are there under another name.
+    # Impossible questions (SQuAD 2.0) have their answers under another name.
     found = [Answer(*one) for one in zip(texts, starts, strict=True) if one[0]]
     return QuestionExample(
         row["id"].decode("utf-8"),

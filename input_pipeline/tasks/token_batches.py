@@ -15,7 +15,7 @@ _EXAMPLES, _BATCHES = 0, 1
 
 
 class SizedFeature(Feature, Protocol):
-    """A feature of which `size` is the length that all its arrays fit into."""
+    """A feature whose arrays all fit into the length `size`."""
 
     @property
     def size(self) -> int: ...
@@ -24,11 +24,14 @@ class SizedFeature(Feature, Protocol):
 class TokenStream:
     """Batches to train on, of one bucket each, addressed by step: a `stream.Stream`.
 
-    A batch of bucket length L has as many rows as fit into the tokens of a batch, padding included,
-    so that there is one shape a bucket. An epoch is every feature once in a seeded order. What is
-    left over in a bucket after its whole batches goes to the next longer one, and the last batch of
-    the longest is filled up with features that come a second time, others each epoch. A pure
-    function of (seed, step).
+    A pure function of (seed, step). A batch has as many rows of its bucket's length as fit into
+    `tokens` of one side, padding included, rounded down to a multiple of `multiple` (devices times
+    parts of a batch). So there is one shape per bucket. An epoch is every feature once in a seeded
+    order. Features left over from a bucket's whole batches move to the next longer one. The last
+    batch of the longest bucket is filled up with repeated features, different ones each epoch.
+
+    Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
+    last one, or no row of it fits into a batch.
     """
 
     def __init__(
@@ -40,18 +43,6 @@ class TokenStream:
         pad: int,
         multiple: int = 1,
     ):
-        """Stream over `features`.
-
-        Args:
-          tokens: of a batch, those of one side, padding included.
-          buckets: lengths that both sides are padded to, ascending.
-          multiple: number that the rows of every batch are divisible by, such as devices times
-            parts of a batch.
-
-        Raises:
-          ValueError: there are no features, the buckets do not ascend, a feature is longer than the
-            last one, or no row of it fits into a batch.
-        """
         self._features, self._pad, self._seed = features, pad, seed
         self._lengths = np.asarray(buckets)
         self._of_features = _buckets_of(features, buckets)
@@ -62,14 +53,10 @@ class TokenStream:
         self._known: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """The batch of `step`, or the `part`-th of `num_parts` equal parts of it.
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
 
-        Returns:
-          The arrays of the features, [B / num_parts, ...], padded to the bucket of the batch, and
-          `weights` [B / num_parts] float32.
-
-        Raises:
-          ValueError: the batch cannot be cut into `num_parts`.
+        The arrays of the features, [B / num_parts, ...], padded to the bucket, and `weights` [B /
+        num_parts] float32. Raise ValueError if the batch does not divide.
         """
         bucket, rows = self._batch(step)
         size = part_size(len(rows), num_parts)
@@ -84,11 +71,9 @@ class TokenStream:
         return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Numbers of the features in the batch of `step`."""
         return [("feature", int(row)) for row in self._batch(step)[1]]
 
     def _batch(self, step: int) -> tuple[int, np.ndarray]:
-        """Bucket and features [B] of a step."""
         epoch, number = divmod(step, self.steps_per_epoch)
         known, batches = self._known  # read at once: loaders ask from several threads
         if known != epoch:
@@ -97,7 +82,6 @@ class TokenStream:
         return batches[number]
 
     def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """Bucket and features of each batch of an epoch."""
         count = len(self._features)
         order = permute(np.arange(count), count, self._key(epoch, _EXAMPLES))
         batches = list(_cut(order, self._of_features, self._sizes))
@@ -108,19 +92,14 @@ class TokenStream:
         return [batches[number] for number in numbers]
 
     def _key(self, epoch: int, purpose: int) -> np.ndarray:
-        """The uint64 key of a permutation: one for each seed, purpose and epoch."""
+        """Return the uint64 key of a permutation: one for each seed, purpose and epoch."""
         return hashed(epoch, hashed(purpose, self._seed))
 
 
 def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[int]:
-    """Rows of a batch of each bucket: as many as fit into `tokens`, a multiple of `multiple`.
+    """Return the rows of a batch of each bucket: the largest fitting multiple of `multiple`.
 
-    Args:
-      key: of the config that `tokens` is the value of, for messages.
-      tokens, buckets, multiple: as `TokenStream`.
-
-    Raises:
-      ValueError: there are none of a bucket.
+    Raise ValueError, which names the config key `key` of `tokens`, if no row of a bucket fits.
     """
     sizes = [tokens // length // multiple * multiple for length in buckets]
     if not all(sizes):
@@ -135,17 +114,10 @@ def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1
 def token_batches(
     features: Sequence[SizedFeature], sizes: Sequence[int], buckets: Sequence[int], pad: int
 ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Yield all features once, sorted by length within their buckets, the longest buckets last.
+    """Yield all features once, sorted by length within buckets, as `batches.length_batches`.
 
-    Args:
-      features, buckets, pad: as `TokenStream`.
-      sizes: rows of a batch of each bucket, see `batch_sizes`.
-
-    Yields:
-      The arrays of a batch and the numbers of its features, as `batches.length_batches` does.
-
-    Raises:
-      ValueError: the buckets do not ascend, or a feature is longer than the last one.
+    The longest buckets come last. `sizes` are those of `batch_sizes`. Raise ValueError if the
+    buckets do not ascend, or a feature is longer than the last one.
     """
     if not features:
         return
@@ -160,16 +132,16 @@ def token_batches(
 
 
 def _buckets_of(features: Sequence[SizedFeature], buckets: Sequence[int]) -> np.ndarray:
-    """[N] int64 index of the shortest bucket that holds each feature."""
+    """Return the [N] int64 index of the shortest bucket that holds each feature."""
     return np.searchsorted(buckets, check_buckets([one.size for one in features], buckets))
 
 
 def _cut(
     order: np.ndarray, of_features: np.ndarray, sizes: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield bucket and features of whole batches, what is left over in the next longer bucket.
+    """Yield bucket and features of whole batches; the rest moves to the next longer bucket.
 
-    Only the last one, of the longest bucket that is left, may not be whole.
+    Only the last batch may not be whole.
     """
     left = order[:0]
     last = int(of_features.max())
@@ -183,7 +155,6 @@ def _cut(
 
 
 def _num_batches(of_features: np.ndarray, sizes: Sequence[int]) -> int:
-    """Number of batches of `_cut`."""
     total = left = 0
     for count, size in zip(np.bincount(of_features), sizes, strict=False):
         batches, left = divmod(left + int(count), size)

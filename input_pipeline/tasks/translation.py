@@ -17,11 +17,7 @@ _NAMED = 10  # lines that a message names
 
 
 def direction(language: str) -> Pair:
-    """Codes of the source and the target language of a direction, such as "en-de".
-
-    Raises:
-      ValueError: it is none.
-    """
+    """Return the languages of a direction such as "en-de"; ValueError if it is malformed."""
     source, _, target = language.partition("-")
     if not source or not target or "-" in target or source == target:
         raise ValueError(
@@ -35,13 +31,9 @@ def direction(language: str) -> Pair:
 def matching(
     root: pathlib.Path, pattern: str, language: str, language_codes: Mapping[str, str]
 ) -> pathlib.Path:
-    """The file of a pattern, in which {source} and {target} stand for codes of a direction.
+    """Return the file of a pattern, in which {source} and {target} stand for the direction's codes.
 
-    Args:
-      language_codes: other names of a language in files, such as {"deu": "de"}.
-
-    Raises:
-      ValueError: there is no such file, or one for each of several codes.
+    Raise ValueError if there is no such file, or one for each of several codes.
     """
     spellings = (files.spellings(code, language_codes) for code in direction(language))
     names = dict.fromkeys(
@@ -63,18 +55,10 @@ def check_distinct(
     language_codes: Mapping[str, str],
     where: str,
 ) -> None:
-    """Check that every direction of a split has a text of its own.
+    """Raise ValueError if two directions share a text, or both sides of one are the same file.
 
-    A file of two columns may be that of both directions between the languages that its first line
-    names.
-
-    Args:
-      sources: files of each text by direction, one or two.
-      language_codes: other names of a language in a first line, such as {"deu": "de"}.
-      where: the key that names the files, for messages.
-
-    Raises:
-      ValueError: two directions have the same text, or both sides of one are the same file.
+    Opposite directions may share a file of two columns whose first line names the languages.
+    `where` is the config key of the files.
     """
     owners: dict[tuple[pathlib.Path, ...], str] = {}
     for language, texts in sources.items():
@@ -101,7 +85,7 @@ def check_distinct(
 def _is_named(
     paths: Sequence[pathlib.Path], language: str, language_codes: Mapping[str, str]
 ) -> bool:
-    """Whether a text is one file of which the first line names the languages of a direction."""
+    """Return whether a text is one file whose first line names the languages of a direction."""
     if len(paths) != 1:
         return False
     _, line = next(files.numbered_lines(paths[0]))
@@ -110,7 +94,6 @@ def _is_named(
 
 
 def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str, ...]:
-    """The codes of languages that a first line may name."""
     return tuple(language_codes.get(cell.strip(), cell.strip()) for cell in cells)
 
 
@@ -120,19 +103,15 @@ def read_files(
     language_codes: Mapping[str, str],
     languages: Collection[str] = (),
 ) -> list[TranslationExample]:
-    """Read pairs from two files of which the i-th lines belong together, or one of two columns.
+    """Read pairs from two line-aligned files, source and target, or from a TSV file of both.
 
+    The first line of a TSV file may name its two languages; otherwise its first column is the
+    source. If it names languages of the run (`languages`), they must be those of the direction.
     Pairs with an empty side are left out, with a warning that names their lines.
-
-    Args:
-      paths: source and target, or a TSV file of both. They are its columns in this order, unless
-        its first line names the two languages. Of the forms that `files.read_text` reads.
-      language_codes: other names of a language in a first line, such as {"deu": "de"}.
-      languages: those of the run. A first line that names two of them is none of text.
 
     Raises:
       ValueError: files of unequal length, a line without two columns, a first line that names other
-        languages, more than one in a hundred pairs with an empty side, or none without.
+        languages, more than one pair in a hundred with an empty side, or only such pairs.
     """
     first, pairs = 1, []
     if len(paths) == 1:
@@ -154,14 +133,10 @@ def read_files(
 
 
 def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
-    """Yield the pairs of which no side is empty, and warn of the others.
+    """Yield the pairs without an empty side, and warn of the others; `unit` names a pair there.
 
-    Args:
-      unit: of `where` that a pair is, "line" or "example".
-
-    Raises:
-      ValueError: more than one in a hundred is empty: what files whose lines got out of step, or
-        another dataset than expected, look like.
+    Raise ValueError if more than one in a hundred has one. Then lines are out of step, or it is
+    another dataset than expected.
     """
     empty = [number for number, pair in enumerate(pairs, start=first) if not all(pair)]
     if empty:
@@ -206,11 +181,7 @@ def _names_columns(
     language_codes: Mapping[str, str],
     languages: Collection[str],
 ) -> bool:
-    """Whether the first line of a file names the languages of its columns.
-
-    Raises:
-      ValueError: it names those of another direction.
-    """
+    """Return whether a first line names the columns; ValueError if it names another direction."""
     names, pair = _codes(cells, language_codes), direction(language)
     if names in (pair, pair[::-1]):
         return True

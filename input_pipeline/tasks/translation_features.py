@@ -21,13 +21,9 @@ _REMEDIES: dict[Unit, str] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TranslationFeature:
-    """A source `<s> x </s>`, and a target `symbol y </s>` where it is known.
+    """A source `<s> x </s>`, [S] int32 `tokens`, and a target `symbol y </s>` if it is known.
 
-    Attributes:
-      example: see `features.Feature`.
-      tokens: [S] int32 source.
-      symbol: id of the target language's symbol, the decoder's first input.
-      target: [T] int32 target after the symbol, `y </s>`, or None.
+    `symbol` is the decoder's first input. `target` is [T] int32 `y </s>`, or None.
     """
 
     example: int
@@ -41,10 +37,10 @@ class TranslationFeature:
         return max(len(self.tokens), 0 if self.target is None else len(self.target))
 
     def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
-        """The source as other features have it, and the target.
+        """Return the source as other features have it, and the target, int32.
 
-        `first_token` [] int32 is the symbol, `target_inputs` [length] the symbol and y, and
-        `target_outputs` [length] the tokens that follow, y and `</s>`, -1 for none.
+        `first_token` [] is the symbol, `target_inputs` [length] the symbol and y, and
+        `target_outputs` [length] the next tokens, y and `</s>`, -1 for none.
         """
         arrays = {
             **token_arrays(self.tokens, length, pad),
@@ -64,22 +60,15 @@ def language_symbols(
     piece_id: Callable[[str], int],
     special: SpecialIds,
 ) -> dict[str, int]:
-    """Ids of the symbols that a decoder's input begins with, by target language.
+    """Return the ids of the symbols that a decoder's input begins with, by target language.
 
-    A vocabulary such as XLM-R's has no pieces for languages. Their symbols are then rows of the
-    embedding table after those of the pieces: neither tokenizer nor softmax nor the other rows know
-    of them. Where the vocabulary has a piece for a language, `pieces` can name it.
+    `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}; of specials only `</s>`,
+    as other decoders begin with it. Any other language gets a row of the embedding table after
+    those of the pieces, which tokenizer and softmax do not know. A later run may append to
+    `languages` and keep the symbols. `piece_id` gives `<unk>` for unknown pieces.
 
-    Args:
-      languages: target languages; a later run may append to them and keep the symbols.
-      vocab_size: pieces of the vocabulary, specials included.
-      pieces: piece by language, such as {"de": "▁<2de>"}; may name only some. Of the specials,
-        `</s>` can be one, which other decoders begin with.
-      piece_id: id of a piece, `<unk>` of one that the vocabulary does not have.
-
-    Raises:
-      ValueError: a piece that the vocabulary does not have, that is special, or that two languages
-        have; or one of a language that is no target.
+    Raise ValueError for a piece that is unknown, special, or of two languages, or for a language
+    that is no target.
     """
     if unknown := sorted(set(pieces) - set(languages)):
         raise ValueError(
@@ -117,17 +106,11 @@ def translation_features(
     symbols: Mapping[str, int],
     unit: Unit = "example",
 ) -> list[TranslationFeature]:
-    """A feature of each pair; what is too long is cut at the end, with a warning that counts.
+    """Return a feature of each pair; sides that are too long are cut, with a warning that counts.
 
-    Args:
-      examples: texts with or without a translation.
-      max_length: tokens of the longest source, with `<s>` and `</s>`, and target, with `</s>`.
-      symbols: of target languages, see `language_symbols`.
-      unit: what the ids of the examples are numbers of, for the warning: examples of a run's data,
-        or lines of a text for a finished model, whose `max_length` stays as it is.
-
-    Raises:
-      ValueError: `max_length` is too short, or a target language has no symbol.
+    `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. `unit` says what
+    ids number: examples of a run's data, or lines of a text for a finished model. Raise ValueError
+    if `max_length` is too short, or a target language has no symbol.
     """
     check_length(max_length)
     wanted = {example.target_language for example in examples}

@@ -12,16 +12,10 @@ from input_pipeline.tasks.tasks import Task
 
 
 def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
-    """Read a text a line, or two with a tab between them where the task is on pairs.
+    """Read a text a line, or two with a tab between them if the task is on pairs.
 
-    A tab in a single text is a blank of it, but in a file called *.tsv, where it ends a column.
-
-    Args:
-      path: a file, see `files.read_text`.
-      task: whose columns say whether it is on pairs.
-
-    Raises:
-      ValueError: no such file, or a line with too few or too many tabs.
+    A tab in a single text is a blank, but ends a column in a file called *.tsv. Raise ValueError if
+    there is no file, or a line has too few or too many tabs.
     """
     rows = _cells(path, task, "two texts" if task.is_of_pairs else "one text")
     return [
@@ -36,10 +30,7 @@ def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample]:
 
 
 def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
-    """Read a question and its context with a tab between them a line; as `read_texts`.
-
-    A file called *.json, or *.json with .gz, .xz, .bz2 or .zst, has the form of SQuAD instead.
-    """
+    """Read a question, a tab and its context a line, or JSON of SQuAD from *.json(.gz, ...)."""
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
     rows = _cells(path, task, "question and context")
@@ -47,11 +38,7 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
 
 
 def read_sentences(path: pathlib.Path) -> Sentences:
-    """Read sentences, one a line.
-
-    Raises:
-      ValueError: no such file.
-    """
+    """Read sentences, one a line; raise ValueError if there is no file."""
     rows = [(name, line.strip()) for name, _, line in _lines(path)]
     return Sentences(tuple(name for name, _ in rows), tuple(text for _, text in rows))
 
