@@ -63,8 +63,7 @@ class Seeds:
 
 
 def cover(table: RunTable, character_coverage: float) -> TrainingText:
-    """Require the most frequent characters, `character_coverage` of the text; cut runs at others.
-    """
+    """Require the most frequent characters up to `character_coverage`; cut runs at all others."""
     counts = np.repeat(table.counts, np.diff(table.text.offsets))
     alphabet, inverse = np.unique(table.text.characters, return_inverse=True)
     frequency = np.bincount(inverse, counts, len(alphabet))

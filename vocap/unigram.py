@@ -21,8 +21,7 @@ _CHARACTERS_AT_ONCE = 10_000_000  # of a text to segment, whose lattice takes 40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabularies:
-    """One language's vocabularies; `log_probs` [S] are float32 arrays ordered as `curve.members`.
-    """
+    """One language's vocabularies; `log_probs` [S] are float32 arrays, as `curve.members`."""
 
     curve: Curve
     log_probs: tuple[np.ndarray, ...]

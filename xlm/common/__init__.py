@@ -1,4 +1,4 @@
 """Utilities of all commands: atomic files, resumable stages, entry points.
 
-Imports nothing of the project.
+Imports no other package of the project.
 """

@@ -1,4 +1,4 @@
-"""What an installation has: packages that only some uses need, recipes, the embedded corpus."""
+"""Contents of an installation: optional packages, recipes, the embedded corpus."""
 
 import contextlib
 import importlib
@@ -9,14 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(by: str, extra: str = "train") -> Iterator[None]:
-    """Import packages in the block; an error names the command that installs what is missing.
+    """Import packages in the block; raise ValueError with the pip command if one is missing.
 
-    Args:
-      extra: of pyproject.toml, which has them. Those with older releases than others ask for an
-        environment of their own.
-
-    Raises:
-      ValueError: one cannot be imported.
+    `extra` is the extra of pyproject.toml that has them. Extras that need older releases ask for an
+    environment of their own.
     """
     try:
         yield
@@ -27,9 +23,9 @@ def needed(by: str, extra: str = "train") -> Iterator[None]:
 
 
 def embedded(name: str) -> pathlib.Path:
-    """Folder "configs" or "corpus", relative to the working directory where it is below that.
+    """Folder "configs" or "corpus", relative to the working directory if it is below that.
 
-    It is at the root of a checkout, and within this package where that is installed.
+    It is at the root of a checkout, and inside this package if that is installed.
     """
     package = pathlib.Path(__file__).resolve().parent.parent
     found = package / name if (package / name).is_dir() else package.parent / name
@@ -38,13 +34,13 @@ def embedded(name: str) -> pathlib.Path:
 
 
 def find_recipes() -> None:
-    """Make `configs` importable where this package is installed: recipes build on each other."""
+    """Make `configs` importable if this package is installed: recipes build on each other."""
     if "configs" not in sys.modules and (embedded("configs").parent.name == "xlm"):
         sys.modules["configs"] = importlib.import_module("xlm.configs")
 
 
 def recipe(path: str) -> str:
-    """Path of a config file that the user calls `path`, which may be one that is installed."""
+    """Path of a config file that the user calls `path`, which may be an installed recipe."""
     name, colon, argument = path.partition(":")
     there = embedded("configs").parent / name
     if pathlib.Path(name).exists() or not name.startswith("configs/") or not there.is_file():
