@@ -90,7 +90,6 @@ def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> 
 
 
 def _unknown_characters(processor: spm.SentencePieceProcessor, table: RunTable) -> float:
-    """Count the characters of a text that are not pieces."""
     distinct, inverse = np.unique(table.text.characters, return_inverse=True)
     ids = (processor.piece_to_id(chr(code)) for code in distinct.tolist())
     is_unknown = np.array([processor.is_unknown(i) for i in ids], bool)[inverse]

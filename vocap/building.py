@@ -50,10 +50,7 @@ class Language:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltVocabulary:
-    """A finished build: a serialised SentencePiece model, and the data of its report.
-
-    `scores` holds held-out scores by method and language; the built method comes first.
-    """
+    """A built SentencePiece model and its report's data; `scores` begin with the built method."""
 
     model: bytes
     languages: dict[str, Language]

@@ -25,10 +25,7 @@ class Score:
 
 
 def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
-    """Return the function that counts a vocabulary's pieces in the segmentation of a text.
-
-    `scores` [V] are those that `merge.write_model` takes.
-    """
+    """Return the function that counts pieces with `scores` [V] of `merge.write_model` in a text."""
     if kind == BPE:
         return functools.partial(bpe.segmented_counts, bpe.segmenter(pieces, scores))
     return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)

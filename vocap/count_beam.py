@@ -72,14 +72,12 @@ class Job:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Output folders by kind of text, kept or held out."""
         if self.heldout_output is None:
             return {_KEPT: self.output}
         return {_KEPT: self.output, _HELDOUT: self.heldout_output}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a job; unknown flags are passed on to Beam."""
     parser = argparse.ArgumentParser(
         prog="python -m vocap.count_beam",
         description="Counts script runs with Apache Beam, which gets all flags not listed here.",
@@ -212,10 +210,7 @@ def _sentences_of(task: Task) -> Iterator[str]:
 
 
 def _check_counted(job: Job, tasks: Sequence[Task]) -> None:
-    """Compare the sentences of the tables with those of the text.
-
-    If they differ, remove the tables and raise ValueError.
-    """
+    """Compare sentences of tables and text; if they differ, remove the tables, raise ValueError."""
     from apache_beam.io.filesystems import FileSystems
 
     for text, folder in job.outputs.items():

@@ -1,6 +1,6 @@
-"""Explorer of the allocation: one page with the course of Algorithm 1 for each of `BETAS`.
+"""Explorer of the allocation: a self-contained page with the course of Algorithm 1 per beta.
 
-The page is self-contained. Any T is a cut through one course, so allocations along T are exact.
+Any T is a cut through one course, so allocations along T are exact.
 """
 
 import json
@@ -31,10 +31,7 @@ def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: Vocabul
 
 
 def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
-    """Return the page's data, JSON-serialisable.
-
-    A course is the index of each step's language, and the step's change of the number of pieces.
-    """
+    """Return the page's data for JSON; a course is each step's language and change of pieces."""
     settings, languages = record["settings"], record["languages"]
     indices = {name: i for i, name in enumerate(languages)}
     return {

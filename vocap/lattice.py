@@ -95,10 +95,7 @@ class Trie:
 
 
 def build_trie(pieces: Sequence[str]) -> Trie:
-    """Build the trie of distinct, non-empty `pieces`; piece i keeps the index i.
-
-    Raises ValueError if a piece is longer than `MAX_PIECE_LENGTH`.
-    """
+    """Build the trie of distinct pieces of 1 to `MAX_PIECE_LENGTH` characters; piece i keeps i."""
     longest = max(pieces, key=len, default="")
     if len(longest) > MAX_PIECE_LENGTH:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Report of a vocabulary: its decisions, their reasons, and its held-out scores.
-
-It depends only on the build's record (`vocap.record`).
-"""
+"""Report of a build from its record (`vocap.record`): decisions, reasons, and held-out scores."""
 
 import logging
 import pathlib

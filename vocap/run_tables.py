@@ -123,10 +123,7 @@ def _merge_in_rounds(tables: Sequence[pathlib.Path], out: pathlib.Path) -> Size:
 
 
 def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> Size:
-    """Count the runs of text that need not fit into memory, and write their table.
-
-    `max_runs` is the approximate number of runs in memory. The table does not depend on it.
-    """
+    """Count text larger than memory into a table, with about `max_runs` runs in memory at once."""
     with BoundedCounter(out, max_runs) as counter:
         for batch in batches(sentences):
             counter.add(batch)
@@ -175,10 +172,7 @@ def count_groups(
 
 
 class BoundedCounter:
-    """Counter of runs with bounded memory, which spills partial tables to files beside the table.
-
-    A context manager that removes the temporary files at exit.
-    """
+    """Counter of runs with bounded memory: a context manager with temporary tables beside `out`."""
 
     def __init__(self, out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> None:
         if max_runs < 1:

@@ -92,7 +92,7 @@ def cover(table: RunTable, character_coverage: float) -> TrainingText:
 
 
 def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
-    """Find the seeds of at most `max_length` characters; keep the `max_seeds` best substrings.
+    """Find up to `max_seeds` seeds of up to `max_length` characters.
 
     Raises ValueError if the text has more than 2^31 - 1 characters.
     """

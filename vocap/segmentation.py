@@ -52,10 +52,7 @@ class TokenizerScore:
 def score_text(
     encode: Encode, sentences: Sequence[str], size: int, unknown: int | None, *, is_unigram: bool
 ) -> tuple[TextScore, np.ndarray]:
-    """Score a tokenizer on sentences of a language, at least one; also count [V] int64 its ids.
-
-    `unknown` is the id of unknown text. Only a unigram model has an ALP.
-    """
+    """Score a tokenizer on one or more sentences of a language; also count [V] int64 its ids."""
     halves = np.zeros((2, size), np.int64)
     numbers = np.zeros(2, np.int64)
     half_of = [_half(sentence) for sentence in sentences]

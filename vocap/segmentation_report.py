@@ -34,10 +34,7 @@ Values = Mapping[str, Mapping[str, float]]  # by tokenizer and language
 
 
 def write_report(folder: pathlib.Path, scores: Scores, pivot: str) -> pathlib.Path:
-    """Write report.md with its plots, scores.csv and results.json; return the report's path.
-
-    All tokenizers, one at least, are scored on the same texts. The tax is relative to `pivot`.
-    """
+    """Write report.md with its plots, scores.csv and results.json; return the report's path."""
     records = {name: dataclasses.asdict(one) for name, one in scores.items()}
     artifacts.write_json(folder / "results.json", records)
     artifacts.write_text(folder / "scores.csv", tables.comma_separated(_rows(scores)))
@@ -73,7 +70,6 @@ def _rows(scores: Scores) -> list[dict]:
 
 
 def _lacking(score: TokenizerScore) -> set[str]:
-    """Return the languages that the tokenizer lacks many characters of."""
     return {language for language, one in score.texts.items() if one.unknown_rate > _MANY_UNKNOWN}
 
 

@@ -1,13 +1,13 @@
 """Score tokenizers of any origin on text, side by side: fit, length, coverage, cost by language.
 
-    xlm score-tokenizer --tokenizers=mine=runs/mine/vocab/spm.model,xlmr=xlmr \
+    xlm score-tokenizer --tokenizers=mine=runs/mine/vocab/spm.model,xlmr=xlmr \\
         --text=TEXT --output=DIR [--parallel=news.tsv]
 
 A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
 folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
 text that none of them was trained on. --parallel is a TSV or a folder of aligned files
-(docs/corpus_format.md), on which languages that --text has are compared with --pivot, which it need
-not have. DIR gets report.md with plots, scores.csv and results.json.
+(docs/corpus_format.md). It compares the languages of --text with --pivot, which --text need not
+have. DIR gets report.md with plots, scores.csv and results.json.
 """
 
 import dataclasses
@@ -47,7 +47,6 @@ def main(_) -> None:
 
 
 def _scores() -> dict[str, segmentation.TokenizerScore]:
-    """Score each tokenizer, by name."""
     segmenters: dict[str, Segmenter] = {}
     for one in _TOKENIZERS.value:
         name, _, path = one.partition("=")
@@ -104,7 +103,7 @@ def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
 
 
 def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
-    """Warn of languages of parallel text whose tax is not reported, though nobody left them out."""
+    """Warn of languages of parallel text without a reported tax that nobody left out."""
     wanted = set(_LANGUAGES.value or _languages_of(parallel)) - {_PIVOT.value}
     others = [one for one in _languages_of(parallel) if one in wanted]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])

@@ -71,10 +71,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
-    """Rename a file or folder to `path` when its content is on the disk.
-
-    Files become readable for all whom the umask allows, even if their writer made them private.
-    """
+    """Rename a file or folder to `path` once it is on the disk, readable as the umask allows."""
     for one in (aside, *aside.rglob("*")):
         mode = one.stat().st_mode
         if stat.S_ISREG(mode) and (public := mode | 0o666 & ~_UMASK) != mode:
@@ -183,7 +180,6 @@ def check_empty(folder: pathlib.Path, remedy: str = "choose another folder") -> 
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
     with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -213,10 +209,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes; a pipe or a device would never end.
-
-    Raises OSError if it is missing, no regular file, or unreadable, and ValueError if it is larger.
-    """
+    """Read a regular file; OSError if it is none or unreadable, ValueError above `most` bytes."""
     path = pathlib.Path(path)
     with open(path, "rb", opener=_open_regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:

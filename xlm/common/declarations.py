@@ -139,10 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def _found(document: Any, path: str, kind: Any) -> tuple[list[str | int], Any]:
-    """Return the steps of a path of msgspec, with omitted keys filled in, and the value there.
-
-    msgspec writes `[...]` for any key of an object. `_refused` finds the key.
-    """
+    """Return the steps of msgspec's path, with keys in place of `[...]`, and the value there."""
     steps: list[str | int] = []
     value = document
     for name, number in _STEP.findall(path):

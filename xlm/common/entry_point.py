@@ -112,7 +112,7 @@ def collect_seldom() -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files of this process and its children to the system's maximum.
+    """Raise the limit on open files to the system's maximum.
 
     The usual 1,024 are fewer than five files of each of 210 languages of one parallel text.
     """

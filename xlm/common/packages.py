@@ -9,11 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(by: str, extra: str = "train") -> Iterator[None]:
-    """Import packages in the block; raise ValueError with the pip command if one is missing.
-
-    `extra` is the extra of pyproject.toml that has them. Extras that need older releases ask for an
-    environment of their own.
-    """
+    """Import packages in the block; ValueError says how to install the `extra` that has them."""
     try:
         yield
     except ImportError as error:
@@ -23,9 +19,7 @@ def needed(by: str, extra: str = "train") -> Iterator[None]:
 
 
 def embedded(name: str) -> pathlib.Path:
-    """Folder "configs" or "corpus", relative to the working directory if it is below that.
-
-    It is at the root of a checkout, and inside this package if that is installed.
+    """Folder "configs" or "corpus" of the checkout or package; relative if below the current one.
     """
     package = pathlib.Path(__file__).resolve().parent.parent
     found = package / name if (package / name).is_dir() else package.parent / name

@@ -42,10 +42,7 @@ def key(
 
 
 class Key(NamedTuple):
-    """A key of a section: its type annotation, default, meaning, and the arguments of `key`.
-
-    The default is None only if that is also a valid value.
-    """
+    """A key of a section: type, default (None only if valid), meaning, and arguments of `key`."""
 
     kind: Any
     default: Any
@@ -59,10 +56,7 @@ Section = dict[str, Key]
 def section(
     *classes: type, only: Iterable[str] = (), without: Iterable[str] = (), **defaults: Any
 ) -> Section:
-    """Collect the keys of settings classes in their order, `only` some or `without` some.
-
-    `defaults` replace those of the classes.
-    """
+    """Collect the keys of settings classes in order, `only` or `without` some, with `defaults`."""
     found: Section = {}
     for one in classes:
         kinds, texts = typing.get_type_hints(one), documentation(one)

@@ -34,10 +34,7 @@ def form_of(measure: str) -> tuple[str, float]:
 
 
 def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
-    """Write report, plot and results to `folder`; return the text of the report.
-
-    Raises ValueError if no language has a score both before and after.
-    """
+    """Write report, plot and results; return the report. ValueError if no score is in both runs."""
     changes = {of: change for of, change in changes.items() if change}
     if not changes:
         raise ValueError(

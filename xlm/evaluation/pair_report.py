@@ -31,10 +31,9 @@ PairWeight = dict[str, Any]
 
 
 def ranked_pairs(record: PairRecord) -> list[PairWeight]:
-    """Rank the pairs that can be drawn, the most up-weighted one first.
+    """Rank the pairs that can be drawn, the most up-weighted first; ValueError without phases.
 
-    Ties, such as pairs of weight 0, are ranked by mean ratio, then loss, then name. Raises
-    ValueError if there are no phases.
+    Ties, such as pairs of weight 0, are ranked by mean ratio, then loss, then name.
     """
     if not record.phases:
         raise ValueError(
@@ -74,10 +73,7 @@ def extremes(
 def ends_by_loss(
     ranked: Sequence[PairWeight], number: int = 10
 ) -> tuple[list[PairWeight], list[PairWeight]]:
-    """Select the pairs of highest and of lowest loss, the most extreme first, none in both.
-
-    `ranked` pairs were not re-weighted, so their rank is by loss.
-    """
+    """Select the pairs of highest and lowest loss, most extreme first, if none was re-weighted."""
     seen = [one for one in ranked if one["loss"] is not None]
     middle = (len(seen) + 1) // 2
     return seen[:middle][:number], seen[middle:][::-1][:number]
@@ -92,8 +88,7 @@ def write_pair_report(
 ) -> str:
     """Write plot, report and results to `folder`; return the text of the report.
 
-    Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot. Raises
-    ValueError if there are no phases.
+    Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot.
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
@@ -206,10 +201,7 @@ def _short(text: str) -> str:
 
 
 def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:
-    """Plot the ratios of the pairs at both ends as bars from 1, with their means as dots.
-
-    The panels share their axis, and the most extreme pair is on top of each.
-    """
+    """Plot the ratios of the most extreme pairs as bars from 1, with their means as dots."""
     height = 1.4 + 0.24 * max(len(up), len(down), 4)
     figure, panels = figures.new((9, height), ncols=2, sharex=True)
     for axes, title, pairs, colour in zip(

@@ -21,8 +21,8 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md, report.json and the plots; return the path of report.md.
 
-    `samplings` are methods for the same pairs, and `examples` the sentence pairs that a run draws
-    by each. The method of `settings` is marked.
+    `examples` are the sentence pairs that a run draws, by method. The method of `settings` is
+    marked.
     """
     epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
     pair_sampling_plots.plot_density(samplings, folder / "density.png")

@@ -82,10 +82,7 @@ class ReplacedTokenDetection:
         self._logits = self._batches.jit(objective.logits)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Return means over languages, and each one's AUC, precision and recall, as metrics.
-
-        Values that a language lacks are left out: NaN is no JSON.
-        """
+        """Return means over languages and each one's values as metrics, without NaN (no JSON)."""
         values = {}
         for corruption, found in self.run(state.params).items():
             for name in ("auc", "precision", "recall", "replaced", "loss"):
@@ -133,10 +130,7 @@ class ReplacedTokenDetection:
 
 
 def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:
-    """Score logits [N] against whether each token was replaced, [N] bool.
-
-    The AUC is NaN for a language without replaced or without original tokens.
-    """
+    """Score logits [N] against replacement, [N] bool; the AUC of a single class is NaN."""
     from sklearn.metrics import roc_auc_score  # slow, and every train.py imports this file
 
     logits = logits.astype(np.float64)

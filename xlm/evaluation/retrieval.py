@@ -17,10 +17,9 @@ from xlm.models.segments import packed_segments
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalResult:
-    """Retrieval between two languages of one parallel set.
+    """Shares of sentences whose nearest of all sentences of the other side is their translation.
 
-    `forward` is the share of sentences whose nearest neighbour, by cosine, among all sentences of
-    the pivot is their translation; `backward` the same from the pivot. `chance` is 1 / sentences.
+    `forward` is from the language to the pivot, `backward` the reverse, `chance` 1 / sentences.
     """
 
     forward: float

@@ -69,10 +69,7 @@ class SampledLoss:
     def _losses_of(
         self, params, extra: Extra, tokens: jax.Array, key: jax.Array, step: jax.Array
     ) -> LossAndMetrics:
-        """Return both losses of a batch [B, L] at the same masked positions, without dropout.
-
-        Mask rate and statistics are those of training at `step`, scalar int32.
-        """
+        """Return both losses of a batch [B, L] at the same positions, masked as in step `step`."""
 
         def found(objective: MaskedLM) -> LossAndMetrics:
             plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)

@@ -26,8 +26,6 @@ _Plain = str | int | float | bool | None
 
 
 class Selected(Artefact, frozen=True, kw_only=True):
-    """How the parameters of a run were selected."""
-
     step: Count
     on: list[Name]
     metric: str
@@ -69,10 +67,7 @@ def averaged_metrics(task: str) -> tuple[str, ...]:
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any]:
-    """Read the results of a finished run.
-
-    Raises ValueError if they are not as `Results`, of an unknown task, or incomplete.
-    """
+    """Read a finished run's results; ValueError if malformed, incomplete, or of an unknown task."""
     remedy = "name the --workdir of a finished run of finetune.py, or copy it again"
     found: dict[str, Any] = declarations.read_plain(path, Results, remedy=remedy)
     if problem := _problem(found):
@@ -126,7 +121,6 @@ def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    """Format the scores of a run as a table for each split, in per cent, by language."""
     parts = []
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):

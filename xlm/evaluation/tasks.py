@@ -31,10 +31,7 @@ class TaskData:
 
 
 class Predictor:
-    """Outputs of a model for features: batches of similar lengths, one transfer at the end.
-
-    `buckets` are the lengths that batches are padded to.
-    """
+    """Outputs of a model for features: batches padded to `buckets`, one transfer at the end."""
 
     def __init__(
         self,
@@ -60,10 +57,7 @@ def in_order(
     layout: BatchLayout,
     run: Callable[[dict[str, Any]], jax.Array],
 ) -> list[np.ndarray]:
-    """Return the outputs of `run` for each feature, in their order; all leave the devices at once.
-
-    `batches` come from `length_batches`. `run` maps the placed arrays of a batch to [B, ...].
-    """
+    """Return the outputs [B, ...] of `run` by feature, in order; all leave the devices at once."""
     waiting, places = [], []
     for batch, numbers in batches:
         placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
@@ -120,10 +114,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 def answers(
     data: TaskData, outputs: Sequence[np.ndarray], *, max_answer_length: int, n_best: int
 ) -> list[Found]:
-    """Find the best answer to each question by scores [L, 2] of rows as its first and last token.
-
-    `max_answer_length` is in tokens. `n_best` starts and ends of each window are tried.
-    """
+    """Find the best answers of at most `max_answer_length` tokens by scores [L, 2] of rows."""
     length = max((len(row) for row in outputs), default=0)
 
     def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:
@@ -150,10 +141,7 @@ def answers(
 
 
 def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
-    """Return the best margin of "no answer" over the best span for this data.
-
-    None for tasks in which every question has an answer (all but SQuAD 2.0).
-    """
+    """Return the margin of "no answer" that is best for this data; None if all have answers."""
     if not task.has_unanswerable:
         return None
     threshold, _ = questions.best_null_threshold(*_answered(data, decided))
@@ -195,10 +183,7 @@ def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -
 def answer_scores(
     task: Task, data: TaskData, decided: Sequence[Found], threshold: float | None = None
 ) -> dict[str, float]:
-    """Return F1 and exact match of `answers` by the task's rules.
-
-    `threshold` is that of SQuAD 2.0, see `null_threshold`; None for the best for this data.
-    """
+    """Return F1 and exact match; without a SQuAD 2.0 `threshold`, by the best for this data."""
     gold_answers, texts, differences = _answered(data, decided)
     if not task.has_unanswerable:
         normalize = questions.normalizer(task.normalizer, data.language)

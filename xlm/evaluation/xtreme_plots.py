@@ -12,10 +12,7 @@ _AVERAGE = "average"
 
 
 def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
-    """Plot a row per language, ordered by the first variant's scores, and one for the average.
-
-    Dots are variants, bars standard deviations. `averaged` languages are the same for all variants.
-    """
+    """Plot a row per language and for the average: dots are variants, bars standard deviations."""
     scores = [_scores(one, averaged) for one in of_task]
     # The average, then languages: those of the first variant best first, then the others'.
     labels = list(

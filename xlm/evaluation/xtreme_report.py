@@ -261,10 +261,7 @@ def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
 
 
 def averages(variants: Sequence[Variant], published: Published) -> Iterator[tables.Row]:
-    """Yield a row for each variant and average: all languages, each group, the transfer gap.
-
-    Averages are over those languages of the tables' averages that a variant has.
-    """
+    """Yield a row for each variant and average: the tables' languages, groups, transfer gap."""
     common = _averaged_by_task(chosen(variants))
     for one in variants:
         shared = [language for language in common[one.table] if language in one.languages]

@@ -180,10 +180,7 @@ def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
 
 
 def _told_apart(values: Sequence[str]) -> list[str]:
-    """Shorten long values, such as paths of data, so that different ones stay different.
-
-    Rows are grouped by these names: two that looked alike would be one.
-    """
+    """Shorten long values so that different ones stay different: rows are grouped by them."""
     is_long = any(len(value) > _SHOWN for value in values)
     start, width = 0, _SHOWN
     while is_long and (end := values[0].find("/", start) + 1):
@@ -196,10 +193,9 @@ def _told_apart(values: Sequence[str]) -> list[str]:
 
 
 def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
-    """Return the languages that averages of a task's variants are over: those in which all have
-    scores.
+    """Return a task's languages for averages: scored by all variants, and reported by the authors.
 
-    If the dataset's authors report some of them, only these.
+    Without any that the authors report, all that the variants share.
     """
     shared = [
         language
@@ -356,10 +352,7 @@ def variants(runs: Iterable[Run], center: str) -> list[Variant]:
 
 
 def chosen(found: Iterable[Variant]) -> list[Variant]:
-    """Choose the best hyperparameters on the development data, as the papers do, for each `place`.
-
-    If a variant has no such score, all of its place are kept.
-    """
+    """Choose the best of each `place` on the development data, or all if one has no such score."""
     groups: dict[tuple[str, str, str, str], list[Variant]] = collections.defaultdict(list)
     for one in found:
         groups[place(one)].append(one)

@@ -135,8 +135,7 @@ def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
 
 
 def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
-    """Yield the place among the file's ids of each id found: both sides have the same ids in order.
-    """
+    """Yield the place among the file's ids of each id found: both sides' ids are in one order."""
     places = {line.id: place for place, line in enumerate(lines)}
     for number, line in enumerate(lines, 1):
         if line.prediction not in places:

@@ -90,10 +90,7 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
 
 
 def mark_unreadable(folder: pathlib.Path) -> None:
-    """Write a file that makes `AutoTokenizer` refuse a folder without a tokenizer.json.
-
-    Otherwise it would silently make an empty tokenizer of the class that config.json implies.
-    """
+    """Write a file that makes `AutoTokenizer` refuse a folder, not make an empty tokenizer."""
     config = {"tokenizer_class": _CLASS}
     artifacts.write_json(folder / "tokenizer_config.json", config)
 
@@ -326,8 +323,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)  # slow, and a program exports many models with one map
 def _stops(compiled: bytes) -> str:
-    r"""Return an Oniguruma pattern of positions where NFKC may change text that SentencePiece
-    keeps.
+    r"""Return an Oniguruma pattern of positions where NFKC, unlike SentencePiece, might compose.
 
     SentencePiece scans from left to right and replaces the longest key of its map. NFKC gives the
     same replacement for a key, but also sorts the marks after a letter and composes across them.
@@ -362,10 +358,7 @@ def _stops(compiled: bytes) -> str:
 
 
 def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:
-    """Map each non-initial key character y and string m to the x of keys that begin with x m y.
-
-    Keys of Hangul are left out.
-    """
+    """Map each key character y and string m to the x of keys that begin with x m y, not Hangul."""
     before: dict[str, dict[str, set[str]]] = {}
     for key, value in rules.items():
         if value not in _SYLLABLES:

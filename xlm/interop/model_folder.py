@@ -43,11 +43,7 @@ _NO_HEAD = (
 
 
 class _Form(Protocol):
-    """Interface of the modules of the two formats.
-
-    Sizes are named as in `EncoderSettings`, arrays as in `xlm.interop.parameters`, and `config` is
-    the value of config.json.
-    """
+    """Interface of the two formats: sizes as in `EncoderSettings`, `config` as in config.json."""
 
     @property
     def MODEL_TYPE(self) -> str: ...
@@ -104,10 +100,7 @@ def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
 def why_not_transformers(
     sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
 ) -> str:
-    """Return why `transformers` cannot load a model, or "" if it can.
-
-    The reason is a sentence without its full stop.
-    """
+    """Return why `transformers` cannot load a model, without a full stop, or "" if it can."""
     found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
     if task_head is None and not has_head:
         found.append("this encoder has no masked-LM head")
@@ -122,7 +115,6 @@ def why_not_transformers(
 
 
 def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
-    """Return the class of `transformers` that has these settings, or None."""
     return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
 
 
@@ -206,10 +198,7 @@ def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
-    """Raise ValueError if a run cannot start from a folder; read all but the weights' values.
-
-    The arguments are those of `initial_params`.
-    """
+    """Raise ValueError if `initial_params` would; read all but the weights' values."""
     if read_tokenizer(folder) != tokenizer:
         raise ValueError(
             f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "

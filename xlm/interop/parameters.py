@@ -52,10 +52,7 @@ class Architecture(Artefact, frozen=True, kw_only=True):
 
 
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
-    """Return names and shapes of all parameters for `sizes`, named as in `EncoderSettings`.
-
-    Discriminators have no masked-LM head.
-    """
+    """Return names and shapes of all parameters; discriminators have no masked-LM head."""
     width, embedding_size, position = (
         sizes[key] for key in ("hidden_size", "embedding_size", "position")
     )

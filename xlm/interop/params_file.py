@@ -55,10 +55,7 @@ def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[s
 
 
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
-    """Read the parameters and the notes of a file of `write_params`.
-
-    Raises ValueError if the file is missing or damaged, or of another origin.
-    """
+    """Read a file of `write_params`; ValueError if it is missing, damaged or of another origin."""
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}

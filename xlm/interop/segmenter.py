@@ -45,10 +45,7 @@ class Segmenter:
 
 
 def read_segmenter(path: pathlib.Path) -> Segmenter:
-    """Read a SentencePiece model or tokenizer.json, or the first of `TOKENIZER_FILES` in a folder.
-
-    Raises ValueError if there is no such file, it is neither, or `tokenizers` is not installed.
-    """
+    """Read a SentencePiece model or tokenizer.json, perhaps in a folder; ValueError without one."""
     if path.is_dir():
         found = tokenizer_file(path)
         if found is None:

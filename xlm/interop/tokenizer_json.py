@@ -96,10 +96,7 @@ def read(text: bytes) -> Tokenizer:
 
 
 def unigram(value: Tokenizer) -> Unigram:
-    """Return the pieces of the Unigram model, then added tokens.
-
-    Raises ValueError if an added token has the id of another piece, or leaves a gap.
-    """
+    """Return the Unigram model's pieces, then added tokens; ValueError for a wrong id."""
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):

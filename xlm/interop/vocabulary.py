@@ -33,10 +33,7 @@ _BATCH = 8192
 
 @dataclasses.dataclass(frozen=True)
 class ModelVocabulary:
-    """Pieces of a model by id, including the five special tokens, of `kind` "unigram" or "bpe".
-
-    `scores` [V] float64 are -inf for pieces that no segmentation uses.
-    """
+    """Pieces of a model by id, with specials; `scores` [V] float64 are -inf for unused pieces."""
 
     pieces: tuple[str, ...]
     scores: np.ndarray
@@ -88,10 +85,7 @@ def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
 
 
 def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None:
-    """Raise ValueError if a folder's own tokenizer has pieces that the folder's model lacks.
-
-    `old` is its `read_vocabulary`, `model` its `sentencepiece_model`, perhaps from another file.
-    """
+    """Raise ValueError if a folder's own tokenizer, as `model`, has pieces that `old` lacks."""
     known = set(old.pieces)
     unknown = [piece for piece in vocabulary(model).pieces if piece not in known]
     if unknown:

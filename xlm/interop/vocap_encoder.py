@@ -27,8 +27,6 @@ REMEDY = "write the folder again with xlm export"
 
 
 class _Task(Artefact, frozen=True):
-    """Head of a task, which readers of encoders leave out."""
-
     kind: str
     labels: list[str]
     tensors: list[str]
@@ -79,10 +77,7 @@ def tensors(
 
 
 def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
-    """Return the settings of config.json.
-
-    Raises ValueError if the version is not supported, or heads do not divide the width.
-    """
+    """Return the settings of config.json; ValueError for another version or indivisible width."""
     if config.format_version != _VERSION:
         raise ValueError(
             f"{path}: format_version is {config.format_version}, must be {_VERSION}; read it with "
@@ -97,7 +92,6 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
 
 
 def has_head(folder: pathlib.Path) -> bool:
-    """Whether a folder has a masked-LM head, by the names of its tensors."""
     with Weights.open(folder, REMEDY) as weights:
         return any(name.startswith(_HEAD) for name in weights.names)
 

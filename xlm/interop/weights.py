@@ -158,11 +158,7 @@ class Weights:
                 )
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Read a tensor as float32.
-
-        Raises ValueError if it has another shape, is not floating point, or differs from its tied
-        tensor.
-        """
+        """Read a tensor as float32; ValueError for another shape, type, or tied tensor."""
         tied = self._tied.get(name, name)
         if name not in self._files:
             name = tied

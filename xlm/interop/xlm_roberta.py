@@ -181,7 +181,6 @@ class XLMRoberta:
         return "; ".join(found)
 
     def has_head(self, folder: pathlib.Path) -> bool:
-        """Whether a folder has a masked-LM head, by the names of its tensors."""
         with self._open(folder) as weights:
             return _has_head(weights)
 
@@ -329,7 +328,6 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
 
 
 def _check(config: Config, path: pathlib.Path) -> None:
-    """Raise ValueError if a setting of config.json is not one of XLM-R's."""
     for key, wanted in _FIXED.items():
         if (found := getattr(config, key)) != wanted:
             raise ValueError(

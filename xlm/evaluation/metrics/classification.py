@@ -10,7 +10,7 @@ from sklearn import metrics as sklearn_metrics
 def scores(
     metrics: Sequence[str], gold: Sequence[float], predicted: Sequence[float]
 ) -> dict[str, float]:
-    """Return each of `metrics` (keys of `SCORERS`) of predicted classes or numbers [N].
+    """Return each of `metrics` (keys of `SCORERS`) of gold and predicted classes or numbers [N].
 
     Raises ValueError if there are no examples, lengths differ, or a prediction is not finite.
     """

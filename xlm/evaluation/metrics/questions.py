@@ -37,10 +37,7 @@ _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
 def normalizer(rule: str, language: str) -> Normalize:
-    """Return the normalisation of answers in `language` by a rule, "squad" or "mlqa".
-
-    Raises ValueError if MLQA has no rule for the language.
-    """
+    """Return the rule "squad" or "mlqa" for `language`; ValueError if MLQA does not have it."""
     if rule == "squad":
         return normalize_squad
     if language not in _ARTICLES:
@@ -51,10 +48,7 @@ def normalizer(rule: str, language: str) -> Normalize:
 
 
 def normalize_squad(text: str) -> str:
-    """Lower case, without ASCII punctuation, English articles and extra white space.
-
-    The rule of SQuAD's evaluation scripts, versions 1.1 and 2.0.
-    """
+    """Lower case, without ASCII punctuation, English articles and extra blanks (SQuAD 1.1, 2.0)."""
     kept = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
@@ -209,9 +203,9 @@ _NOTHING = Span("", 0, NO_SPAN)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Scores of the windows of one question: distinct spans, the best first, perhaps none.
+    """Distinct spans in the windows of a question, best first, and the score of "no answer".
 
-    `null_score` is that of "no answer": the lowest start + end at the null position of all windows.
+    That is the lowest start + end at the null position of all windows.
     """
 
     spans: tuple[Span, ...]

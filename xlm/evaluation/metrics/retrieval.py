@@ -23,10 +23,9 @@ RETRIEVALS = ("forward", "backward", "intersection", "max")
 
 
 def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Share of rows i of `queries` [N, D] whose nearest row of `targets` [N, D] by cosine is row i.
+    """Share of queries [N, D] whose nearest target [N, D] by cosine has the same index.
 
-    XTREME's Tatoeba score has English queries and targets of the other language. Zero vectors find
-    nothing.
+    XTREME's Tatoeba score has English queries. Zero vectors find nothing.
     """
     _, found = nearest_neighbours(queries, targets, 1)
     hits = found[:, 0] == np.arange(len(queries))
@@ -38,8 +37,7 @@ def nearest_neighbours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines [N, k] float32 and rows [N, k] of the `k` nearest targets, best first.
 
-    `queries` are [N, D] and `targets` [M, D]; all M are returned if M < k. Zero vectors have cosine
-    0. The first of equal cosines wins.
+    `queries` are [N, D], `targets` [M, D], and k at most M. Zero vectors have cosine 0.
     """
     targets_t = _unit(targets).T
     k = min(k, len(targets))
@@ -182,10 +180,7 @@ def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[fl
 def mining_scores(
     gold: Collection[tuple[str, str]], predicted: Collection[tuple[str, str]]
 ) -> dict[str, float]:
-    """Return "f1", "precision" and "recall" of distinct pairs of ids (BUCC); 0 if no pair is right.
-
-    Raises ValueError if there are no gold pairs.
-    """
+    """Return "f1", "precision", "recall" of distinct id pairs (BUCC); ValueError without gold."""
     wanted, found = set(gold), set(predicted)
     if not wanted:
         raise ValueError("there are no gold pairs to score against")

@@ -47,11 +47,7 @@ def part_of_speech_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
 
 
 def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Return "macro_f1" and "accuracy" of tags that are no chunks: each word counts for itself.
-
-    "macro_f1" is the mean over the tags in gold or predictions. Raises ValueError as
-    `entity_scores`.
-    """
+    """Return "macro_f1" (over tags in gold or predictions) and "accuracy", word by word."""
     _check(gold, predicted)
     right, found = ([tag for tags in side for tag in tags] for side in (gold, predicted))
     f1 = metrics.f1_score(right, found, average="macro", zero_division=0) if right else 0.0

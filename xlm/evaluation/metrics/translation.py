@@ -1,7 +1,4 @@
-"""Scores of translations: BLEU, chrF, and the case-insensitive tokenised BLEU of papers.
-
-By sacreBLEU (Post 2018), whose signatures name all that a score depends on.
-"""
+"""BLEU, chrF, and case-insensitive tokenised BLEU by sacreBLEU (Post 2018), with signatures."""
 
 import re
 from collections.abc import Sequence
