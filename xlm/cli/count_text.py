@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
             raise ValueError("tables cannot be split; hold text out when it is counted")
         tables = _matching(_MERGE.value)
-        # Who adds to a table names it; by wildcards its text would count twice, unasked.
+        # To add to a table, name it. An output that wildcards match would count its text twice.
         matched = [one for one in _MERGE.value if glob.has_magic(one)]
         with outputs.file(_OUTPUT.value, _matching(matched)) as aside:
             size = run_tables.merge_tables(tables, aside)

@@ -7,12 +7,12 @@ From a run of train.py it writes the latest checkpoint. From a finished run of f
 needs no --config, it writes the best parameters with their head, the labels by name and a model
 card.
 
-An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
-`transformers` has no class for other positions, pre-LN or half embedding, so these have a format of
-our own. xlm import, xlm prune, finetune.py, train.init_from and `AutoTokenizer` read both.
---part=generator selects the generator of replaced-token detection instead of the discriminator's
-encoder. --part=encoder_decoder adds VECO's cross-attention to its encoder, in our own format.
-docs/interop.md has more.
+An XLM-R or XLM-R XL encoder is written in its format:
+`AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. `transformers` has no class for an encoder
+with other positions, other LayerNorms or half embedding, so it has a format of our own. xlm import,
+xlm prune, finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the
+generator of replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder
+adds VECO's cross-attention to its encoder, in our own format. docs/interop.md has more.
 """
 
 import dataclasses

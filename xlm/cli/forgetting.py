@@ -190,7 +190,7 @@ def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Ch
             f"--tasks: no language has a score in both {before} and {after}, which have "
             f"{languages}; name runs that score the same languages"
         )
-    # That of the test data is the name in reports so far.
+    # Reports name test data without a suffix.
     data = "" if split == "test" else f", {split} data"
     return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
 

@@ -34,7 +34,7 @@ def main(verb: str = "") -> None:
     if not verb:
         verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may want no more
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
             print(_overview())
             return
         if verb not in VERBS:

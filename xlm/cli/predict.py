@@ -42,7 +42,7 @@ _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeb
 _OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
 _LANGUAGE = flags.DEFINE_string("language", "", "Language of the input, or a direction, en-de.")
 _join_hosts = hosts.define_flags()
-# What may be read in the folders of runs and of encoders, where outputs may be as well.
+# Files read in the folders of runs and encoders, which may also hold outputs.
 _READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
          "model.safetensors")  # fmt: skip
 

@@ -78,7 +78,7 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
             f"{', '.join(corpus.train)}; name some of these, or add text"
         )
     _warn_of_untaxed(found, languages)
-    # Read apart from the text, which it may be: nothing is trained on either.
+    # Read separately, even if it is the same text: nothing is trained on either.
     parallel = [
         ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
         for source in found
@@ -107,7 +107,7 @@ def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str
     wanted = set(_LANGUAGES.value or _languages_of(parallel)) - {_PIVOT.value}
     others = [one for one in _languages_of(parallel) if one in wanted]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
-    # Of a tax the report says whether unknown tokens flatter it, which the text shows.
+    # The text shows whether unknown tokens flatter a tax, so there is no tax without it.
     if without_text := [one for one in others if one not in languages]:
         logging.warning(
             "no tax of %s, which --parallel has and --text has not: add text of these languages, "

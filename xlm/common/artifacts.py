@@ -71,7 +71,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
-    """Rename a file or folder to `path` once it is on the disk, readable as the umask allows."""
+    """Rename a file or folder to `path` once it is on the disk; the umask says who can read it."""
     for one in (aside, *aside.rglob("*")):
         mode = one.stat().st_mode
         if stat.S_ISREG(mode) and (public := mode | 0o666 & ~_UMASK) != mode:

@@ -19,8 +19,7 @@ def needed(by: str, extra: str = "train") -> Iterator[None]:
 
 
 def embedded(name: str) -> pathlib.Path:
-    """Folder "configs" or "corpus" of the checkout or package; relative if below the current one.
-    """
+    """Folder "configs" or "corpus" of the checkout or package; relative if below the cwd."""
     package = pathlib.Path(__file__).resolve().parent.parent
     found = package / name if (package / name).is_dir() else package.parent / name
     here = pathlib.Path.cwd()

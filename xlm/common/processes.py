@@ -21,8 +21,8 @@ class Workers:
     """Pool of up to `number` worker processes, started on first use; `key` is their config key.
 
     A context manager. Ctrl-C or a signal in its block ends the workers at once; otherwise they
-    finish their current jobs. Unlike `concurrent.futures` it starts no thread, whose death would
-    make that one wait for ever.
+    finish their current jobs. It starts no thread, unlike `concurrent.futures`, which waits for
+    ever if its thread is missing.
     """
 
     def __init__(self, number: int, key: str):

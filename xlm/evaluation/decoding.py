@@ -13,7 +13,7 @@ from xlm.evaluation.settings import DecodingSettings
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 
-# Tokens that are not worth a program of their own.
+# Fewer tokens are not worth a loop of their own.
 _LEAST_CAPACITY = 16
 
 
@@ -92,7 +92,7 @@ def beam_search(
     state = _State(
         length=jnp.int32(0),
         tokens=empty,
-        # All hypotheses begin alike, so that only one of them may be continued.
+        # All hypotheses begin alike, so only one of them may be continued.
         log_probs=none.at[:, 0].set(0),
         finished=Hypotheses(empty, none, jnp.zeros((batch, beams), jnp.int32)),
         cache=cache,

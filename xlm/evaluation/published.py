@@ -18,10 +18,9 @@ UNLISTED = "unlisted"
 
 
 class Row(Artefact, frozen=True):
-    """Published results of one model in one table.
+    """Published results of one model in one table; `source` is the publication.
 
     Attributes:
-      source: the publication.
       scores: by task and metric, in per cent; averages over the paper's languages.
       languages: scores by task, metric and language, where published.
       gap: cross-lingual transfer gap by task, in points.

@@ -28,7 +28,7 @@ class Detection:
       auc: area under the ROC curve: probability that a replaced token has a higher logit than an
         original one; 0.5 is chance.
       precision: share of replaced tokens among those with a positive logit; NaN if there are none.
-      recall: share of replaced tokens with a positive logit.
+      recall: share of replaced tokens with a positive logit; NaN if no token is replaced.
       replaced: share of replaced tokens.
       loss: binary cross-entropy, nats a token.
     """

@@ -36,7 +36,7 @@ class SampledLoss:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        # Converted one by one: as long as they are not, files of all languages would stay open.
+        # Converted one by one, or files of all languages would stay open.
         held_out = [
             np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
             for lang in store.languages
@@ -88,6 +88,6 @@ def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
     """Cut rows [N, L] into batches [n, size, L], repeating rows if they do not fill one."""
     if not len(rows):
         return rows.reshape(0, size, rows.shape[1])
-    # Not padded: V', and with it the sampled loss, would be those of fewer targets.
+    # Not padded: with fewer targets, V' and the sampled loss would differ.
     count = max(len(rows) // size, 1)
     return np.resize(rows, (count, size, rows.shape[1]))

@@ -114,7 +114,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 def answers(
     data: TaskData, outputs: Sequence[np.ndarray], *, max_answer_length: int, n_best: int
 ) -> list[Found]:
-    """Find the best answers of at most `max_answer_length` tokens by scores [L, 2] of rows."""
+    """Find the best answer to each question by scores [L, 2] of rows as first and last token."""
     length = max((len(row) for row in outputs), default=0)
 
     def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:

@@ -45,8 +45,8 @@ class Throughput:
 class Translator:
     """The best hypothesis for each source: batches of similar lengths, each one beam search.
 
-    A batch has at most `batch_tokens` tokens of sources, padded to lengths of `buckets`. Raises
-    ValueError if not even one row a device fits.
+    A batch has at most `batch_tokens` tokens, padding to `buckets` included. Raises ValueError if
+    not even one row a device fits.
     """
 
     def __init__(

@@ -19,14 +19,14 @@ XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
 # Settings that name languages, before a colon, and these with + between them after it.
 _NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
-_NAMED = 5  # languages at most; of more it is their number
+_NAMED = 5  # languages listed at most; beyond, a label has their number
 _SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
-# Keys of a run's settings: where things lie and what they are called, what changes no score, and
-# the seed; and what is chosen by the score on development data.
+# Keys of a run's settings that change no score (places, names, the seed), and below those that the
+# score on development data chooses.
 _WITHOUT_EFFECT = (
     "init_from", "model_name", "task.dataset", "train.seed", "evaluation.batch_size",
 )  # fmt: skip
-# Settings that say what a user's own data are, which have no name.
+# Settings that identify a user's own data without a name.
 _DATA = ("root", "test", "validation", "text_column", "pair_column", "label_column")
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
@@ -186,7 +186,7 @@ def _told_apart(values: Sequence[str]) -> list[str]:
     while is_long and (end := values[0].find("/", start) + 1):
         if not all(value.startswith(values[0][:end]) for value in values):
             break
-        start = end  # a folder that all lie in tells nothing
+        start = end  # a folder that all share tells nothing
     while len({value[start : start + width] for value in values}) < len(set(values)):
         width += 1
     return ["…" * (start > 0) + value[start : start + width] for value in values]
@@ -282,7 +282,7 @@ def read_run(folder: pathlib.Path) -> Run:
         keys = _DATA if found["test"] else (*_DATA, "train")
         name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
         table = f"{table}: {name}"
-        # What tells data from others, unless the user named them.
+        # Identity of the data, unless the user named them.
         where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
         data = settings.get("task.dataset") or where
     return Run(

@@ -81,7 +81,7 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
         yield language
 
 
-# Lines of predictions, of which what is read is declared.
+# Lines of predictions, with only the fields that are read.
 class _Labelled(msgspec.Struct):
     id: str
     prediction: str
@@ -154,7 +154,7 @@ def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
     yield json.dumps(found, ensure_ascii=False, indent=1)
 
 
-# By kind; those of other kinds are in no submission.
+# By kind; a submission has no other kinds.
 _FORMATS = {
     "classification": _Format(_labels),
     "tagging": _Format(_tags, line=_Tagged),

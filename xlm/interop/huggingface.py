@@ -174,7 +174,7 @@ def compare(
     texts: Iterable[str],
     ids: Sequence[int] | None = None,
 ) -> list[Difference]:
-    """Return the texts, one line each, on which a Hugging Face tokenizer and SentencePiece differ.
+    """Return a `Difference` for each text, a line, on which `tokenizer` and SentencePiece disagree.
 
     `tokenizer` is a folder with a tokenizer.json, or its value. `ids` [V] are its ids of the
     model's pieces, if they differ. Raises ValueError if `tokenizers` is not installed.

@@ -171,7 +171,7 @@ def write_model(
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
-    """Read the SentencePiece model of a folder of `write_model`; ValueError if there is none."""
+    """Read the SentencePiece model of a folder; ValueError if it is missing or damaged."""
     path = folder / TOKENIZER
     if not path.exists():
         raise ValueError(

@@ -14,7 +14,7 @@ from xlm.interop import parameters, weights
 from xlm.interop.weights import Seal
 
 _NOTES = "notes"
-# A finished run does nothing, and a resumed one begins after its last evaluation: so move both.
+# A finished run does nothing, and a resumed one begins after its last evaluation.
 _REMEDY = (
     "copy it again, or move it, DONE and checkpoints out of the folder of the run, and run "
     "finetune.py with this --workdir, which trains anew"

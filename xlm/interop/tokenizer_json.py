@@ -96,7 +96,7 @@ def read(text: bytes) -> Tokenizer:
 
 
 def unigram(value: Tokenizer) -> Unigram:
-    """Return the Unigram model's pieces, then added tokens; ValueError for a wrong id."""
+    """Return pieces, then added tokens; ValueError if an added id is another's or leaves a gap."""
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):

@@ -56,7 +56,7 @@ class Swapped:
 
     `copied` pieces are in both vocabularies, special tokens included. `segmented` ones have the
     mean of their segmentation into old pieces. `unknown` ones, without any known part, have the
-    mean of all.
+    mean of all old pieces.
     """
 
     table: np.ndarray
@@ -166,7 +166,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 
 def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
-    """Serialise a model with `SPECIALS` in place of its own special tokens; see `parse`."""
+    """Serialise a model with `SPECIALS` in place of its own special tokens; raises as `parse`."""
     # Models of others may have <pad> and <mask> among their pieces.
     pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
     del proto.pieces[:]
@@ -303,7 +303,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
 
 
 def _parse_json(text: bytes) -> model_pb2.ModelProto:
-    """Build a SentencePiece model without special tokens from a tokenizer.json, if it has one."""
+    """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
     value = tokenizer_json.read(text)
     pieces = tokenizer_json.unigram(value)
     normal = [

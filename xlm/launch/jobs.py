@@ -19,7 +19,7 @@ _TEXT_STAGES = {"build_vocab", "prepare_data"}
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 # A key of a config, and values that can name a folder.
 _SWEEP = re.compile(r"(?:config\.)?(\w+(?:\.\w+)*)=([\w.+-]+(?:,[\w.+-]+)*)")
-# Nothing that ends a line of a script, quoted or not, or that a terminal would act on.
+# Characters that end a line of a script, quoted or not, or that a terminal would act on.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 

@@ -87,7 +87,7 @@ def _execute(command: list[str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     if asked and status != EXIT_STOPPED:
-        sys.exit(128 + asked[0])  # as of a shell
+        sys.exit(128 + asked[0])  # as a shell does
     return status
 
 

@@ -64,7 +64,7 @@ def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
     missing = [
         (key, path)
         for key, path in entry_point.strings("--config", config)
-        # "/" by itself is rather a separator than a folder to read.
+        # "/" by itself is probably a separator, not a folder to read.
         if path.startswith("/") and path.strip("/") and os.path.exists(path)
         if not any(pathlib.PurePath(os.path.normpath(path)).is_relative_to(v) for v in mounted)
     ]
@@ -106,7 +106,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
         )
     mounted = [values.workdir, *volumes] if platform == "docker" else []
     if mounted:
-        # Those of all jobs: values of a sweep have no slashes, and runs of a grid share their data.
+        # The same for all jobs: values of a sweep have no slashes, runs of a grid share their data.
         check_mounted(values.config, mounted)
     gpu = "local_gpu" if platform == "docker" else kind
     asked = {gpu: count, "cpu": values.cpus, "memory": values.memory_gib * 2**30}

@@ -20,7 +20,7 @@ from absl import logging
 Gold = Mapping[str, Sequence[str]]
 Normalize = Callable[[str], str]
 
-# The score of an answer that no span stands for; finite, so that JSON can hold it.
+# Score of an answer without a span; finite, so that JSON can hold it.
 NO_SPAN = float(np.finfo(np.float32).min)
 
 _ARTICLES = {
@@ -28,7 +28,7 @@ _ARTICLES = {
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "vi": r"\b(của|là|cái|chiếc|những)\b",
-    # The script's pattern has a prefix in mind, but matches these two letters anywhere.
+    # The script means a prefix, but its pattern matches these two letters anywhere.
     "ar": "ال",
     "hi": None,
     "zh": None,
@@ -37,7 +37,7 @@ _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
 def normalizer(rule: str, language: str) -> Normalize:
-    """Return the rule "squad" or "mlqa" for `language`; ValueError if MLQA does not have it."""
+    """Return the function of a rule, "squad" or "mlqa"; ValueError if MLQA has no such language."""
     if rule == "squad":
         return normalize_squad
     if language not in _ARTICLES:
@@ -257,7 +257,7 @@ def best_answers(
     starts = np.where(answerable & max_context, start, -np.inf)
     ends = np.where(answerable, end, -np.inf)
     found = _pairs(starts, ends, n_best, max_answer_length)
-    # Of equal scores the first window's comes first, and in it the one of the higher start.
+    # Ties go to the first window, and in it to the higher start.
     order = np.lexsort((-found[3], examples[found[0]]))
     windows, firsts, lasts, scores = (column[order] for column in found)
     bounds = np.searchsorted(examples[windows], np.arange(len(contexts) + 1))

@@ -25,7 +25,7 @@ RETRIEVALS = ("forward", "backward", "intersection", "max")
 def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
     """Share of queries [N, D] whose nearest target [N, D] by cosine has the same index.
 
-    XTREME's Tatoeba score has English queries. Zero vectors find nothing.
+    Queries are English in XTREME's Tatoeba score. Zero vectors find nothing.
     """
     _, found = nearest_neighbours(queries, targets, 1)
     hits = found[:, 0] == np.arange(len(queries))
@@ -37,7 +37,8 @@ def nearest_neighbours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines [N, k] float32 and rows [N, k] of the `k` nearest targets, best first.
 
-    `queries` are [N, D], `targets` [M, D], and k at most M. Zero vectors have cosine 0.
+    `queries` are [N, D], `targets` [M, D], and k at most M. Zero vectors have cosine 0. Ties go to
+    the first target.
     """
     targets_t = _unit(targets).T
     k = min(k, len(targets))

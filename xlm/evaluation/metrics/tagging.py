@@ -18,8 +18,7 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return micro-averaged "f1", "precision" and "recall" over entities; 0 if there are none.
 
     Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES. Raises ValueError if
-    there are no sentences, or gold and predictions differ in number or, as the message names, in
-    length.
+    there are no sentences, or gold and predictions differ in number or length.
     """
     _check(gold, predicted)
     precision, recall, f1, _ = precision_recall_fscore_support(

@@ -6,8 +6,8 @@ from typing import Any
 
 from xlm.common import packages
 
-# Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
-# cut into words. Results with MeCab for Japanese and Korean differ.
+# Tokenizers of BLEU, without downloads, for languages that the default of mteval-v13a does not cut
+# into words. Results with MeCab for Japanese and Korean differ.
 _TOKENIZERS = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char"),
