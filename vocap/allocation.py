@@ -1,15 +1,10 @@
-"""The vocabulary size of each language (paper Section 2.2.1, Eqs. 2 and 3, Algorithm 1).
+"""Allocation of vocabulary sizes to languages (paper Section 2.2.1, Eqs. 2 and 3, Algorithm 1).
 
-The budget T is met exactly:
-
-1. A step replaces a language's vocabulary by its next one. Pieces that only the old one held leave
-   the union, which may shrink. No language steps back, so the number of steps is bounded.
-2. Steps stop as soon as the union holds T pieces.
-3. If a step would leave more than T, its language keeps its old vocabulary and adds the new
-   pieces in the order of their probability until T is reached. Nothing else leaves the union.
-
-A language's required characters are in each of its vocabularies, so no character is ever dropped,
-and hence no script. Special tokens do not count towards the budget.
+The union of all vocabularies ends with exactly T pieces, special tokens not counted. A step
+replaces a language's vocabulary by its next one, so the union may shrink. Steps stop as soon as the
+union holds T. If a step would exceed T, its language keeps its old vocabulary and adds the new
+pieces in order of probability until T is reached. Every vocabulary of a language holds its required
+characters, so no script is ever dropped.
 """
 
 import bisect
@@ -31,8 +26,8 @@ SEARCHES = ("greedy", "threshold")
 class Step:
     """One step of an allocation: `language` grew to `size`.
 
-    `gain` is the weighted ALP gain per piece, q_i^beta * dALP / dsize; `union` the number of
-    distinct pieces after the step. Sizes that languages begin at have gain infinity.
+    `gain` is the weighted ALP gain per piece, q_i^beta * dALP / dsize, and infinity for the first
+    sizes. `union` is the number of distinct pieces after the step.
     """
 
     language: str
@@ -43,16 +38,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Course:
-    """Course of Algorithm 1 from the smallest to the largest sizes, without a budget to end it.
+    """Course of Algorithm 1 from the smallest to the largest sizes, without a budget.
 
-    An allocation of T pieces ends with the first step after which the union holds T or more, so
-    that one course has the allocations of every T.
-
-    Attributes:
-      beta: exponent of q_i in the objective (Eq. 2).
-      first_pieces: number of distinct pieces of the smallest vocabularies.
-      languages: [N] the language of each step; its n-th occurrence is the step to its n-th vertex.
-      unions: [N] number of distinct pieces after each step.
+    Step n moves `languages[n]` to its next vertex, after which the union holds `unions[n]` distinct
+    pieces; before the first step it holds `first_pieces`. The allocation of T pieces ends with the
+    first step whose union holds T or more, so one course holds the allocations of every T.
     """
 
     beta: float
@@ -63,13 +53,10 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Effect on an allocation of one language taking one step more, or one step less.
+    """Effect of moving one language by one step, forward or back.
 
-    Attributes:
-      size: the language's size after the change.
-      alp: change of the language's ALP, nats per sentence; mostly negative for a step less.
-      gain: weighted ALP gain per piece between the two sizes, q_i^beta * dALP / dsize.
-      pieces: change of the number of distinct pieces in the union.
+    `size` is the language's new size, `alp` the change of its ALP in nats per sentence, `gain` the
+    weighted ALP gain per piece between the two sizes, and `pieces` the change of the union's size.
     """
 
     size: int
@@ -82,8 +69,8 @@ class Change:
 class Margin:
     """Margins of a language: `less` undoes its last step, `more` is the step that it did not get.
 
-    Either is None where there is no such step, at the smallest and at the largest size. Before an
-    initial size the steps are those of the concave envelope of the sizes up to it.
+    None at the smallest or the largest size. Below an initial size the steps follow the concave
+    envelope of the sizes up to it.
     """
 
     less: Change | None
@@ -95,15 +82,13 @@ class Allocation:
     """The outcome of `allocate`.
 
     Attributes:
-      sizes: allocated size of each language, the t_i of Algorithm 1.
+      sizes: size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      steps: the steps in order; for a threshold search only those after the threshold.
+      steps: in order; a threshold search records only those after the threshold.
       not_concave: sizes of each language that lie under the concave envelope and were skipped.
-      at_largest: languages that ended at their largest trained size: the curve was too short to
-        tell how much more they deserve.
-      partial: the language whose last step exceeded the budget, if any; it has the pieces of its
-        size before that step and the most probable new ones of `sizes`, up to the budget.
-      margins: effect of one step less and of one step more, for each language.
+      at_largest: languages that ended at their largest trained size, where the curve is too short.
+      partial: the language whose last step exceeded the budget. It holds the pieces of its size
+        before that step and the most probable new ones, up to the budget.
     """
 
     sizes: dict[str, int]
@@ -120,20 +105,10 @@ def language_probabilities(
 ) -> dict[str, float]:
     """Compute q_i = f_i^alpha / sum_j f_j^alpha with f_i = n_i / sum_k n_k (Eq. 3).
 
-    Only proportions matter, so n may be sentences, bytes or gigabytes. It may also be a table of
-    probabilities: with alpha = 1 they are kept, renormalised over `languages`.
-
-    Args:
-      amounts: n_i of each language, all in the same unit; positive.
-      alpha: smoothing exponent; 1 keeps the proportions, 0 makes all languages equal.
-      languages: the languages wanted, where `amounts` has more; by default all of them.
-
-    Returns:
-      The probability of each language, in the order of `languages`; their sum is 1.
-
-    Raises:
-      ValueError: no language, one that is missing in `amounts`, an amount that is not positive and
-        finite, or an alpha that is not zero or more.
+    `amounts` holds n_i in any unit, or probabilities, which alpha = 1 keeps up to renormalisation.
+    alpha = 0 makes all languages equal. `languages` selects some of them and sets the order. Raises
+    ValueError for no language, one missing in `amounts`, an amount that is not positive and finite,
+    or a negative or infinite alpha.
     """
     wanted = list(amounts if languages is None else languages)
     if not wanted:
@@ -170,26 +145,21 @@ def allocate(
 ) -> Allocation:
     """Greedily maximise sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
 
-    Algorithm 1: every language starts at its smallest size; then the language with the largest
-    weighted gain per piece grows by one step of its concave envelope, until the union holds T
-    pieces. Languages share pieces, so the union is counted piece by piece. Ties go to the language
-    that comes first in code point order. The module docstring says how T is met exactly.
+    Every language starts at its smallest size. Then the language with the largest weighted gain per
+    piece grows by one step of its concave envelope, until the union holds T pieces. Ties go to the
+    language that comes first in code point order. Raises ValueError if the first vocabularies
+    exceed T, the largest do not reach it, or an initial size is not trained.
 
     Args:
-      curves: each language's vocabularies and ALP.
       probabilities: q_i of each language (Eq. 3); for "proportional", any positive weights.
-      beta: exponent of q_i in the objective (Eq. 2); 0 ignores the amount of text.
-      budget: T, the number of pieces wanted, specials not counted.
-      method: rule for the next language to grow. "vocap" is Algorithm 1; "proportional" picks the
-        smallest size / q_i, "uniform" the smallest size. The last two visit every size.
+      beta: exponent of q_i; 0 ignores the amount of text.
+      budget: T, without special tokens.
+      method: "vocap" is Algorithm 1; "proportional" grows the smallest size / q_i, "uniform" the
+        smallest size. The last two visit every size.
       search: "greedy" takes every step; "threshold" finds the gain of the last step by bisection,
-        as the authors' scripts do, and takes only the steps from there. Same outcome.
-      initial_sizes: trained sizes that some languages begin at instead of their smallest. From the
-        sizes that an allocation had before its last step, its other arguments lead to its outcome.
-
-    Raises:
-      ValueError: the first vocabularies alone exceed T, all the largest do not reach it, an initial
-        size is not trained, or an argument is not one of those named.
+        as the authors' scripts do, and takes only the steps from there. Both end alike.
+      initial_sizes: trained sizes to begin at instead of the smallest. From the sizes before its
+        last step, an allocation reaches the same outcome.
     """
     for name, value, known in (("method", method, METHODS), ("search", search, SEARCHES)):
         if value not in known:
@@ -229,16 +199,8 @@ def trace_courses(
 ) -> list[Course]:
     """Trace the course of Algorithm 1 to the largest sizes for each beta.
 
-    Which sizes a language visits does not depend on beta, only the order of all languages' steps
-    does; what a step exchanges is therefore found once.
-
-    Args:
-      curves: each language's vocabularies and ALP.
-      probabilities: q_i of each language (Eq. 3).
-      betas: exponents of q_i in the objective (Eq. 2).
-
-    Raises:
-      ValueError: a language has no positive probability.
+    beta changes only the order of all languages' steps, not the sizes that a language visits, so
+    the pieces that each step exchanges are found once.
     """
     starts = _starts(curves, {})
     growth = _Growth(curves, _make_paths(curves, probabilities, 0.0, "vocap", starts))
@@ -261,7 +223,7 @@ def trace_courses(
 
 
 def _exchanges(growth: "_Growth", language: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the indices of the pieces that each step of a language removes, and those it adds."""
+    """Return the indices of the pieces that each step of a language removes and adds."""
     found, path = [], growth.paths[language]
     vocabularies = [growth.vocabulary(language, v) for v in range(len(path.vertices))]
     held = np.zeros(len(growth.names), np.bool_)
@@ -275,7 +237,6 @@ def _exchanges(growth: "_Growth", language: str) -> list[tuple[np.ndarray, np.nd
 
 
 def _starts(curves: Mapping[str, Curve], initial_sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the index of the size that each language begins at."""
     if unknown := sorted(set(initial_sizes) - set(curves)):
         raise ValueError(
             f"an initial size is given for {', '.join(unknown)}, but the languages are "
@@ -306,14 +267,11 @@ def _weight(language: str, probabilities: Mapping[str, float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Path:
-    """Sizes that a language visits, and the priorities of its steps.
+    """Sizes that a language visits: `vertices` [N] are indices into the curve's sizes.
 
-    Attributes:
-      vertices: [N] indices into the curve's sizes.
-      start: the vertex that the language begins at; those before it are known for its margin.
-      gains: [N - 1] weighted ALP gain per piece of each step.
-      keys: [N - 1 - start] ascending, of the steps from there on; of all languages' next steps the
-        one with the smallest key is taken.
+    The language begins at vertex `start`; earlier ones serve its margin. `gains` [N - 1] are the
+    weighted ALP gains per piece of each step. `keys` [N - 1 - start] ascend: of all languages' next
+    steps from `start` on, the one with the smallest key is taken.
     """
 
     vertices: list[int]
@@ -355,16 +313,15 @@ def _make_path(curve: Curve, probability: float, beta: float, method: str, first
 
 
 def _order(paths: Mapping[str, _Path]) -> list[tuple[float, str]]:
-    """Return key and language of all steps, in the order in which they are taken."""
     # Keys ascend along each path, so sorting takes each language's steps in their order.
     return sorted((float(key), lang) for lang, path in paths.items() for key in path.keys)
 
 
 class _Growth:
-    """State of the allocation: languages growing along their paths, and the union of their pieces.
+    """Languages growing along their paths, and the union of their pieces.
 
-    Pieces are indices, and `counts` is the number of languages that hold each, so that the cost of
-    a step depends on the vocabularies that it exchanges and not on the size of the union.
+    `counts` is the number of languages that hold each piece, so a step costs time proportional to
+    the vocabularies that it exchanges and not to the union.
     """
 
     def __init__(self, curves: Mapping[str, Curve], paths: Mapping[str, _Path]):
@@ -410,7 +367,7 @@ class _Growth:
         self.held[language] = pieces
 
     def grow(self, language: str, budget: int) -> None:
-        """Take the next step of `language`, or the part of it that the budget has room for."""
+        """Take the next step of `language`, or the part of it that fits the budget."""
         old, room = self.held[language], budget - self.union
         new = self.vocabulary(language, self.at[language] + 1)
         added = new[self.counts[new] == 0]
@@ -440,20 +397,12 @@ class _Growth:
 
 
 def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float], budget: int) -> int:
-    """Take at once all steps above the lowest gain that surely leaves the union below T.
+    """Take all steps above the lowest gain that surely leaves the union below T; count the steps.
 
-    Each language moves to the last vertex that it reaches by steps of more than the threshold.
-    Steps may shrink the union, so its size need not be monotonic in the threshold, and bisecting it
-    might end after the step at which the greedy search first meets T. Bisection therefore uses a
-    monotonic bound, the union of all vocabularies up to those vertices; for nested vocabularies the
-    bound is the union itself.
-
-    Args:
-      growth: all languages at their first sizes.
-      thresholds: the distinct keys of all steps, ascending: the largest gain first.
-
-    Returns:
-      The number of steps taken.
+    `thresholds` are the distinct keys of all steps, ascending, so the largest gain comes first. The
+    union need not be monotonic in the threshold, since steps may shrink it. Bisection therefore
+    uses a monotonic bound: the union of all vocabularies up to the vertices reached. For nested
+    vocabularies the bound is the union itself.
     """
     paths = growth.paths
     first = {lang: _first_vertices(growth, lang) for lang in paths}

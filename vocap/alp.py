@@ -8,20 +8,11 @@ UNKNOWN_PENALTY = 10.0  # nats below the rarest piece, SentencePiece's price of 
 def average_log_probability(
     piece_counts: np.ndarray, log_probs: np.ndarray, num_sentences: int
 ) -> float:
-    """Compute ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j) from the counts of the pieces (Eq. 1).
+    """Compute ALP(D, V) = 1/|D| sum_j sum_k log p_uni(s_k^j) in nats per sentence (Eq. 1).
 
-    The double sum runs over the pieces k of the best segmentation of every sentence j; grouped by
-    piece it is the dot product of counts and log probabilities.
-
-    Args:
-      piece_counts: [V] occurrences of each piece in the best segmentation of D.
-      log_probs: [V] natural-log unigram probability of each piece.
-
-    Returns:
-      The ALP in nats per sentence; zero or less, larger is better.
-
-    Raises:
-      ValueError: shapes differ, or `num_sentences` is not positive.
+    The double sum runs over the pieces k of the best segmentation of every sentence j. Grouped by
+    piece, it is the dot product of counts [V] and natural-log probabilities [V]. The ALP is zero or
+    less; larger is better. Raises ValueError if shapes differ, or `num_sentences` is not positive.
     """
     piece_counts, log_probs = np.asarray(piece_counts), np.asarray(log_probs)
     if piece_counts.shape != log_probs.shape:
@@ -39,14 +30,11 @@ def average_log_probability(
 def smoothed_log_probs(counts: np.ndarray) -> np.ndarray:
     """Return the log unigram probabilities [V + 1] of pieces and, last, of unknown text.
 
-    Witten-Bell smoothing, method C: of N tokens of T distinct pieces, a piece with c of them has
-    c / (N + T), and the pieces that the text does not use share T / (N + T) evenly. A constant
-    count for each of these instead would take most of the probability where V is far above N, and
-    so punish long segmentations: by a nat a token at 500K pieces and a megabyte of text. Unknown
-    text costs what it does in a segmentation, counted from the rarest piece that is used.
-
-    Args:
-      counts: [V] occurrences of each piece in a text.
+    Witten-Bell smoothing, method C, on `counts` [V]: of N tokens of T distinct pieces, a piece with
+    count c has c / (N + T), and unused pieces share T / (N + T) evenly. A constant count for each
+    unused piece would take most of the probability where V is far above N, and so punish long
+    segmentations: by a nat a token at 500K pieces and a megabyte of text. Unknown text costs what
+    it does in a segmentation, counted from the rarest used piece.
     """
     counts = np.asarray(counts, np.float64)
     unseen = counts == 0

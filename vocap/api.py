@@ -14,12 +14,10 @@ from xlm.common import artifacts
 
 
 class Vocabulary:
-    """A built vocabulary.
+    """A built vocabulary, with its serialised SentencePiece `model`.
 
-    Attributes:
-      model: the serialised SentencePiece model.
-      sizes: pieces allocated to each language; empty of methods that allocate none.
-      curves: language -> sizes of its vocabularies, and ALP at each in nats a sentence (Eq. 1).
+    `sizes` are the pieces allocated to each language, empty for methods that allocate none.
+    `curves` has each language's vocabulary sizes, and the ALP at each in nats a sentence (Eq. 1).
     """
 
     def __init__(self, built: BuiltVocabulary):
@@ -38,7 +36,6 @@ class Vocabulary:
 
     @property
     def pieces(self) -> list[str]:
-        """All pieces by their ids."""
         return [self._processor.id_to_piece(i) for i in range(len(self))]
 
     def encode(self, text: str) -> list[int]:
@@ -46,7 +43,6 @@ class Vocabulary:
         return self._processor.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids."""
         return self._processor.decode(list(ids))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -68,24 +64,19 @@ def build(
     cache: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Vocabulary:
-    """Build a vocabulary of `size` pieces that gives each language what it deserves.
+    """Build a vocabulary of `size` pieces, special tokens included, from sentences by language.
 
         texts = {"en": ["the cat sees", ...], "sw": ["paka anaona", ...]}
         vocabulary = vocap.build(texts, size=8000)
         vocabulary.encode("the cat")
 
-    Args:
-      texts: sentences by language.
-      size: pieces of the vocabulary, special tokens included.
-      heldout: sentences that the methods of `compare` are scored on.
-      cache: folder of what is computed once; none by default.
-      **settings: other fields of `VocabularySettings`, such as `method`, `alpha` or `sizes`. By
-        default the sizes of single languages are tenths of `size`. More than one of `num_workers`
-        need a program whose work is under `if __name__ == "__main__"`.
+    The methods of `compare` are scored on `heldout`. `cache` is a folder for intermediate results;
+    none by default. `settings` are other fields of `VocabularySettings`, such as `method`, `alpha`
+    or `sizes`, whose default is tenths of `size`. `num_workers` above 1 needs a program whose work
+    is under `if __name__ == "__main__"`.
 
-    Raises:
-      ValueError: a setting is out of its limits, a language has no text, or the texts are too small
-        for so many pieces; the message names it.
+    Raises ValueError if a setting is out of its limits, a language has no text, or the texts are
+    too small for so many pieces; the message names it.
     """
     settings.setdefault("num_workers", 1)
     settings.setdefault(

@@ -1,7 +1,7 @@
 """Byte-pair encoding (Sennrich et al. 2016) of the runs of a text, by SentencePiece's trainer.
 
-The baseline of XLM-R's analysis (Section 5.1), whose earlier models had it on text that the tools
-of each language had segmented. Runs do: a piece crosses neither a space nor a change of script.
+The baseline of XLM-R's analysis (Section 5.1). Its earlier models ran BPE on the output of each
+language's segmenter. Here runs do: a piece crosses neither a space nor a change of script.
 """
 
 import io
@@ -23,16 +23,10 @@ _AT_ONCE = 100_000
 def train(
     table: RunTable, size: int, *, character_coverage: float, max_piece_length: int
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
-    """Train the merges of a text.
+    """Train `size` pieces by merges, and their scores [V] float64: 0, -1, ..., the earliest first.
 
-    Args:
-      table: the text, of one language or a `runs.mixture`.
-      size: number of pieces, of which every character that must be covered is one.
-      character_coverage: share of the characters that must be pieces of their own.
-
-    Returns:
-      The pieces, and their scores [V] float64 by which the earliest merge wins: 0, -1, ... None if
-      the text has more required characters than `size`, or fewer merges.
+    Every character that must be covered is a piece. Returns None if the text has more of them than
+    `size`, or too few merges.
     """
     model = io.BytesIO()
     counts = np.maximum(np.rint(table.counts * _COUNT_STEPS), 1).astype(np.int64)
@@ -69,12 +63,7 @@ def train(
 
 
 def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePieceProcessor:
-    """Build the processor that segments runs, whose ids are the places of the pieces.
-
-    Args:
-      pieces: [V] distinct pieces.
-      scores: [V] their scores, the larger the earlier merged.
-    """
+    """Build the processor that segments runs; its ids are the indices of the [V] pieces."""
     proto = model_pb2.ModelProto()
     for piece, score in zip(pieces, np.asarray(scores).tolist(), strict=True):
         proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
@@ -86,14 +75,7 @@ def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePiecePro
 
 
 def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> np.ndarray:
-    """Count pieces, and last the unknown characters, in the segmentation of a text.
-
-    Args:
-      processor: a `segmenter` of V pieces.
-
-    Returns:
-      [V + 1] float64.
-    """
+    """Count a segmenter's pieces, and last the unknown characters, in a text: [V + 1] float64."""
     found = np.zeros(processor.get_piece_size())
     weights = iter(table.counts.tolist())
     strings = table.text.strings()
@@ -108,7 +90,6 @@ def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> 
 
 
 def _unknown_characters(processor: spm.SentencePieceProcessor, table: RunTable) -> float:
-    """Count the characters of a text that are no pieces."""
     distinct, inverse = np.unique(table.text.characters, return_inverse=True)
     ids = (processor.piece_to_id(chr(code)) for code in distinct.tolist())
     is_unknown = np.array([processor.is_unknown(i) for i in ids], bool)[inverse]

@@ -2,7 +2,7 @@
 
 Every artefact is cached under a hash of its inputs: tables of runs under their text, vocabularies
 under their text and the trainer's settings, joint trainings and scores under all texts and settings
-involved. An interrupted build resumes, and a changed setting recomputes only what depends on it.
+involved. An interrupted build resumes. A changed setting recomputes only what depends on it.
 """
 
 import dataclasses
@@ -29,15 +29,7 @@ Progress = Callable[[Iterable, str, int], Iterable]
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One language of a build.
-
-    Attributes:
-      table: its training text.
-      heldout: its held-out text, or None.
-      vocabularies: its vocabularies at growing sizes.
-      amount: n_i of Eq. 3.
-      probability: q_i of Eq. 3.
-    """
+    """One language of a build: `amount` is n_i and `probability` q_i of Eq. 3."""
 
     table: runs.RunTable
     heldout: runs.RunTable | None
@@ -48,14 +40,7 @@ class Language:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltVocabulary:
-    """A finished build: the model, and the data of its report.
-
-    Attributes:
-      model: serialised SentencePiece model with exactly `target_size` pieces.
-      languages: the languages by name.
-      choice: the chosen pieces and their allocation.
-      scores: held-out scores by method and language; the built method comes first.
-    """
+    """A built SentencePiece model and its report's data; `scores` begin with the built method."""
 
     model: bytes
     languages: dict[str, Language]
@@ -72,15 +57,11 @@ def build_vocabulary(
 ) -> BuiltVocabulary:
     """Build a vocabulary from training text per language.
 
-    Args:
-      heldout: held-out text of some or all languages; methods are compared on it.
-      settings: see `VocabularySettings`.
-      progress: wraps the iteration over finished work, given its name and length.
-
-    Raises:
-      ValueError: a language has no feasible size, or the target size cannot be reached.
+    `heldout` has text of some or all languages, on which methods are compared. `progress` wraps the
+    iteration over finished work, given its name and length. Raises ValueError if a language has no
+    feasible size, or the target size cannot be reached.
     """
-    # Before hours of training.
+    # Checked here, before hours of training.
     if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
     _check_initial_sizes(settings, train)
@@ -116,7 +97,7 @@ def build_vocabulary(
 
 
 def _check_initial_sizes(settings: VocabularySettings, languages: Iterable[str]) -> None:
-    """Check the sizes to begin at as far as is possible without curves; see `allocation`."""
+    """Check the initial sizes as far as is possible without curves; see `allocation`."""
     if unknown := sorted(set(settings.initial_sizes) - set(languages)):
         raise ValueError(
             f"vocab.allocation has sizes for {', '.join(unknown)}, but the languages are "
@@ -164,7 +145,7 @@ def _prepare(
             digest=digest,
         )
         paths = (prepared[language].table, prepared[language].heldout)
-        # Tables of the user are no entries of the cache.
+        # The user's own tables are not in the cache.
         cached = [path for path in paths if path and path not in (train[language], aside)]
         found = [entries.is_whole(path) for path in (*cached, prepared[language].vocabularies)]
         if not all(found):
@@ -203,7 +184,6 @@ def _size(source: Source) -> int:
 
 
 def source_digest(source: Source) -> str:
-    """Return the hash of a text or a table."""
     digest = hashlib.sha256()
     if isinstance(source, pathlib.Path):
         with source.open("rb") as file:
@@ -347,7 +327,6 @@ class MixtureTrainer:
         return np.load(path, allow_pickle=False)
 
     def _text_key(self, languages: tuple[str, ...]) -> str:
-        """Return the hash of all inputs of the languages' mixture."""
         digests = {language: self._prepared[language].digest for language in languages}
         return artifacts.fingerprint(
             digests, self._shares(languages), self._settings.max_characters
@@ -366,9 +345,9 @@ class MixtureTrainer:
     def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
         """Return the mixture, truncated to about `max_characters`.
 
-        Each language loses the same share of its characters and so keeps its share of the text.
-        Taking the most frequent runs of the mixture itself would discriminate against languages
-        written without spaces, since most of their runs occur once.
+        Each language loses the same share of its characters. Taking the most frequent runs of the
+        mixture itself would discriminate against languages without spaces, since most of their runs
+        occur once.
         """
         tables = {language: self._languages[language].table for language in languages}
         limit = self._settings.max_characters

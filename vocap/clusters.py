@@ -21,22 +21,15 @@ def cluster_languages(
 ) -> dict[str, int]:
     """Group languages by k-means on the negative log probabilities of their pieces.
 
-    A language's fingerprint has one entry for each piece of any language: -log p of the piece in
-    its own unigram vocabulary, or, where it lacks the piece, ten nats more than the largest -log p
-    of any language. So languages are near if they share pieces, frequent ones above all.
+    A language's fingerprint has one entry for each piece of any language: -log p in its own unigram
+    vocabulary, or, if it lacks the piece, ten nats more than the largest -log p of any language. So
+    languages are near if they share pieces, frequent ones above all. Of the restarts, which `seed`
+    draws, the one with the least sum of squared distances to the means wins.
 
-    Args:
-      pieces: each language's pieces, distinct, in any order.
-      log_probs: each language's natural-log probabilities of these pieces.
-      seed: of the restarts; the one with the least sum of squared distances to the means is kept.
-
-    Returns:
-      The cluster of each language, languages in code point order. No cluster is empty; clusters are
-      numbered from 0 in the order of their first languages.
-
-    Raises:
-      ValueError: k is not between 1 and the number of languages, or a language's pieces and log
-        probabilities differ in number.
+    Returns the cluster of each language, languages in code point order. No cluster is empty;
+    clusters are numbered from 0 in the order of their first languages. Raises ValueError if k is
+    not between 1 and the number of languages, or a language's pieces and log probabilities differ
+    in number.
     """
     languages = sorted(pieces)
     if not 1 <= num_clusters <= len(languages):
@@ -89,12 +82,7 @@ def _points(
 
 
 def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Return [L], the nearest of k different points that are chosen by k-means++.
-
-    Args:
-      distances: [L, L] squared distances of the points.
-      rng: draws the points.
-    """
+    """Return [L], the nearest of k points by k-means++, given squared distances [L, L]."""
     chosen = [int(rng.integers(len(distances)))]
     while len(chosen) < k:
         # Keeps the weights positive even if all other points are copies of those chosen.
@@ -109,10 +97,8 @@ def _first_labels(distances: np.ndarray, k: int, rng: np.random.Generator) -> np
 def _refine(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
     """Move single points between clusters while that lowers the inertia (Hartigan).
 
-    Unlike Lloyd's iterations it leaves no cluster empty, and reaches fewer poor local optima.
-
-    Returns:
-      The labels [L], and their inertia.
+    Unlike Lloyd's iterations this leaves no cluster empty, and reaches fewer poor local optima.
+    Returns the labels [L] and their inertia.
     """
     labels, k = labels.copy(), int(labels.max()) + 1
     # Without it, rounding might move a point back and forth between two equally good clusters.

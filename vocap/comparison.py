@@ -17,13 +17,7 @@ Counts = Callable[[RunTable], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Scores of a vocabulary on a language's held-out text.
-
-    Attributes:
-      alp: average log probability of a sentence, nats.
-      tokens_per_sentence: mean number of pieces per sentence.
-      unknown_rate: share of the tokens that are unknown characters.
-    """
+    """Scores on held-out text of a language; `alp` is in nats a sentence."""
 
     alp: float
     tokens_per_sentence: float
@@ -31,13 +25,7 @@ class Score:
 
 
 def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
-    """Return the function that counts a vocabulary's pieces in the segmentation of a text.
-
-    Args:
-      pieces: [V] the vocabulary.
-      scores: [V] their scores, as `merge.write_model` takes them.
-      kind: `UNIGRAM` or `BPE`.
-    """
+    """Return the function that counts pieces with `scores` [V] of `merge.write_model` in a text."""
     if kind == BPE:
         return functools.partial(bpe.segmented_counts, bpe.segmenter(pieces, scores))
     return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)
@@ -48,16 +36,12 @@ def score(
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
 
-    The ALP is that of Eq. 1 on held-out sentences, with p_uni from the language's training text:
-    the shares of the pieces in its segmentation by the joint vocabulary. Estimating them on
-    the held-out text itself would favour vocabularies that fit a small sample more closely. Pieces
-    that the training text does not use share what smoothing leaves them (`smoothed_log_probs`). An
-    unknown character costs ten nats more than the rarest piece, as in a segmentation: priced by its
-    share it would be cheap just where a vocabulary lacks many characters.
-
-    Args:
-      counts_of: counts the pieces of the vocabulary in a text.
-      heldout: held-out text of some of the languages.
+    The ALP is that of Eq. 1 on held-out sentences. p_uni comes from the language's training text:
+    the shares of the pieces in its segmentation. Estimating them on the held-out text itself would
+    favour vocabularies that fit a small sample more closely. Pieces that the training text does not
+    use share the smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats
+    more than the rarest piece. Priced by its share, it would be cheap just where a vocabulary lacks
+    many characters.
     """
     scores = {}
     for language, table in heldout.items():

@@ -4,12 +4,11 @@
         --runner=DataflowRunner ...
     xlm count --merge='en/*.runs.gz' --output=en.runs.gz
 
-The first command writes a folder of part tables. The second merges them into one table, which is
-byte for byte that of `xlm count` on the same text. docs/counting.md has the commands for
-each runner.
+The first command writes a folder of part tables. The second merges them into the table that `xlm
+count` writes for the same text, byte for byte. docs/counting.md has the commands for each runner.
 
-Each file, or range of a large one, is counted in memory and emitted as a few blocks: small tables,
-one for each part. A part is the sum of its blocks. So Beam shuffles compressed blocks and not
+A worker counts each file, or range of a large one, in memory and emits a few blocks: small tables,
+one for each part. A part is the sum of its blocks, so Beam shuffles compressed blocks and not
 single runs. At the end the tables must have the sentences of the text.
 """
 
@@ -52,13 +51,9 @@ Task = tuple[int, str, int, int]  # number, path, and a range of bytes, in which
 class Job:
     """Input, output and limits of a count.
 
-    Attributes:
-      inputs: patterns of `.txt` and `.jsonl` files on any file system that Beam supports.
-      output: folder for the part tables.
-      num_parts: number of part tables; one worker sums a part in memory.
-      max_runs: approximate number of runs that a worker process counts in memory.
-      heldout_fraction, heldout_seed: see `run_tables.HeldOut`.
-      heldout_output: folder for the part tables of the held-out text.
+    `inputs` are patterns of `.txt` and `.jsonl` files on any file system that Beam supports. Part
+    tables go to the folders `output` and `heldout_output` (see `run_tables.HeldOut`). One worker
+    sums a part in memory. A worker process counts about `max_runs` runs in memory.
     """
 
     inputs: tuple[str, ...]
@@ -77,14 +72,12 @@ class Job:
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Output folders by kind of text, kept or held out."""
         if self.heldout_output is None:
             return {_KEPT: self.output}
         return {_KEPT: self.output, _HELDOUT: self.heldout_output}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a job; unknown flags are passed on to Beam."""
     parser = argparse.ArgumentParser(
         prog="python -m vocap.count_beam",
         description="Counts script runs with Apache Beam, which gets all flags not listed here.",
@@ -113,14 +106,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def count(job: Job, beam_flags: Sequence[str]) -> None:
-    """Run a job and wait for its end.
+    """Run a job with the runner and options in `beam_flags`, and wait for its end.
 
-    Args:
-      beam_flags: the runner and its options, as on Beam's command lines.
-
-    Raises:
-      ValueError: Beam is not installed, an input does not exist, an output does, or the runner has
-        lost some of the text.
+    Raises ValueError if Beam is not installed, an input does not exist, an output does, or the
+    runner has lost some of the text.
     """
     with packages.needed("Apache Beam", "beam"):
         import apache_beam as beam
@@ -174,9 +163,9 @@ def _tasks(job: Job) -> list[Task]:
 
 
 def _count(task: Task, job: Job) -> Iterator[Block]:
-    """Yield the counted runs of a text as blocks, and write down how many sentences it has.
+    """Yield the counted runs of a text as blocks, and write a file with its number of sentences.
 
-    All comes from this one call: some runners take nothing of what a bundle has at its end.
+    One call does it all, since some runners drop what a bundle emits at its end.
     """
     heldout = run_tables.HeldOut(job.heldout_fraction, job.heldout_seed)
     counters = {text: runs.RunCounter() for text in job.outputs}
@@ -212,7 +201,7 @@ def _sentences_of(task: Task) -> Iterator[str]:
     assert kind is not None
     with _opened(path) as raw, _OPENERS[kind[2]](raw) as file:
         if start:
-            # From one byte before, so that a line that begins at `start` is not taken for a rest.
+            # One byte earlier, so that a line that begins at `start` is read and not skipped.
             file.seek(start - 1)
             start += len(file.readline()) - 1
         while (kind[2] or start < end) and (line := file.readline()):
@@ -221,11 +210,7 @@ def _sentences_of(task: Task) -> Iterator[str]:
 
 
 def _check_counted(job: Job, tasks: Sequence[Task]) -> None:
-    """Compare the sentences of the tables with those of the text.
-
-    Raises:
-      ValueError: they differ; the tables are removed.
-    """
+    """Compare sentences of tables and text; if they differ, remove the tables, raise ValueError."""
     from apache_beam.io.filesystems import FileSystems
 
     for text, folder in job.outputs.items():
@@ -251,7 +236,6 @@ def _check_counted(job: Job, tasks: Sequence[Task]) -> None:
 
 
 def _sentences(line: str, is_json: bool) -> list[str]:
-    """Return the sentences of a line of text."""
     texts = [line]
     if is_json and line.strip():
         record = json.loads(line)
@@ -283,7 +267,6 @@ def _table(num_sentences: int, entries: Iterable[run_tables.Entry]) -> bytes:
 
 
 def _write_part(part: tuple[tuple[str, int], Iterable[bytes]], job: Job) -> None:
-    """Sum the blocks of a part and write its table."""
     from apache_beam.io.filesystems import FileSystems
 
     (text, number), blocks = part

@@ -8,16 +8,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Curve:
-    """A language's vocabularies at growing sizes, with the ALP of each.
-
-    The language's required characters are in each of its vocabularies.
+    """A language's vocabularies at growing sizes; each holds the language's required characters.
 
     Attributes:
       sizes: [S] numbers of pieces, strictly ascending.
       alp: [S] average log probability (Eq. 1) at each size, nats per sentence.
-      pieces: [P] all pieces that occur in any of the vocabularies, each once.
+      pieces: [P] all distinct pieces, kept once since vocabularies have most in common.
       members: [S] int32 arrays of sizes[s] distinct indices into `pieces`, highest probability
-        first. Vocabularies have most pieces in common, so strings are kept once.
+        first.
     """
 
     sizes: tuple[int, ...]
@@ -42,9 +40,9 @@ class Curve:
 def concave_envelope(sizes: Sequence[int], alp: Sequence[float]) -> list[int]:
     """Return the indices of the vertices of the upper concave envelope of the points (size, ALP).
 
-    Measured curves are not everywhere concave, and a greedy step that looks one size ahead stalls
-    at a small gain that hides a large one. On the envelope the gain per piece never increases,
-    which makes the greedy choice optimal.
+    Measured curves are not everywhere concave: a greedy step that looks one size ahead stalls at a
+    small gain that hides a large one. On the envelope the gain per piece never increases, which
+    makes the greedy choice optimal.
     """
     kept: list[int] = []
     for i in range(len(sizes)):

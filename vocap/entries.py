@@ -1,4 +1,4 @@
-"""Entries of a cache: files with digests beside them, by which damaged ones are found."""
+"""Entries of a cache: files with digests beside them, which reveal damage."""
 
 import contextlib
 import hashlib
@@ -19,10 +19,9 @@ def written(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def is_whole(path: pathlib.Path) -> bool:
-    """Whether an entry is there as it was written under this name; any other one is removed.
+    """Whether an entry is intact under this name; a damaged or foreign one is removed.
 
-    Raises:
-      OSError: what is there is no regular file, or cannot be read.
+    Raises OSError if the path is no regular file, or cannot be read.
     """
     for one in (path, _beside(path)):
         artifacts.check_replaceable(one)

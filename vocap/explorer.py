@@ -1,7 +1,6 @@
-"""Explorer of the allocation: one page with the course of Algorithm 1 for a grid of beta.
+"""Explorer of the allocation: a self-contained page with the course of Algorithm 1 per beta.
 
-The page needs neither a network nor anything beside it. Along T an allocation is a cut through one
-course, so that it is exact; for beta there is one course each of `BETAS`.
+Any T is a cut through one course, so allocations along T are exact.
 """
 
 import json
@@ -22,12 +21,7 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings) -> str:
-    """Return the explorer of a build by the method "vocap" as HTML.
-
-    Args:
-      record: of the build, see `vocap.record`.
-      settings: of the build; its beta joins the grid.
-    """
+    """Return the explorer of a build by "vocap" as HTML; `settings.beta` joins the grid."""
     courses = trace_courses(
         {name: one.vocabularies.curve for name, one in vocabulary.languages.items()},
         {name: one.probability for name, one in vocabulary.languages.items()},
@@ -37,11 +31,7 @@ def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: Vocabul
 
 
 def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
-    """Return all that the page shows, JSON-serialisable.
-
-    A course is the index of each step's language, and by how much the step changes the number of
-    distinct pieces.
-    """
+    """Return the page's data for JSON; a course is each step's language and change of pieces."""
     settings, languages = record["settings"], record["languages"]
     indices = {name: i for i, name in enumerate(languages)}
     return {

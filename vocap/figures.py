@@ -27,7 +27,6 @@ def rows(names: Sequence[str], row: float = _ROW) -> tuple[plt.Figure, plt.Axes]
 
 
 def name_rows(axes: plt.Axes, names: Sequence[str]) -> None:
-    """Give a panel a row for each name, the first at the top."""
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)

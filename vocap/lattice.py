@@ -1,8 +1,8 @@
 """Segmentations of a text into pieces: expected counts, best paths, second-best paths.
 
 A text's lattice has a node between any two characters and an arc for every piece that matches
-there. The arcs are laid out in the order of the text, so each pass reads memory sequentially.
-Every position has an arc of one character, if only an unknown one, so every text has a path.
+there. Arcs follow the order of the text, so each pass reads memory sequentially. Every position has
+an arc of one character, if only an unknown one, so every text has a path.
 """
 
 import dataclasses
@@ -23,12 +23,11 @@ _TINY, _HUGE = 1e-250, 1e250
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """All matches of pieces in a text.
+    """All matches of pieces in a text of N runs and C characters.
 
-    Attributes:
-      offsets: [N + 1] int64 start of each run.
-      begins: [C + 1] int64 start of the arcs of each position.
-      arcs: [M] uint32 piece << LENGTH_BITS | length - 1, shorter ones first.
+    `offsets` [N + 1] int64 are the starts of the runs, `begins` [C + 1] int64 the starts of the
+    arcs of each position. `arcs` [M] uint32 are piece << LENGTH_BITS | length - 1, shorter ones
+    first.
     """
 
     offsets: np.ndarray
@@ -38,17 +37,11 @@ class Lattice:
     def expected_counts(
         self, log_probs: np.ndarray, lengths: np.ndarray, weights: np.ndarray, nats: float
     ) -> tuple[np.ndarray, float]:
-        """Compute the expected counts of the pieces under the unigram model (E-step).
+        """Compute expected counts [V] float64 of pieces (E-step), and the log-likelihood in nats.
 
-        Args:
-          log_probs: [V] natural-log probability of each piece; -inf excludes it, provided that
-            every run still has a path.
-          lengths: [V] characters of each piece.
-          weights: [N] float64 count of each run.
-          nats: approximate negative log-likelihood per character; keeps numbers in range.
-
-        Returns:
-          The expected counts [V] float64, and the log-likelihood of the weighted runs in nats.
+        `log_probs` [V] are natural logs; -inf excludes a piece, provided that every run still has a
+        path. `lengths` [V] count characters, `weights` [N] float64 the occurrences of each run.
+        `nats`, an approximate negative log-likelihood per character, keeps numbers in range.
         """
         with np.errstate(over="ignore"):  # overflowing runs are redone in logarithms
             scaled = np.exp(log_probs + nats * lengths)
@@ -80,13 +73,11 @@ class Paths:
 
 @dataclasses.dataclass(frozen=True)
 class Trie:
-    """A set of pieces as an open-addressing hash of (node, character) -> node.
+    """A set of V = `num_pieces` pieces as an open-addressing hash of (node, character) -> node.
 
-    Attributes:
-      keys: [H] int64, node << 21 | character, or -1 in a free slot; H is a power of two.
-      children: [H] int32 child node of each key.
-      piece_of_node: [N] int32 index of the piece that ends at a node, or -1.
-      num_pieces: V.
+    `keys` [H] int64 are node << 21 | character, or -1 in a free slot; H is a power of two.
+    `children` [H] int32 are the child nodes, `piece_of_node` [N] int32 the piece that ends at each
+    node, or -1.
     """
 
     keys: np.ndarray
@@ -95,10 +86,7 @@ class Trie:
     num_pieces: int
 
     def match(self, text: Text) -> Lattice:
-        """Find all matches of pieces in a text.
-
-        A character that is not a piece gets an arc of the piece `num_pieces`, the unknown.
-        """
+        """Find all matches in a text; a character that is no piece gets an arc of `num_pieces`."""
         begins, arcs = _match(
             text.characters, text.offsets,
             self.keys, self.children, self.piece_of_node, self.num_pieces,
@@ -107,11 +95,7 @@ class Trie:
 
 
 def build_trie(pieces: Sequence[str]) -> Trie:
-    """Build the trie of distinct, non-empty `pieces`; piece i keeps the index i.
-
-    Raises:
-      ValueError: a piece is longer than `MAX_PIECE_LENGTH`.
-    """
+    """Build the trie of distinct pieces of 1 to `MAX_PIECE_LENGTH` characters; piece i keeps i."""
     longest = max(pieces, key=len, default="")
     if len(longest) > MAX_PIECE_LENGTH:
         raise ValueError(
@@ -205,7 +189,6 @@ def _keep(begins, arcs, new_ids):
 
 @numba.njit(cache=True)
 def _longest(offsets):
-    """Return the number of characters of the longest run."""
     longest = 0
     for run in range(len(offsets) - 1):
         longest = max(longest, offsets[run + 1] - offsets[run])
@@ -247,7 +230,7 @@ def _add_expected_in_logs(
 def _expected_counts(offsets, begins, arcs, weights, log_probs, scaled, nats):
     """Run forward-backward with probabilities scaled by exp(nats) per character.
 
-    Ten times faster than in logarithms; only runs that leave the range of floats fall back to them.
+    Ten times faster than logarithms, to which only runs outside the range of floats fall back.
     """
     counts = np.zeros(len(log_probs))
     longest = _longest(offsets)
@@ -340,8 +323,7 @@ def changed_counts(
 ):  # fmt: skip
     """Segment the `affected` runs again under other `scores` and correct `counts` in place.
 
-    Removing a piece that is on no best path changes no best path, so after the removal of a few
-    pieces most runs keep theirs.
+    Removing a piece changes only the best paths that hold it, so most runs keep theirs.
     """
     longest = _longest(offsets)
     best = np.empty(longest + 1)
@@ -361,18 +343,15 @@ def changed_counts(
 def second_best(begins, arcs, scores, piece_begins, piece_lengths, counts, unknown_as):
     """Segment the string of each piece without the piece itself (second-best path).
 
-    One occurrence of each piece in the text is used.
-
     Args:
-      begins, arcs: of the lattice of a text.
-      scores: [V] scores, -inf for excluded pieces.
-      piece_begins, piece_lengths: [V] position in the text and length of an occurrence of each.
+      scores: [V], -inf for excluded pieces.
+      piece_begins, piece_lengths: [V] position and length of one occurrence of each piece.
       counts: [V] occurrences of each piece in the best segmentation of the text.
-      unknown_as: [V] the piece whose count is used for a piece's.
+      unknown_as: [V] the piece whose count is used for each piece.
 
     Returns:
       Score of the best other path [V], its number of pieces [V] int32, and the sum over them of
-      log(count + the count of the piece itself) [V]. Characters have no other path: -inf, 0, 0.
+        log(count + the count of the piece itself) [V]. Characters have no other path: -inf, 0, 0.
     """
     best = np.empty(MAX_PIECE_LENGTH + 1)
     back = np.empty(MAX_PIECE_LENGTH + 1, np.uint32)

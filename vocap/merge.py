@@ -23,19 +23,10 @@ _SCORE_STEPS = 1024  # per nat, see `write_model`
 def fit_scores(
     pieces: Sequence[str], initial_log_probs: np.ndarray, text: RunTable, num_iterations: int
 ) -> np.ndarray:
-    """Fit unigram log probabilities of a fixed set of pieces by variational EM.
+    """Fit natural-log unigram probabilities [V] float64 of a fixed set of pieces by variational EM.
 
-    The M-step is SentencePiece's, log p = digamma(count) - digamma(sum of counts), which gives
-    rare pieces less than their share (a sparse Dirichlet prior).
-
-    Args:
-      pieces: [V] distinct pieces.
-      initial_log_probs: [V] initial values of EM.
-      text: the corpus, a `runs.mixture`.
-      num_iterations: EM iterations; 4 or 5 suffice for convergence.
-
-    Returns:
-      [V] float64 natural-log probabilities.
+    The M-step is SentencePiece's, log p = digamma(count) - digamma(sum of counts), which gives rare
+    pieces less than their share (a sparse Dirichlet prior). 4 or 5 iterations converge.
     """
     matches = lattice.build_trie(pieces).match(text.text)
     weights = text.counts.astype(np.float64)
@@ -54,22 +45,13 @@ def fit_scores(
 
 
 def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) -> bytes:
-    """Serialise a SentencePiece model: the specials, then pieces by descending score.
+    """Serialise a ModelProto: ids 0-4 are `SPECIALS`, then pieces by descending score.
 
-    Scores are rounded to 1/1024 nat. Sums of such numbers are exact in the 32-bit floats that
-    SentencePiece adds them in, so that paths of equal score stay equal in any order of the pieces,
-    and every library that reads the model breaks ties alike.
-
-    Args:
-      pieces: [V] distinct pieces without specials.
-      scores: [V] natural-log probabilities; of `BPE` any numbers, the larger the earlier merged.
-      kind: `UNIGRAM` or `BPE`.
-
-    Returns:
-      The serialised ModelProto; ids 0-4 are `SPECIALS`, piece ids follow.
-
-    Raises:
-      ValueError: a piece is empty, repeated, or equal to a special token.
+    Scores are natural-log probabilities; for `BPE` any numbers, the larger the earlier merged. They
+    are rounded to 1/1024 nat, since sums of such numbers are exact in the 32-bit floats of
+    SentencePiece. So paths of equal score stay equal in any order of the pieces, and every library
+    that reads the model breaks ties alike. Raises ValueError if a piece is empty, repeated, or
+    equal to a special token.
     """
     occurrences = collections.Counter([*pieces, *SPECIALS, ""])
     wrong = [piece for piece, count in occurrences.items() if count > 1]
@@ -103,8 +85,7 @@ def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) 
 def _trained_normalizer_spec() -> model_pb2.NormalizerSpec:
     """Return the normaliser spec of a minimal trained model, with its compiled character map.
 
-    A spec without the map loads silently and does not normalise, and SentencePiece has no API for
-    the map alone; the smallest possible training yields it.
+    A spec without the map loads silently and does not normalise, and no API offers the map alone.
     """
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(

@@ -3,12 +3,12 @@
 - vocap: Algorithm 1.
 - proportional, uniform: languages grow in proportion to q, or equally.
 - joint: one training on the mixture of all languages, as for XLM-R.
-- clustered: languages with similar vocabularies are trained together, and each cluster gets the
-  capacity that VoCap gives its languages, as for XLM-V.
+- clustered: one training per cluster of languages with similar vocabularies, as for XLM-V. A
+  cluster has the capacity that VoCap gives its languages.
 - bpe: byte-pair encoding of the mixture of all languages, as for the models before XLM-R.
 
-All meet the same target exactly. Their pieces are scored by the same EM afterwards, but those of
-bpe by the order of their merges, which also segments text.
+All meet the same target exactly. The same EM then scores their pieces, except those of bpe: the
+order of their merges is their score, which also segments text.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ class Choice:
     """The pieces of a joint vocabulary.
 
     Attributes:
-      pieces: exactly as many distinct pieces as were asked for, in code point order.
-      initial_scores: [V] float64: log probabilities, the initial values of EM; of bpe the final
-        scores, the larger the earlier merged.
+      pieces: exactly as many distinct pieces as the budget, in code point order.
+      initial_scores: [V] float64: initial log probabilities of EM; for bpe the final scores, the
+        larger the earlier merged.
       allocation: sizes per language, or per cluster; None for joint and bpe.
       groups: languages trained together, by the names that `allocation` uses.
-      kind: of the model of these pieces, `UNIGRAM` or `BPE`.
+      kind: `UNIGRAM` or `BPE`.
     """
 
     pieces: tuple[str, ...]
@@ -65,18 +65,11 @@ def choose(
     train_merges: TrainMerges,
     initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
-    """Choose the pieces by one of `METHODS`.
+    """Choose the pieces by one of `METHODS`; raise ValueError if the budget cannot be met.
 
-    Args:
-      probabilities: q_i of each language (Eq. 3).
-      beta: exponent of q_i in VoCap's objective (Eq. 2).
-      num_clusters: k of "clustered".
-      train_together: trains on the mixture of several languages, for "joint" and "clustered".
-      train_merges: trains on the mixture of all languages, for "bpe".
-      initial_sizes: sizes that languages begin at, for "vocap"; see `allocation.allocate`.
-
-    Raises:
-      ValueError: the budget cannot be met.
+    `probabilities` are q_i of Eq. 3 and `beta` their exponent in Eq. 2. `num_clusters` and
+    `train_together` serve "clustered", `train_together` also "joint", `train_merges` "bpe", and
+    `initial_sizes` "vocap" (see `allocation.allocate`).
     """
     if method == "joint":
         return _joint(vocabularies, budget, train_together)
@@ -127,8 +120,8 @@ def _clustered(
     """Choose as in XLM-V (Liang et al. 2023): k-means of languages, one training per cluster.
 
     A cluster's capacity is the sum of its languages' VoCap allocations. Clusters share pieces, so
-    their union falls short of the sum of the capacities; they grow on in proportion until it has
-    the size asked for.
+    their union falls short of the sum of capacities. They grow in proportion until it meets the
+    budget.
     """
     curves = {language: v.curve for language, v in vocabularies.items()}
     capacity_of = allocate(curves, probabilities, beta=beta, budget=budget).sizes
@@ -191,7 +184,6 @@ def _allocated(
     probabilities: Mapping[str, float],
     groups: dict[str, tuple[str, ...]],
 ) -> Choice:
-    """Convert an allocation to languages or clusters to a choice of pieces."""
     initial = _initial(allocation, vocabularies, probabilities)
     return Choice(allocation.pieces, initial, allocation, groups)
 

@@ -1,14 +1,14 @@
 """Unigram vocabularies of every size in one training: trunk and cut.
 
-SentencePiece's unigram training starts from up to a million seeds and repeats: two EM iterations,
-then the pieces whose loss costs the likelihood least are pruned, a quarter of them or the excess
-over 1.1 t, whichever is less. Up to its last prune it does not depend on the target size t. So one
-training without a target, the trunk, serves all: each target cuts the ranking of the trunk at its
-own last prune, and then takes its required characters and the pieces of the highest score.
+SentencePiece's unigram training starts from up to a million seeds and alternates two EM iterations
+with a prune of the pieces that cost the likelihood least: a quarter, or the excess over 1.1 t if
+that is less. Only the last prune depends on the target size t. So one training without a target,
+the trunk, serves all sizes: each target cuts the trunk's ranking at its own last prune, then takes
+its required characters and the best-scored pieces.
 
-Departures from SentencePiece 0.2.3, besides those of `seeds`, are below its own rounding: sums are
-in double precision, which decides near-ties, and its last check for pieces that no text can reach
-is omitted, since the preceding prune has just removed those.
+Besides those of `seeds`, differences from SentencePiece 0.2.3 are below its own rounding. Sums are
+in double precision, which decides near-ties. Its last check for pieces that no text can reach is
+omitted, since the preceding prune has just removed those.
 """
 
 import dataclasses
@@ -31,12 +31,10 @@ _PENALTY_STEP = 1e-4  # distinguishes the scores of characters that are added ba
 
 @dataclasses.dataclass(frozen=True)
 class SizedVocabulary:
-    """One cut: pieces [S], their scores, and their counts in the best segmentation.
+    """One cut, highest score first, with its best segmentation of the text.
 
-    Attributes:
-      ids: [S] int32 pieces of `NestedVocabularies.pieces`, highest score first.
-      log_probs: [S] float64 natural-log probabilities.
-      counts: [S] float64 occurrences in the best segmentation of the text.
+    `ids` [S] int32 index `NestedVocabularies.pieces`; `log_probs` [S] float64 are natural logs and
+    `counts` [S] float64 occurrences in that segmentation.
     """
 
     ids: np.ndarray
@@ -46,13 +44,10 @@ class SizedVocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class NestedVocabularies:
-    """Vocabularies of one text.
+    """Vocabularies of one text by ascending size, and the distinct `pieces` of all of them.
 
-    Attributes:
-      pieces: the distinct pieces of all vocabularies.
-      vocabularies: by ascending size.
-      num_required: number of characters that every vocabulary holds.
-      num_unknown: occurrences of other characters in the text.
+    Every vocabulary holds the `num_required` characters. Other characters occur `num_unknown`
+    times.
     """
 
     pieces: tuple[str, ...]
@@ -69,12 +64,7 @@ def train(
     max_piece_length: int,
     max_seeds: int,
 ) -> NestedVocabularies:
-    """Train the vocabularies of all feasible sizes.
-
-    Args:
-      sizes: wanted numbers of pieces, the unknown piece on top of each.
-      character_coverage: share of the characters that must be pieces of their own.
-    """
+    """Train the vocabularies of all feasible `sizes`, which do not count the unknown piece."""
     text = cover(table, character_coverage)
     size = len(text.alphabet)
     targets = sorted(target for target in set(sizes) if target >= size > 0)
@@ -115,13 +105,10 @@ def _desired(target: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Ranking:
-    """Ranking of the pieces for a prune.
+    """Ranking of the pieces for a prune, and the best segmentation `paths` of the text.
 
-    Attributes:
-      kept: pieces that are never pruned, characters in use.
-      candidates: the other pieces in use, the largest loss first.
-      shrunk: number of pieces left by a prune without a target.
-      paths: the best segmentation of the text.
+    `kept` are the characters in use, which are never pruned; `candidates` the other pieces in use,
+    the largest loss first. A prune without a target leaves `shrunk` pieces.
     """
 
     kept: np.ndarray
@@ -130,7 +117,6 @@ class _Ranking:
     paths: lattice.Paths
 
     def first(self, size: int) -> np.ndarray:
-        """Return the `size` pieces that a prune keeps."""
         return np.concatenate([self.kept, self.candidates[: max(size - len(self.kept), 0)]])
 
     def is_last_for(self, desired: int) -> bool:
@@ -141,8 +127,8 @@ class _Ranking:
 class _Trunk:
     """The training without a target: pieces, scores, and the lattice of the text.
 
-    Pieces 0 to A - 1 are the characters. When they drop out of the model they stay in the lattice
-    as unknown, so that every text has a path.
+    Pieces 0 to A - 1 are the characters. Those that drop out of the model stay in the lattice as
+    unknown, so that every text has a path.
     """
 
     def __init__(self, text: TrainingText, seeds: Seeds) -> None:
@@ -200,7 +186,6 @@ class _Trunk:
         )
 
     def prune(self, ranking: _Ranking) -> None:
-        """Keep three quarters of the pieces, those of the largest loss."""
         stays = np.zeros(len(self._in_model), bool)
         stays[ranking.first(ranking.shrunk)] = True
         self._restrict(stays)

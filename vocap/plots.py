@@ -155,10 +155,7 @@ def _per_thousand(gain: float) -> float:
 
 
 def _envelope_gains(one: Mapping[str, Any], beta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return sizes on the concave envelope [N], and the gain per 1,000 pieces after each [N].
-
-    The last gain repeats the one before; NaN where nothing is gained.
-    """
+    """Return envelope sizes [N] and the gain per 1,000 pieces after each [N]; the last repeats."""
     vertices = concave_envelope(one["sizes"], one["alp"])
     sizes, alp = np.array(one["sizes"])[vertices], np.array(one["alp"])[vertices]
     gains = 1000 * one["probability"] ** beta * np.diff(alp) / np.diff(sizes)
@@ -174,11 +171,10 @@ def _cut_line(draw, record: Record) -> None:
 def _lines(
     record: Record, draw: Callable[..., float], *, sharey: bool = False
 ) -> tuple[Any, Sequence[Any]]:
-    """Draw the languages over log sizes: in one panel, or in one per third of them.
+    """Draw the languages over log sizes, in one panel or in one per third of them.
 
-    Args:
-      draw: draws a language, given a panel, its record and its style; returns the last value, by
-        which the legend beside the panel is sorted.
+    `draw` takes a panel, a language's record and a style; it returns the value that sorts the
+    legend.
     """
     languages = by_amount(record)
     parts = {"": languages}
@@ -195,7 +191,7 @@ def _lines(
         axes.set_title(title, fontsize=10)
         axes.set_xscale("log")
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-        # Ten colours, then the same colours with other dash patterns, then all again.
+        # Ten colours, then the same ten with the next dash pattern.
         dashes = itertools.cycle(itertools.product(("-", "--", ":", "-."), range(10)))
         ends = {}
         for (language, one), (dash, i) in zip(part, dashes, strict=False):

@@ -41,7 +41,7 @@ class _Cluster(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """What later stages read of a record."""
+    """The fields of a record that later stages read."""
 
     pieces: Count
     languages: Annotated[dict[Name, _Language], msgspec.Meta(min_length=1)]
@@ -49,11 +49,7 @@ class _Record(msgspec.Struct):
 
 
 def read(path: pathlib.Path) -> Record:
-    """Read the record of a build.
-
-    Raises:
-      ValueError: it is not as declared, or a language's size is none that was trained.
-    """
+    """Read the record of a build; raise ValueError if it is malformed or has an untrained size."""
     remedy = "copy it again, or run build_vocab.py again"
     found: Record = declarations.read_plain(path, _Record, remedy=remedy)
     for language, one in found["languages"].items():

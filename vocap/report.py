@@ -1,7 +1,4 @@
-"""Report of a vocabulary: its decisions, their reasons, and its held-out scores.
-
-It depends on the build's record (`vocap.record`) alone.
-"""
+"""Report of a build from its record (`vocap.record`): decisions, reasons, and held-out scores."""
 
 import logging
 import pathlib
@@ -81,11 +78,7 @@ stopping there. Steps go past them."""
 def write_report(
     folder: pathlib.Path, vocabulary: BuiltVocabulary, settings: VocabularySettings
 ) -> None:
-    """Write allocation.json, report.md, its plots and report.html into `folder`.
-
-    Files of an earlier build that this report does not use are removed: plots, and the explorer,
-    which a build by another method than "vocap" has no use for.
-    """
+    """Write allocation.json, report.md, plots and report.html; remove those of an earlier build."""
     record = allocation_record(vocabulary, settings)
     remove(folder)
     artifacts.write_json(folder / "allocation.json", record)
@@ -98,7 +91,6 @@ def write_report(
 
 
 def write_page(folder: pathlib.Path, record: Record) -> None:
-    """Write report.md and its plots into `folder`."""
     from vocap import plots  # matplotlib, which nothing else here needs
 
     text = page(record)
@@ -109,7 +101,7 @@ def write_page(folder: pathlib.Path, record: Record) -> None:
 
 
 def remove(folder: pathlib.Path) -> None:
-    """Remove the report of an earlier build, which `folder` holds another vocabulary than."""
+    """Remove the report of an earlier build, whose vocabulary `folder` no longer holds."""
     for name in ("allocation.json", "report.md", EXPLORER, *_PLOTS):
         (folder / name).unlink(missing_ok=True)
 
@@ -119,7 +111,6 @@ def _has_explorer(record: Record) -> bool:
 
 
 def page(record: Record) -> str:
-    """Return the report as Markdown."""
     method, unit = record["settings"]["method"], "cluster" if record["clusters"] else "language"
     images = {name: f"![{title}]({name})" for name, (_, title) in _PLOTS.items()}
     parts = [

@@ -136,7 +136,6 @@ def _few_seeds(record: Record) -> Iterator[str]:
 
 
 def _better_methods(record: Record) -> Iterator[str]:
-    """Warn of methods that do better on held-out text."""
     names, scores, found = methods(record), record["scores"], []
     for method in names[1:]:
         gains = [

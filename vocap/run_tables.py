@@ -1,11 +1,11 @@
 """Files of run counts: sorted, mergeable, written with bounded memory.
 
 A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the normaliser and
-the number of sentences; then comes one line per distinct run, `run TAB count TAB follow` (see
+the number of sentences. Then comes one line per distinct run, `run TAB count TAB follow` (see
 `runs.RunTable`), in code point order. The normaliser leaves neither tabs nor line feeds in a run.
 
 Tables of parts of a text merge into the table of the whole text, byte for byte, in any order and
-any grouping: counts add up, and `follow` is mixed where the parts differ.
+grouping: counts add up, and `follow` becomes `MIXED` where the parts differ.
 """
 
 import array
@@ -45,7 +45,7 @@ _LINE = re.compile(
 _LINES_AT_ONCE = 10_000
 _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
-# Text has runs of some characters, and compresses to a fifth; others would take all memory.
+# Runs of text are short, and text compresses to a fifth. Other files could exhaust memory.
 _MAX_LINE_BYTES, _MAX_RATIO, _UNCHECKED_BYTES = 1 << 26, 100, 1 << 26
 _BATCH_SENTENCES = 20_000
 _BATCH_CHARACTERS = 4_000_000
@@ -63,7 +63,6 @@ class Size(NamedTuple):
 
 
 def write_table(path: Path, table: runs.RunTable) -> None:
-    """Write a table atomically."""
     packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
     entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
@@ -71,12 +70,7 @@ def write_table(path: Path, table: runs.RunTable) -> None:
 
 
 def read_table(path: Path) -> runs.RunTable:
-    """Read a table.
-
-    Raises:
-      ValueError: the file is no table, is of another version, or damaged; the message names the
-        line.
-    """
+    """Read a table; raise ValueError, with the line, if it is damaged or of another version."""
     # Growing buffers, since lists of Python objects would take several times the table's memory.
     characters, lengths = bytearray(), array.array("q")
     counts, follow = array.array("q"), array.array("h")
@@ -104,11 +98,9 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     """Merge tables into one in constant memory; many tables are merged in rounds.
 
     Files called `NAME-00003-of-00032.runs.gz`, also with `_` or `.` behind NAME, are parts of one
-    table and must all be given. Those called `NAME.heldout.runs.gz` are of text that was held out.
-
-    Raises:
-      ValueError: no table is given, parts are missing, only some tables are of held-out text, or a
-        table is malformed (see `read_table`).
+    table. `NAME.heldout.runs.gz` is a table of held-out text. Raises ValueError if there is no
+    table, parts are missing, only some tables are of held-out text, or one is malformed (see
+    `read_table`).
     """
     tables = [pathlib.Path(path) for path in paths]
     if not tables:
@@ -131,12 +123,7 @@ def _merge_in_rounds(tables: Sequence[pathlib.Path], out: pathlib.Path) -> Size:
 
 
 def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> Size:
-    """Count the runs of text that need not fit into memory, and write their table.
-
-    Args:
-      out: the table's file.
-      max_runs: approximate number of runs held in memory; the table does not depend on it.
-    """
+    """Count text larger than memory into a table, with about `max_runs` runs in memory at once."""
     with BoundedCounter(out, max_runs) as counter:
         for batch in batches(sentences):
             counter.add(batch)
@@ -150,10 +137,7 @@ def count_split(
     heldout_out: Path,
     max_runs: int = DEFAULT_MAX_RUNS,
 ) -> tuple[Size, Size]:
-    """Count text and its held-out part into separate tables.
-
-    The arguments are those of `count_to_table`; `max_runs` limits each of the two.
-    """
+    """Count text and its held-out part into separate tables, each with `max_runs` in memory."""
     with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
         for batch in batches(sentences):
             batch_kept, batch_aside = heldout.split(batch)
@@ -169,12 +153,7 @@ def count_groups(
     heldout_out: Path,
     max_runs: int = DEFAULT_MAX_RUNS,
 ) -> tuple[Size, Size]:
-    """Count text, and what is held out of it, into separate tables.
-
-    Args:
-      groups: sentences, and whether they are held out.
-      out, heldout_out, max_runs: as `count_split`.
-    """
+    """Count groups of sentences, each with whether it is held out, as `count_split` does."""
     waiting: tuple[list[str], list[str]] = ([], [])
     characters = [0, 0]
     with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
@@ -193,10 +172,7 @@ def count_groups(
 
 
 class BoundedCounter:
-    """Counter of runs with bounded memory; it spills partial tables to files beside the table.
-
-    A context manager, which removes the temporary files at exit.
-    """
+    """Counter of runs with bounded memory: a context manager with temporary tables beside `out`."""
 
     def __init__(self, out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> None:
         if max_runs < 1:
@@ -215,7 +191,6 @@ class BoundedCounter:
         self._cleanup.close()
 
     def add(self, sentences: Sequence[str]) -> None:
-        """Count a batch of sentences; see `batches`."""
         self._counter.add(sentences)
         if len(self._counter) <= self._max_runs:
             return
@@ -225,7 +200,6 @@ class BoundedCounter:
             self._spill(packed)
 
     def write(self) -> Size:
-        """Write the table of all text added, atomically."""
         packed = self._counter.packed()
         if self._parts:
             self._spill(packed)
@@ -243,18 +217,13 @@ class BoundedCounter:
 
 
 class HeldOut:
-    """Choice of the sentences to hold out, by a hash of their normalised text.
+    """Choice of the sentences to hold out: a `fraction` in [0, 1) of the distinct normalised ones.
 
-    The choice does not depend on a sentence's position or on the division of the text into files,
-    and repetitions share it. A larger fraction holds out a superset of a smaller one.
+    A hash of the text decides, so the choice does not depend on positions or files, and repetitions
+    share it. A larger fraction holds out a superset of a smaller one.
     """
 
     def __init__(self, fraction: float, seed: int = 0) -> None:
-        """Initialise the choice.
-
-        Args:
-          fraction: share of the distinct sentences to hold out, in [0, 1).
-        """
         if not 0 <= fraction < 1:
             raise ValueError(f"heldout_fraction is {fraction}, must be at least 0 and below 1")
         self._limit = math.floor(fraction * 2**64).to_bytes(8, "big")
@@ -262,7 +231,6 @@ class HeldOut:
         self._normalize = runs.normalizer().normalize
 
     def split(self, sentences: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Split sentences into those to count and those held out."""
         sides: tuple[list[str], list[str]] = ([], [])
         for sentence, normalized in zip(sentences, self._normalize(list(sentences)), strict=True):
             digest = hashlib.blake2b(normalized.encode(), digest_size=8, key=self._key).digest()
@@ -287,13 +255,7 @@ def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
 def write_entries(
     file: BinaryIO, num_sentences: int, entries: Iterable[Entry], compression: int = _COMPRESSION
 ) -> Size:
-    """Write a table's bytes.
-
-    Args:
-      num_sentences: see `runs.RunTable`.
-      entries: distinct runs, ascending.
-      compression: gzip's level.
-    """
+    """Write a table's bytes from distinct, ascending `entries`; `compression` is gzip's level."""
     num_runs, remaining = 0, iter(entries)
     # Neither name nor time in the gzip header, so that equal tables give equal bytes.
     with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
@@ -306,16 +268,10 @@ def write_entries(
 
 
 def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
-    """Read a table's bytes, run by run.
+    """Return the number of sentences of a table, and an iterator over its entries in order.
 
-    Args:
-      file: the table; must stay open while the entries are read.
-
-    Returns:
-      The number of sentences, and the entries in order.
-
-    Raises:
-      ValueError: as `read_table`, also from the iterator.
+    `file` must stay open while the entries are read. Raises as `read_table`, also from the
+    iterator.
     """
     lines = _lines(file, name)
     header = next(lines, b"")
@@ -378,7 +334,6 @@ def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -
 
 
 def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Yield sorted entries, with those of the same run merged."""
     current = next(entries, None)
     if current is None:
         return
@@ -430,7 +385,6 @@ def _check_kinds(paths: Sequence[pathlib.Path]) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a hidden temporary folder beside the output file."""
     folder = artifacts.aside_of(out)
     with artifacts.made_parents(out):
         folder.mkdir()

@@ -1,9 +1,9 @@
 """Script runs with counts: sufficient statistics of a text for training, ALP and EM.
 
-A piece of a unigram vocabulary never crosses a space or a change of Unicode script, so the best
-segmentation of a sentence is that of its script runs, and a table of distinct runs with counts
-represents the whole corpus exactly. It is smaller than a table of words: punctuation, digits and
-the words they touch are separate runs.
+A piece of a unigram vocabulary never crosses a space or a change of Unicode script. So the best
+segmentation of a sentence is that of its script runs, and distinct runs with counts represent the
+whole corpus exactly. Such a table is smaller than one of words: punctuation, digits and the words
+they touch are separate runs.
 """
 
 import collections
@@ -43,14 +43,12 @@ class Text:
         return len(self.offsets) - 1
 
     def strings(self) -> Iterator[str]:
-        """Yield the strings."""
         joined = self.characters.tobytes().decode("utf-32-le")
         for begin, end in itertools.pairwise(self.offsets.tolist()):
             yield joined[begin:end]
 
 
 def pack(strings: Sequence[str]) -> Text:
-    """Concatenate strings for compiled code."""
     characters = np.frombuffer("".join(strings).encode("utf-32-le"), np.int32)
     lengths = np.fromiter((len(s) for s in strings), np.int64, len(strings))
     return Text(characters, np.concatenate([[0], np.cumsum(lengths)]))
@@ -63,10 +61,9 @@ class RunTable:
     Attributes:
       text: [N] distinct runs in code point order; those after a space begin with `SPACE`.
       counts: [N] int64, occurrences of each run; float64 in a `mixture`.
-      follow: [N] int16, UTF-8 byte that follows the run in its sentence, 0 at the end of a
-        sentence, `MIXED` if it differs among the occurrences. SentencePiece's choice of seeds
-        depends on it (see `seeds`).
-      num_sentences: sentences counted, the |D| of Eq. 1; empty ones do not count.
+      follow: [N] int16, UTF-8 byte after the run: 0 at the end of a sentence, `MIXED` if it differs
+        among occurrences. SentencePiece's choice of seeds depends on it (see `seeds`).
+      num_sentences: non-empty sentences counted, the |D| of Eq. 1.
     """
 
     text: Text
@@ -78,8 +75,7 @@ class RunTable:
     def num_bytes(self) -> float:
         """UTF-8 bytes of the text, one for each space: the n_i of Eq. 3.
 
-        Bytes, since words are ill-defined in scripts without spaces, and since papers publish
-        sizes in bytes.
+        Words would be ill-defined in scripts without spaces, and papers publish sizes in bytes.
         """
         characters = self.text.characters
         sizes = 1 + np.searchsorted((0x80, 0x800, 0x10000), characters, side="right")
@@ -88,16 +84,15 @@ class RunTable:
         return (lengths @ self.counts).item()
 
     def runs(self) -> list[str]:
-        """Return the runs as strings."""
         return list(self.text.strings())
 
 
 def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) -> RunTable:
     """Mix the text of all languages so that language i makes up the share q_i of the bytes.
 
-    The total number of bytes is preserved, so that rare runs stay rare. Counts are float64. A run
-    of several languages has one entry per language, which does not affect results. For a subset of
-    the languages the shares are renormalised.
+    The total number of bytes is preserved, so rare runs stay rare. Counts are float64. A run of
+    several languages has one entry per language, which does not affect results. Shares are
+    renormalised over the languages given.
     """
     languages = sorted(tables)
     total = sum(tables[language].num_bytes for language in languages)
@@ -119,8 +114,8 @@ def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) 
 def most_frequent(table: RunTable, max_characters: int) -> RunTable:
     """Return the most frequent runs of a table, up to `max_characters` in all; 0 for all runs.
 
-    In scripts without spaces most runs occur once, so ties are broken by a hash. The number of
-    sentences is scaled with the text, so that averages over sentences are preserved.
+    A hash breaks ties, since most runs occur once in scripts without spaces. The number of
+    sentences is scaled with the text, which preserves averages over sentences.
     """
     lengths = np.diff(table.text.offsets)
     if not max_characters or lengths.sum() <= max_characters:
@@ -145,8 +140,8 @@ def most_frequent(table: RunTable, max_characters: int) -> RunTable:
 def normalizer() -> spm.SentencePieceNormalizer:
     """Return the text normaliser of every vocabulary here: nmt_nfkc, leading and visible spaces.
 
-    These are the default rules of SentencePiece's trainer, so that the merged model, whose
-    normaliser is copied from a trained one, sees the text that the curves were measured on.
+    These are the defaults of SentencePiece's trainer. The merged model copies its normaliser from a
+    trained one, so it sees the text that the curves were measured on.
     """
     return spm.SentencePieceNormalizer(
         rule_name=NORMALIZER,
@@ -157,7 +152,6 @@ def normalizer() -> spm.SentencePieceNormalizer:
 
 
 def count_runs(sentences: Iterable[str]) -> RunTable:
-    """Count the distinct script runs of `sentences`."""
     counter = RunCounter()
     counter.add(sentences)
     return counter.table()
@@ -178,7 +172,6 @@ class RunCounter:
         return len(self._words) + len(self._runs)
 
     def add(self, sentences: Iterable[str]) -> None:
-        """Count more sentences."""
         remaining = iter(sentences)
         while batch := list(itertools.islice(remaining, _SENTENCES_AT_ONCE)):
             normalized = [sentence for sentence in self._normalize(batch) if sentence]
@@ -194,7 +187,6 @@ class RunCounter:
         return self._runs
 
     def table(self) -> RunTable:
-        """Return the table of everything added."""
         return table_of(self.packed(), self.num_sentences)
 
     def _split_words(self) -> None:
@@ -221,7 +213,6 @@ def pack_count(count: int, follow: int) -> int:
 
 
 def unpack_count(packed: int) -> tuple[int, int]:
-    """Invert `pack_count`."""
     return packed >> _FOLLOW_BITS, packed & _FOLLOW_MASK
 
 

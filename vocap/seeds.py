@@ -1,16 +1,14 @@
 """Seed pieces of unigram training, and their occurrences in the text.
 
-SentencePiece's seeds are the branching substrings in a suffix array over the UTF-8 bytes of the
-sentences: those that occur at least twice and are followed by at least two different bytes. Here
-the suffixes of the distinct script runs are sorted instead, weighted by the counts of the runs; the
-table holds the byte that follows the end of a run. Since a seed is a range of sorted suffixes, its
-occurrences are known without a trie.
+SentencePiece's seeds are the substrings that occur at least twice and are followed by at least two
+different bytes, found in a suffix array over the UTF-8 bytes of the sentences. Here the suffixes of
+distinct script runs are sorted instead, weighted by their counts. A seed is a range of sorted
+suffixes, so its occurrences are known without a trie.
 
 SentencePiece 0.2.3 differs in three details. It counts the suffixes of the last sentence twice
-wherever they end a sentence, so that its seeds depend on the order of sentences. And where an
-uncovered character follows the end of a run, it sees the first byte of its replacement, a block
-character. And it compares coverage in single precision, where all but 1 in 33 million characters
-are as good as all: at a coverage of 1 it loses the rarest characters of a larger text.
+wherever they end a sentence, so its seeds depend on sentence order. After a run that an uncovered
+character follows, it sees the first byte of the replacement, a block character. It compares
+coverage in single precision, so at a coverage of 1 it loses the rarest characters of a larger text.
 """
 
 import dataclasses
@@ -54,11 +52,8 @@ class TrainingText:
 class Seeds:
     """Candidates for pieces: the alphabet first, then substrings by descending count x length.
 
-    Attributes:
-      scores: [P] float64 occurrences x length.
-      begins: [P] int64 start of one occurrence of each piece in `TrainingText.characters`.
-      lengths: [P] int32 number of characters.
-      lattice: all occurrences of the seeds.
+    `scores` [P] float64 are occurrences x length. `begins` [P] int64 is one occurrence of each in
+    `TrainingText.characters`, `lengths` [P] int32 its characters. `lattice` has all occurrences.
     """
 
     scores: np.ndarray
@@ -68,11 +63,7 @@ class Seeds:
 
 
 def cover(table: RunTable, character_coverage: float) -> TrainingText:
-    """Find the characters that must be pieces, and cut the runs at all others.
-
-    The most frequent characters are required, until they make up `character_coverage` of the text;
-    at 1 every character is.
-    """
+    """Require the most frequent characters up to `character_coverage`; cut runs at all others."""
     counts = np.repeat(table.counts, np.diff(table.text.offsets))
     alphabet, inverse = np.unique(table.text.characters, return_inverse=True)
     frequency = np.bincount(inverse, counts, len(alphabet))
@@ -101,15 +92,9 @@ def cover(table: RunTable, character_coverage: float) -> TrainingText:
 
 
 def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:
-    """Find the seed pieces of a text.
+    """Find up to `max_seeds` seeds of up to `max_length` characters.
 
-    Args:
-      text: see `cover`.
-      max_length: longest piece in characters, at most `MAX_PIECE_LENGTH`.
-      max_seeds: most substrings kept, those of the largest count x length.
-
-    Raises:
-      ValueError: the text is too long.
+    Raises ValueError if the text has more than 2^31 - 1 characters.
     """
     if len(text.characters) > _MAX_CHARACTERS:
         raise ValueError(

@@ -19,13 +19,11 @@ class TextScore:
     """Scores of a tokenizer on the text of a language.
 
     Attributes:
-      sentences: number of sentences.
-      tokens_per_sentence: mean number of tokens of a sentence.
-      tokens_per_word: the same of a word between blanks; None where words have no blanks between.
-      characters_per_token: characters of the text, blanks included, by tokens.
+      tokens_per_word: of words between blanks; None for scripts that write no blanks.
+      characters_per_token: blanks included.
       unknown_rate: share of the tokens that are unknown; 0 for tokenizers without such a token.
-      alp: average log probability of a sentence in nats (VoCap, Eq. 1); None if the tokenizer is no
-        unigram model. See `average_log_probability_of_halves`.
+      alp: average log probability of a sentence in nats (VoCap, Eq. 1), by
+        `average_log_probability_of_halves`; None if the tokenizer is no unigram model.
     """
 
     sentences: int
@@ -38,15 +36,10 @@ class TextScore:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerScore:
-    """Scores of a tokenizer.
+    """Scores of a tokenizer with `size` ids.
 
-    Attributes:
-      kind: of the tokenizer, such as "unigram".
-      size: V, number of ids.
-      used: share of its pieces that the texts of all languages use, once at least.
-      texts: scores on the text of each language.
-      tax: tokens of the parallel text of a language by those of the same sentences in the pivot
-        language; without the pivot.
+    `used` is the share of its pieces that the texts use at least once. `tax` has the tokens of each
+    language's parallel text per token of the same sentences in the pivot, without the pivot.
     """
 
     kind: str
@@ -59,16 +52,7 @@ class TokenizerScore:
 def score_text(
     encode: Encode, sentences: Sequence[str], size: int, unknown: int | None, *, is_unigram: bool
 ) -> tuple[TextScore, np.ndarray]:
-    """Score a tokenizer on the text of a language.
-
-    Args:
-      sentences: of the language, at least one.
-      unknown: id of unknown text, or None.
-      is_unigram: whether it is a unigram model, which ALP is defined for.
-
-    Returns:
-      The scores, and the occurrences [V] int64 of each id.
-    """
+    """Score a tokenizer on one or more sentences of a language; also count [V] int64 its ids."""
     halves = np.zeros((2, size), np.int64)
     numbers = np.zeros(2, np.int64)
     half_of = [_half(sentence) for sentence in sentences]
@@ -106,17 +90,13 @@ def average_log_probability_of_halves(
     """Compute ALP (Eq. 1) of each half of a text under the unigram distribution of the other.
 
     Probabilities from the text itself would favour vocabularies that fit a small sample more
-    closely. Pieces that the other half does not use share what smoothing leaves them
-    (`smoothed_log_probs`), and unknown text costs ten nats more than the rarest piece, as in a
+    closely. Pieces that the other half does not use share the smoothed remainder
+    (`smoothed_log_probs`). Unknown text costs ten nats more than the rarest piece, as in a
     segmentation by SentencePiece.
 
-    Args:
-      counts: [2, V] occurrences of each piece in the best segmentations of each half.
-      sentences: [2] numbers of sentences.
-      unknown: id of unknown text, or None.
-
-    Returns:
-      The mean over both halves' sentences, nats a sentence; None if a half is empty.
+    `counts` [2, V] are occurrences of each piece in the best segmentations, `sentences` [2] the
+    sizes of the halves. Returns the mean over all sentences in nats a sentence; None if a half is
+    empty.
     """
     if not sentences.all():
         return None
@@ -144,11 +124,8 @@ def tax(
 ) -> dict[str, tuple[int, int]]:
     """Count the tokens of parallel sentences of each language, and of the same in the pivot.
 
-    Args:
-      rows: a cell for each language; "" is a missing translation.
-
-    Returns:
-      Both numbers by language, of the rows that have both; {} if the pivot is none of them.
+    `rows` have a cell for each language, "" for a missing translation. A language counts the rows
+    that have both. Returns {} if the pivot is none of the languages.
     """
     if pivot not in languages:
         return {}

@@ -34,12 +34,7 @@ Values = Mapping[str, Mapping[str, float]]  # by tokenizer and language
 
 
 def write_report(folder: pathlib.Path, scores: Scores, pivot: str) -> pathlib.Path:
-    """Write report.md with its plots, scores.csv and results.json; return the report's path.
-
-    Args:
-      scores: of one tokenizer at least; all on the same texts.
-      pivot: language that the tax is relative to.
-    """
+    """Write report.md with its plots, scores.csv and results.json; return the report's path."""
     records = {name: dataclasses.asdict(one) for name, one in scores.items()}
     artifacts.write_json(folder / "results.json", records)
     artifacts.write_text(folder / "scores.csv", tables.comma_separated(_rows(scores)))
@@ -61,7 +56,6 @@ def write_report(folder: pathlib.Path, scores: Scores, pivot: str) -> pathlib.Pa
 
 
 def _rows(scores: Scores) -> list[dict]:
-    """Return a row for each tokenizer and language."""
     fields = [field.name for field in dataclasses.fields(TextScore)]
     return [
         {
@@ -76,7 +70,6 @@ def _rows(scores: Scores) -> list[dict]:
 
 
 def _lacking(score: TokenizerScore) -> set[str]:
-    """Return the languages that the tokenizer lacks many characters of."""
     return {language for language, one in score.texts.items() if one.unknown_rate > _MANY_UNKNOWN}
 
 
@@ -108,11 +101,7 @@ def summary_table(scores: Scores) -> str:
 
 
 def language_table(values: Values, form: str, lacking: Mapping[str, Collection[str]]) -> str:
-    """Return a Markdown table: a line per language, a column per tokenizer.
-
-    Args:
-      lacking: languages of each tokenizer whose values are marked.
-    """
+    """Return a Markdown table, a column per tokenizer; it marks each one's `lacking` languages."""
     rows = [
         {"language": language, **dict.fromkeys(values)}
         | {

@@ -21,12 +21,7 @@ _CHARACTERS_AT_ONCE = 10_000_000  # of a text to segment, whose lattice takes 40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabularies:
-    """One language's vocabularies.
-
-    Attributes:
-      curve: sizes, ALP and pieces.
-      log_probs: [S] float32 arrays, natural-log probabilities of `curve.members`.
-    """
+    """One language's vocabularies; `log_probs` [S] are float32 arrays, as `curve.members`."""
 
     curve: Curve
     log_probs: tuple[np.ndarray, ...]
@@ -35,21 +30,11 @@ class Vocabularies:
 def train_vocabularies(
     table: RunTable, settings: TrainerSettings, sentences: Iterable[str] | None = None
 ) -> Vocabularies | None:
-    """Train one unigram vocabulary per feasible size and measure its ALP.
+    """Train one unigram vocabulary per feasible size and measure its ALP; None if none is feasible.
 
-    Sizes below the number of a language's required characters, or above the number of pieces that
-    its text supports, are omitted, so each language starts at its smallest feasible size.
-
-    Args:
-      table: the text, `count_runs(sentences)`.
-      settings: see `TrainerSettings`.
-      sentences: the same text, which the trainer "sentencepiece" needs.
-
-    Returns:
-      The feasible vocabularies; None if no size is feasible.
-
-    Raises:
-      ValueError: `sentences` are missing for the trainer.
+    Sizes below the number of required characters, or above the number of pieces that the text
+    supports, are omitted. The trainer "sentencepiece" needs the `sentences` that `table` counts, or
+    raises ValueError.
     """
     if not len(table.text):
         return None
@@ -111,7 +96,6 @@ def _measured(
 def _train_reference(
     sentences: Sequence[str], table: RunTable, settings: TrainerSettings
 ) -> Vocabularies | None:
-    """Train with SentencePiece, once for each size."""
     models = []
     for size in settings.sizes:
         try:
@@ -169,14 +153,7 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
 
 
 def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable) -> np.ndarray:
-    """Count pieces, and last the unknown characters, in the best segmentation.
-
-    Args:
-      log_probs: [V] their natural-log probabilities.
-
-    Returns:
-      [V + 1] float64.
-    """
+    """Count pieces, and last the unknown characters, in the best segmentation: [V + 1] float64."""
     scores = nested.with_unknown(log_probs)
     offsets, begin = table.text.offsets, 0
     counts = np.zeros(len(scores))
@@ -194,7 +171,6 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
 
 
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
-    """Write vocabularies as arrays, an entry of a cache."""
     curve = vocabularies.curve
     with entries.written(path) as aside:
         np.savez(
@@ -208,7 +184,6 @@ def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
 
 
 def read_vocabularies(path: pathlib.Path) -> Vocabularies:
-    """Read a file of `write_vocabularies`."""
     with np.load(path, allow_pickle=False) as arrays:
         ends = np.cumsum(arrays["sizes"])[:-1]
         curve = Curve(

@@ -2,14 +2,14 @@
 
     python build_vocab.py --config=configs/quickstart.py --workdir=DIR
 
-Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves,
-probabilities and every step. If it is run again with other settings of the `vocab` section before
-DIR/rows exists, it recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads
-the tables of run counts that xlm count writes instead of text.
+Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves, probabilities
+and every step. Rerun it with other settings of the `vocab` section before DIR/rows exists, and it
+recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads the tables of xlm
+count instead of text.
 
-With --config.vocab.tokenizer=PATH nothing is built: DIR/vocab/spm.model becomes an existing
-tokenizer, a SentencePiece model, unigram or BPE, or a Unigram tokenizer.json, such as XLM-R's, with
-the special tokens at this project's ids.
+With --config.vocab.tokenizer=PATH nothing is built. DIR/vocab/spm.model becomes an existing
+SentencePiece model (unigram or BPE) or Unigram tokenizer.json, such as XLM-R's, with the special
+tokens at this project's ids.
 """
 
 import functools

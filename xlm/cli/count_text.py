@@ -3,7 +3,7 @@
     xlm count --input='DIR/en-*.txt.xz' --output=TABLES/en.runs.gz
     xlm count --merge='PARTS/*.runs.gz' --output=TABLES/en.runs.gz
 
-Text is read as a stream; memory is bounded by --max_runs. docs/counting.md has the details.
+Text is read as a stream, and --max_runs bounds memory. docs/counting.md has the details.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
         if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
             raise ValueError("tables cannot be split; hold text out when it is counted")
         tables = _matching(_MERGE.value)
-        # Who adds to a table names it; by wildcards its text would count twice, unasked.
+        # To add to a table, name it. An output that wildcards match would count its text twice.
         matched = [one for one in _MERGE.value if glob.has_magic(one)]
         with outputs.file(_OUTPUT.value, _matching(matched)) as aside:
             size = run_tables.merge_tables(tables, aside)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
 def _count(
     paths: Sequence[pathlib.Path], outs: Sequence[pathlib.Path]
 ) -> Sequence[run_tables.Size]:
-    """Count text into a table, or into it and that of what is held out."""
+    """Count text into a table, and what is held out, if any, into another."""
     if len(outs) == 1:
         return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value)]
     heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)  # checks it
@@ -89,7 +89,6 @@ def _count(
 
 
 def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:
-    """Yield the blocks of the text and whether each is held out."""
     counts = [0, 0]
     for path in tqdm(paths, desc="count", unit="file"):
         for block in blocks.cut_blocks(text_files.read_marked(path), _BLOCK_BYTES.value):
@@ -111,7 +110,7 @@ def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
 
 
 def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
-    """Files that match any of the patterns, each once, however it is spelled."""
+    """Return the files that match any of the patterns, each once."""
     found: dict[pathlib.Path, pathlib.Path] = {}
     for pattern in patterns:
         if not (files := glob.glob(pattern, recursive=True)):

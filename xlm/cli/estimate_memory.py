@@ -2,18 +2,18 @@
 
     xlm estimate-memory --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
 
-Runs on any machine in seconds: no array of the model's size is allocated. It needs no data either;
-the vocabulary is assumed to have `vocab.target_size` pieces. The state is exact, activations are
-estimated (`xlm/training/memory.py`), and the compiler's temporary memory is not included: leave a
-fifth of the memory free. Nor is that of a refresh of the neighbour index, which has no activations
-beside it but copies of the table's rows (docs/output_layer.md). A run with `optimizer.stages` has a
-line for each stage. --layout adds a table with the sharding of every array.
+Runs on any machine in seconds, without data: nothing of the model's size is allocated, and the
+vocabulary has `vocab.target_size` pieces. The state is exact, activations are estimated
+(`xlm/training/memory.py`). The compiler's temporary memory is not included: leave a fifth free. Nor
+is a refresh of the neighbour index, which needs copies of the table's rows instead of activations
+(docs/output_layer.md). A run with `optimizer.stages` has a line for each stage. --layout adds a
+table with the sharding of every array.
 
     xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
 
-Of fine-tuning, the sizes of the encoder are those of `init_from`, of which no weights are read, or
-of a published model. The numbers are for each length and each way to cut `train.batch_size` into
-parts, by default on one device; what a `train.accumulation_steps` costs is counted.
+For fine-tuning, the sizes come from `init_from`, whose weights are not read, or a published model.
+There is a number for each length and each way to cut `train.batch_size` into parts, by default on
+one device, with the cost of `train.accumulation_steps`.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
     python evaluate.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab, DIR/rows and DIR/train, writes DIR/report: report.md, which opens with the loss
+Reads DIR/vocab, DIR/rows and DIR/train. Writes DIR/report: report.md, which opens with the loss
 against the unigram level and examples of predictions, plots and results.json. On several hosts,
 start the same command on each with the flags that train.py has; the first writes.
 """

@@ -3,16 +3,16 @@
     xlm export --config=configs/quickstart.py --workdir=DIR --output=FOLDER
     xlm export --workdir=RUN --output=FOLDER
 
-Of a run of train.py the latest checkpoint is written; of a finished run of finetune.py, which needs
-no --config, the best parameters with their head, the labels by name and a model card.
+From a run of train.py it writes the latest checkpoint. From a finished run of finetune.py, which
+needs no --config, it writes the best parameters with their head, the labels by name and a model
+card.
 
-An XLM-R encoder is written in its format: `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it.
-For an encoder with other positions, pre-LN or half embedding `transformers` has no class, and the
-folder has a format of our own. xlm import, xlm prune, finetune.py, train.init_from
-and `AutoTokenizer` read both formats. Of replaced-token detection the discriminator's encoder is
-written, or with --part=generator its generator. Of VECO's objective the encoder is written, or with
---part=encoder_decoder its cross-attention as well, in the format of our own. docs/interop.md has
-more.
+An XLM-R or XLM-R XL encoder is written in its format:
+`AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. `transformers` has no class for an encoder
+with other positions, other LayerNorms or half embedding, so it has a format of our own. xlm import,
+xlm prune, finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the
+generator of replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder
+adds VECO's cross-attention to its encoder, in our own format. docs/interop.md has more.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def main(_) -> None:
 
 
 def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
-    """Raise ValueError unless the flags are those of a run of this kind."""
+    """Raise ValueError unless the flags suit a run of this kind."""
     if is_fine_tuned and (_CONFIG.value is not None or _PART.value != "encoder"):
         raise ValueError(
             f"{workdir} is a run of finetune.py, which has its own config and one part; leave out "
@@ -82,7 +82,7 @@ def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
 
 
 def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
-    """Write the latest checkpoint; return the reason that `transformers` cannot load it, or ""."""
+    """Write the latest checkpoint; return why `transformers` cannot load it, or ""."""
     config, folders = schema.checked(_CONFIG.value), data_builders.Folders(workdir)
     store = data_builders.open_packed_dataset(folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config

@@ -3,8 +3,8 @@
     xlm export-tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER \\
         --check=heldout.txt
 
-`transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check counts the
-lines of a text on which the ids are those of SentencePiece.
+`transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check counts the lines of a
+text on which the ids are those of SentencePiece.
 """
 
 import pathlib

@@ -4,10 +4,9 @@
     xlm fetch --dataset=c4 --languages=sw,yo --max_documents=100000 --output=DIR
 
 Datasets: wiki40b, wikipedia, c4 (multilingual), or any with a feature `text`, as --dataset=NAME/{}
-with {} as the placeholder of the language. tensorflow-datasets downloads and prepares missing data,
-of these three with Apache Beam (the extra [datasets]); files that are already written are
-skipped. Text goes from it to the files one document at a time; of large languages make several
-files, which prepare_data.py reads side by side: --shards=100.
+with {} for the language. tensorflow-datasets downloads and prepares missing data, of these three
+with Apache Beam (the extra [datasets]). Existing files are skipped. Documents are written one at a
+time. Cut large languages into files that prepare_data.py reads side by side: --shards=100.
 """
 
 import pathlib

@@ -3,12 +3,12 @@
     python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-CHECKPOINT is a working directory of train.py, or a folder of xlm import. The parameters
-with the best score on the development data are kept in DIR/best.safetensors, scores in
-DIR/results.json, predictions in DIR/predictions. If it is run again after a stop, it resumes.
-Tatoeba and BUCC need no training: the encoder is evaluated as it is. xlm table makes one
-table of many runs, predict.py takes a user's own text. On several hosts, start the same command on
-each with the flags that train.py has; the first writes.
+CHECKPOINT is a working directory of train.py, or a folder of xlm import. DIR/best.safetensors keeps
+the parameters with the best score on the development data, DIR/results.json the scores,
+DIR/predictions the predictions. Rerun the command to resume. Tatoeba and BUCC evaluate the encoder
+as it is, without training. xlm table makes one table of many runs; predict.py takes a user's own
+text. On several hosts, start the same command on each with the flags that train.py has; the first
+writes.
 """
 
 import functools

@@ -2,15 +2,15 @@
 
     xlm forgetting --before=DIR --after=DIR --rows=DIR,... --output=FOLDER
 
---before and --after are working directories of train.py, of which the latest checkpoints are read;
---rows are working directories with packed rows of the same vocabulary, such as those of the first
-training, which show the loss, and of the second, which show the gain. Both models are scored on the
-held-out rows of each: by the exact loss of the masked LM or the generator, and, with
-discriminators, by their AUC on tokens replaced by unigram samples.
+--before and --after are working directories of train.py, whose latest checkpoints are read. --rows
+are working directories with packed rows of the same vocabulary: those of the first training show
+the loss, those of the second the gain. Both models are scored on the held-out rows of each, by the
+exact loss of the masked LM or the generator, and discriminators by their AUC on tokens replaced by
+unigram samples.
 
---tasks=DIR,DIR adds the scores of a task: folders of finetune.py, before and after. They are of its
-test data or, where none are scored, of its validation data, as the report says.
-Writes report.md, its plot and results.json (XY-LENT Section 8, Table 6 and Figure 5).
+--tasks=DIR,DIR adds the scores of a task from folders of finetune.py, before and after: of its test
+data or, if none are scored, its validation data. Writes report.md, its plot and results.json
+(XY-LENT Section 8, Table 6 and Figure 5).
 """
 
 import math
@@ -73,7 +73,6 @@ def main(_) -> None:
 
 
 def _report(folder: pathlib.Path) -> str:
-    """Score the models and write the report; return its text."""
     # Read first: scoring the models takes long.
     of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
     models = before, after = [
@@ -94,12 +93,9 @@ def _report(folder: pathlib.Path) -> str:
 
 
 def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
-    """Read the latest checkpoint of a run, to be evaluated on so many sequences of a language.
+    """Read a run's latest checkpoint, to be evaluated on `max_sequences` of each language.
 
-    `objective` is as of `run_config`.
-
-    Raises:
-      ValueError: there is none, or it is of an objective without a masked LM.
+    Raises ValueError if there is no checkpoint, or its objective has no masked LM.
     """
     folders = Folders(workdir)
     if not (folders.train / "settings.json").exists():
@@ -165,9 +161,8 @@ def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[
 def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Change]:
     """Read the reported metric of two runs of a task, by language.
 
-    Raises:
-      ValueError: a run has not finished, they are of different tasks or splits, or no language has
-        a score in both.
+    Raises ValueError if a run is not finished, they differ in task, data or split, or no language
+    has a score in both.
     """
     before, after = folders
     for folder in folders:
@@ -195,7 +190,7 @@ def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Ch
             f"--tasks: no language has a score in both {before} and {after}, which have "
             f"{languages}; name runs that score the same languages"
         )
-    # That of the test data is the name in reports so far.
+    # Reports name test data without a suffix.
     data = "" if split == "test" else f", {split} data"
     return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
 

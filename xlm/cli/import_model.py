@@ -2,14 +2,14 @@
 
     xlm import --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
 
-FOLDER is the output of `save_pretrained` of `XLMRobertaForMaskedLM` and its tokenizer, or of
-xlm export; the output has the same format. Of a folder without a masked-LM head, as of
+FOLDER comes from xlm export, or from `save_pretrained` of `XLMRobertaForMaskedLM` and its
+tokenizer. The output has the same format. From a folder without a masked-LM head, as of
 `XLMRobertaModel` or a classifier, the encoder is taken, for finetune.py. Pieces of both
-vocabularies keep their embeddings, new ones are initialised with the mean of their old pieces.
-Without --vocabulary the model keeps its pieces, in this project's order; the SentencePiece model
-that says how text is normalised is FOLDER's sentencepiece.bpe.model, or rebuilt from its
-tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments otherwise.
-docs/interop.md has more.
+vocabularies keep their embeddings; new ones start with the mean of their old pieces. Without
+--vocabulary the model keeps its pieces, in this project's order. The SentencePiece model that
+normalises text is then FOLDER's sentencepiece.bpe.model, or rebuilt from its tokenizer.json.
+--check=TEXT lists the lines of a text that the tokenizer.json segments otherwise. docs/interop.md
+has more.
 """
 
 import pathlib

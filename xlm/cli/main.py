@@ -1,4 +1,4 @@
-"""The command `xlm VERB`, which imports what the verb needs and nothing else."""
+"""The command `xlm VERB`, which imports only what the verb needs."""
 
 import importlib
 import importlib.util
@@ -30,15 +30,11 @@ VERBS = {
 
 
 def main(verb: str = "") -> None:
-    """Run a command with the flags of this process.
-
-    Args:
-      verb: one of `VERBS`; by default the first argument of this process.
-    """
+    """Run `verb`, or the first argument of this process, with the flags of this process."""
     if not verb:
         verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may want no more
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
             print(_overview())
             return
         if verb not in VERBS:
@@ -66,7 +62,7 @@ def _overview() -> str:
 
 
 def _purpose(module: str) -> str:
-    """First line of a command's docstring; the command is not imported, which takes seconds."""
+    """Return the first line of a command's docstring without the seconds of importing it."""
     found = importlib.util.find_spec(f"xlm.cli.{module}")
     assert found and found.origin
     with open(found.origin, encoding="utf-8") as file:

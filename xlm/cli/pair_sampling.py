@@ -3,9 +3,8 @@
     xlm pair-sampling --config=configs/bitext.py --workdir=DIR
     xlm pair-sampling --config=configs/bitext.py --counts=pairs.tsv --output=DIR
 
-Reads the bitext in DIR/rows, or a table of counts with a row "one<TAB>other<TAB>sentence pairs" for
-each language pair, or for each set of one, so that a run can be planned before there is data; of
-those the pairs of languages of `corpus.languages`.
+Reads the bitext in DIR/rows. To plan a run before there is data, give a table of counts, with a row
+"one<TAB>other<TAB>sentence pairs" for each pair of `corpus.languages`, or for each set of one.
 Prints and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each
 method gives the pairs, which get nothing, how often each repeats in the run of the config.
 """
@@ -52,7 +51,6 @@ def main(_) -> None:
 
 
 def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
-    """Write the report; return its path."""
     settings, store = data_builders.data_settings(config).pair_sampling_settings(), None
     if _COUNTS.value:
         sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
@@ -79,12 +77,8 @@ def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
 def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair, list[int]]:
     """Read sentence pairs by language pair (a, b), a < b; rows of one pair are sets of it.
 
-    Args:
-      languages: of the run, as `corpus.languages`, to which the pairs are confined; empty for all.
-
-    Raises:
-      ValueError: a row is not two languages and a whole number of sentence pairs, or no pair is of
-        `languages`.
+    Other pairs than those of `languages` are left out, if there are any. Raises ValueError if a row
+    is not two languages and a number of sentence pairs, or no pair is left.
     """
     found: dict[Pair, list[int]] = {}
     left_out: set[str] = set()
@@ -117,7 +111,7 @@ def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair,
 def _examples(
     config: ConfigDict, store: data_builders.PackedDataset | None, sampling: PairSampling
 ) -> float:
-    """Sentence pairs that the run draws; at least, where lengths are unknown."""
+    """Return the sentence pairs that the run draws; a lower bound if lengths are unknown."""
     if _EXAMPLES.value:
         return float(_EXAMPLES.value)
     data = data_builders.data_settings(config)

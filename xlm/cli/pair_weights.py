@@ -4,10 +4,10 @@
       --config.robust.num_phases=10
 
 Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
-its phases in DIR/train/pair_weights.json, which may still be training, and sentence pairs from
-DIR/rows. Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6,
-Figure 4), with the pairs whose losses their languages do not explain. The examples are drawn by
-`evaluation.seed`, whatever the weights are.
+its phases in DIR/train/pair_weights.json, even during training, and sentence pairs from DIR/rows.
+Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6, Figure
+4), with the pairs whose losses their languages do not explain. `evaluation.seed` draws the
+examples, whatever the weights are.
 """
 
 import pathlib
@@ -48,11 +48,7 @@ def main(_) -> None:
 def pair_examples(
     store: PackedDataset, processor: spm.SentencePieceProcessor, seed: int
 ) -> pair_report.Examples:
-    """Build a function that draws sentence pairs of a pair, from all sets uniformly, as text.
-
-    Args:
-      seed: of the choice, which depends on the pair alone besides.
-    """
+    """Build a function that draws sentence pairs of a pair from all sets uniformly, by `seed`."""
     pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(store))}
 
     def examples(name: str, count: int) -> list[tuple[str, str]]:

@@ -6,15 +6,16 @@
 
 DIR is the --workdir of a finished run of finetune.py. An input line is a text, or two separated by
 a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chinese and Japanese
-(tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD).
+(tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD). A run
+on a user's own texts (configs/finetune/text.py) also takes CSV, TSV or JSON with its columns.
 Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
-translations; --language then takes the threshold of a run of BUCC. The output has one JSON object
-per line, with probabilities of classes, tags and answers; ids are line numbers, or those of objects
-where JSON has several on a line. A run on a user's own texts (configs/finetune/text.py) takes CSV,
-TSV or JSON with its columns, too. A run that translates writes one line of text for each line of
-FILE, in the direction --language if it has several; after a stop the same command goes on. On
-several hosts, start the same command on each with the flags that train.py has; the first writes.
-docs/fine_tuning.md and docs/translation.md have more.
+translations; --language then takes the threshold of a run of BUCC.
+
+The output has one JSON object per line, with probabilities of classes, tags and answers. Ids are
+line numbers, or those of objects if JSON has several on a line. A run that translates writes one
+line of text for each line of FILE, in the direction --language if it has several. Rerun the command
+to resume. On several hosts, start the same command on each with the flags that train.py has; the
+first writes. docs/fine_tuning.md and docs/translation.md have more.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeb
 _OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
 _LANGUAGE = flags.DEFINE_string("language", "", "Language of the input, or a direction, en-de.")
 _join_hosts = hosts.define_flags()
-# What may be read in the folders of runs and of encoders, where outputs may be as well.
+# Files read in the folders of runs and encoders, which may also hold outputs.
 _READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
          "model.safetensors")  # fmt: skip
 
@@ -75,7 +76,6 @@ def main(_) -> None:
 
 
 def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
-    """Write output lines; return their number."""
     count = 0
     with open(aside, "w", encoding="utf-8") as file:
         for lines in chunks:
@@ -85,7 +85,6 @@ def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
 
 
 def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
-    """Yield the output lines of chunks of examples, and show progress."""
     model = prediction.FineTuned(workdir)
     examples = model.read(_one(paths))
     with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
@@ -95,7 +94,7 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
 
 
 def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
-    """Write the translations of a file, log how fast they were found, and return their number."""
+    """Write the translations of a file, log their speed, and return their number."""
     run = TranslationRun(workdir)
     with tqdm.tqdm(desc="translate", unit="line") as bar:
         for count in run.translate_file(_one(paths), aside, _LANGUAGE.value):
@@ -115,7 +114,6 @@ def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:
 def _search(
     config: ConfigDict, workdir: pathlib.Path | None, paths: Sequence[pathlib.Path]
 ) -> Iterator[list[Line]]:
-    """Yield all output lines of a retrieval or mining task."""
     if len(paths) != 2:
         raise ValueError(f"--input names {len(paths)} files, must name two: --input=FILE1,FILE2")
     sources, targets = map(unlabelled.read_sentences, paths)

@@ -2,10 +2,10 @@
 
     python prepare_data.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab/spm.model, writes DIR/rows. Text is read as a stream, in tasks of which each has an
-input file or a part of one; a run that was killed goes on with the tasks that are left. With --plan
-it stops before the first task; input_pipeline/preparation_beam.py runs them on other machines. With
---verify it compares a finished dataset with the checksums of its manifest.
+Reads DIR/vocab/spm.model, writes DIR/rows. Text is read as a stream, in tasks of an input file or a
+part of one. Rerun the command to resume with the remaining tasks. --plan stops before the first
+task; input_pipeline/preparation_beam.py runs them on other machines. --verify compares a finished
+dataset with the checksums of its manifest.
 """
 
 import functools

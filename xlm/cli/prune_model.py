@@ -2,10 +2,9 @@
 
     xlm prune --model=FOLDER --texts=en.txt --texts=sw.txt.gz --output=FOLDER
 
-FOLDER is the output of xlm export or xlm import. The given texts have the same
-segmentation before and after, and their pieces keep their embeddings; other text is segmented into
-the remaining pieces. Of a fine-tuned model the encoder is taken, without its head. docs/interop.md
-has more.
+FOLDER is the output of xlm export or xlm import. The given texts keep their segmentation, and their
+pieces keep their embeddings. Other text is segmented into the remaining pieces. A fine-tuned model
+loses its head. docs/interop.md has more.
 """
 
 import itertools

@@ -1,13 +1,13 @@
 """Score tokenizers of any origin on text, side by side: fit, length, coverage, cost by language.
 
-    xlm score-tokenizer --tokenizers=mine=runs/mine/vocab/spm.model,xlmr=xlmr \
+    xlm score-tokenizer --tokenizers=mine=runs/mine/vocab/spm.model,xlmr=xlmr \\
         --text=TEXT --output=DIR [--parallel=news.tsv]
 
 A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
 folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
 text that none of them was trained on. --parallel is a TSV or a folder of aligned files
-(docs/corpus_format.md), on which languages that --text has are compared with --pivot, which it need
-not have. DIR gets report.md with plots, scores.csv and results.json.
+(docs/corpus_format.md). It compares the languages of --text with --pivot, which --text need not
+have. DIR gets report.md with plots, scores.csv and results.json.
 """
 
 import dataclasses
@@ -47,7 +47,6 @@ def main(_) -> None:
 
 
 def _scores() -> dict[str, segmentation.TokenizerScore]:
-    """Score each tokenizer, by name."""
     segmenters: dict[str, Segmenter] = {}
     for one in _TOKENIZERS.value:
         name, _, path = one.partition("=")
@@ -79,7 +78,7 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
             f"{', '.join(corpus.train)}; name some of these, or add text"
         )
     _warn_of_untaxed(found, languages)
-    # Read apart from the text, which it may be: nothing is trained on either.
+    # Read separately, even if it is the same text: nothing is trained on either.
     parallel = [
         ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
         for source in found
@@ -104,11 +103,11 @@ def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
 
 
 def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
-    """Warn of languages of parallel text whose tax is not reported, though nobody left them out."""
+    """Warn of languages of parallel text without a reported tax that nobody left out."""
     wanted = set(_LANGUAGES.value or _languages_of(parallel)) - {_PIVOT.value}
     others = [one for one in _languages_of(parallel) if one in wanted]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
-    # Of a tax the report says whether unknown tokens flatter it, which the text shows.
+    # The text shows whether unknown tokens flatter a tax, so there is no tax without it.
     if without_text := [one for one in others if one not in languages]:
         logging.warning(
             "no tax of %s, which --parallel has and --text has not: add text of these languages, "

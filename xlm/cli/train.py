@@ -2,11 +2,11 @@
 
     python train.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/rows, writes checkpoints and metrics to DIR/train. If it is run again after a stop, it
-resumes from the latest checkpoint, on CPUs bit for bit. On SIGTERM or Ctrl-C it completes the step
-in flight, saves, and ends with status 75 (docs/training.md). On several hosts, start the same
-command on each with --distributed; where no cluster manager, such as Slurm or a TPU pod, introduces
-the hosts to each other, with --coordinator, --num_processes and --process_id as well.
+Reads DIR/rows, writes checkpoints and metrics to DIR/train. Rerun the command to resume from the
+latest checkpoint, on CPUs bit for bit. On SIGTERM or Ctrl-C it completes the step in flight, saves,
+and ends with status 75 (docs/training.md). On several hosts, start the same command on each with
+--distributed. If no cluster manager, such as Slurm or a TPU pod, introduces the hosts to each
+other, add --coordinator, --num_processes and --process_id.
 """
 
 import functools

@@ -1,4 +1,1 @@
-"""Utilities of all commands: atomic files, resumable stages, entry points.
-
-Imports nothing of the project.
-"""
+"""Utilities of all commands: files, stages, entry points. Imports nothing of the project."""

@@ -1,8 +1,7 @@
-"""Atomic files, and stage folders that record their provenance.
+"""Atomic files, and stage folders that record their provenance; needs the standard library only.
 
-Any package may import this module; it needs the standard library only. A stage of the pipeline
-records its settings in its folder. The folder then refuses other settings, so that results of two
-configs never mix, and a finished stage is recognised and not run again.
+A stage of the pipeline records its settings in its folder. The folder then refuses other settings,
+so results of two configs never mix, and a finished stage is recognised and not run again.
 """
 
 import contextlib
@@ -21,21 +20,21 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# Of a file that is read whole; larger ones are refused before memory is taken.
+# Limit on files that are read whole; larger ones are refused before memory is taken.
 MAX_BYTES = 1 << 30
 _SETTINGS = "settings.json"
 _DONE = "DONE"
 LOCK = "LOCK"
-# Names of `aside_of`, which no user's file has.
+# Names of `aside_of`, unlike any user's file.
 _ASIDE = re.compile(r"\..*\.[0-9a-f]{16}\.tmp(\.[^.]*)?")
-# The system tells it only by setting it, for all threads: so once.
+# Reading the umask means setting it, for all threads: so only once, here.
 _UMASK = os.umask(0o077)
 os.umask(_UMASK)
 
 
 @contextlib.contextmanager
 def made_parents(path: pathlib.Path) -> Iterator[None]:
-    """Make the folders above `path`; those that are made go again if the block fails."""
+    """Make the folders above `path`; remove those that were made if the block fails."""
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in made:
@@ -53,10 +52,8 @@ def made_parents(path: pathlib.Path) -> Iterator[None]:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside `path`, renamed to it when the block succeeds.
 
-    File and name are on the disk when the block has ended, so that a power cut loses neither.
-
-    Raises:
-      OSError: the file cannot be written, or `path` is no regular file, found before the block.
+    File and name are then synced to the disk, so a power cut loses neither. Raises OSError if the
+    file cannot be written, and before the block if `path` is no regular file.
     """
     path = pathlib.Path(path)
     check_replaceable(path)
@@ -68,16 +65,13 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         except OSError as error:
             raise _with_path(error, path) from error
         finally:
-            # Where a file is in place of a folder, the first error has been told.
+            # If a file stands in place of a folder, an error says so already.
             with contextlib.suppress(NotADirectoryError):
                 aside.unlink(missing_ok=True)
 
 
 def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
-    """Rename a file or a folder of files to `path` when its content is on the disk.
-
-    Whom the umask lets can read it, also if the writer of a file has made that private.
-    """
+    """Rename a file or folder to `path` once it is on the disk; the umask says who can read it."""
     for one in (aside, *aside.rglob("*")):
         mode = one.stat().st_mode
         if stat.S_ISREG(mode) and (public := mode | 0o666 & ~_UMASK) != mode:
@@ -88,7 +82,7 @@ def publish(aside: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def sync_tree(path: pathlib.Path) -> None:
-    """Wait until a file, or a folder and all in it, are on the disk."""
+    """Wait until a file, or a folder with all its contents, is on the disk."""
     for folder, _, names in os.walk(path):
         for name in (*names, "."):
             sync(pathlib.Path(folder, name))
@@ -112,13 +106,13 @@ def sync(path: pathlib.Path) -> None:
 
 
 def aside_of(path: pathlib.Path) -> pathlib.Path:
-    """Return a new path beside a file or folder at which it is written before a rename."""
+    """Return a new path beside a file or folder at which to write it before a rename."""
     # The suffix stays last, since writers such as np.save and savefig depend on it.
     return path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp{path.suffix}")
 
 
 def remove_leftovers(folder: pathlib.Path) -> None:
-    """Remove what killed processes have left aside in a folder that this one has locked."""
+    """Remove temporary files that killed processes have left in a folder locked by this one."""
     for parent, folders, names in os.walk(folder):
         # Commands that write there clear these themselves, see `outputs`.
         folders[:] = [name for name in folders if not name.endswith(".output")]
@@ -130,14 +124,11 @@ def remove_leftovers(folder: pathlib.Path) -> None:
 
 
 def check_plain(path: pathlib.Path, name: str = "") -> None:
-    """Raise ValueError if checkpoints cannot be written below a path.
+    """Raise ValueError if checkpoints cannot be written below an absolute path, called `name`.
 
-    Orbax takes "*", "?" and "[" for patterns, tensorstore a backslash for a separator and "gs:" for
-    a bucket; neither takes names that are not UTF-8. Control characters end up in scripts.
-
-    Args:
-      path: absolute.
-      name: of what the path is for, in messages.
+    Orbax takes "*", "?" and "[" for patterns. Tensorstore takes a backslash for a separator and
+    "gs:" for a bucket. Neither takes names that are not UTF-8. Control characters end up in
+    scripts.
     """
     found = re.search(
         r"[*?\[\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|/gs:(?=/|\Z)", str(path)
@@ -194,25 +185,22 @@ def _with_path(error: OSError, path: pathlib.Path) -> OSError:
 
 
 def check_empty(folder: pathlib.Path, remedy: str = "choose another folder") -> None:
-    """Raise ValueError if a folder holds anything."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; {remedy}")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
     with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data`, atomically."""
     with atomic_path(path) as aside:
         aside.write_bytes(data)
 
 
 def with_nulls(value: Any) -> Any:
-    """Replace numbers that are not finite, of which there are no examples, by None."""
+    """Replace numbers that are not finite (means over no examples) by None."""
     if isinstance(value, dict):
         return {key: with_nulls(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -221,11 +209,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, atomically.
-
-    Raises:
-      ValueError: a number in it is not finite, which JSON cannot say: write None and why.
-    """
+    """Write indented JSON, atomically; raise ValueError for numbers that are not finite."""
     options: dict[str, Any] = {"indent": 1, "ensure_ascii": False, "sort_keys": True}
     try:
         text = json.dumps(value, allow_nan=False, **options)
@@ -235,12 +219,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes; a pipe or a device would never end.
-
-    Raises:
-      OSError: it is missing, no regular file, or cannot be read.
-      ValueError: it is larger.
-    """
+    """Read a regular file; OSError if it is none or unreadable, ValueError above `most` bytes."""
     path = pathlib.Path(path)
     with open(path, "rb", opener=_open_regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
@@ -248,7 +227,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
                 f"{path}: {size:,} bytes, must be at most {most:,}; it is no file of this kind: "
                 "correct the path, or copy it again"
             )
-        return file.read(size)  # for `most`, its memory would be taken
+        return file.read(size)  # read(most) would allocate `most` bytes
 
 
 def _open_regular(path: str, flags: int) -> int:
@@ -261,11 +240,7 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file.
-
-    Raises:
-      ValueError: it is not JSON, or not UTF-8; the message names path and line.
-    """
+    """Read JSON; raise ValueError, with path and line, if the file is not JSON or not UTF-8."""
     content = read_bytes(path)
     try:
         return json.loads(content.decode("utf-8"))
@@ -284,11 +259,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a JSON file that holds one object.
-
-    Raises:
-      ValueError: as `read_json`, or it holds another value.
-    """
+    """Read JSON as `read_json`; raise ValueError also if the file holds no object."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(
@@ -299,7 +270,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def fingerprint(*values: Any) -> str:
-    """Short hash that identifies JSON-able values."""
+    """Return a short hash that identifies JSON-able values."""
     text = json.dumps(values, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -340,7 +311,7 @@ class Stage:
         return dict(_differences(self._recorded(), self.settings))
 
     def check(self) -> None:
-        """Raise ValueError if the folder belongs to other settings that it keeps."""
+        """Raise ValueError if the folder belongs to other settings and may not be replaced."""
         if not self.replace() and (changes := self.changes()):
             differences = "\n".join(_lines(changes))
             raise ValueError(
@@ -358,17 +329,12 @@ class Stage:
     def held(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
-        The folders that the stage reads are locked against those that write there. Settings are
-        compared again under the lock: another process may have claimed the folder meanwhile. The
-        system releases the locks if the process is killed. Hosts without shared file locks do not
-        exclude each other.
+        The folders that the stage reads are locked against writers. The system releases the locks
+        if the process is killed. Hosts without shared file locks do not exclude each other. Without
+        `claims`, the block itself claims the folder before it replaces results of other settings.
 
-        Args:
-          claims: whether to claim the folder at once; otherwise the block does, before it replaces
-            results of other settings.
-
-        Raises:
-          ValueError: another process holds a folder, or has claimed it for other settings.
+        Raises ValueError if another process holds a folder, or has claimed it for other settings:
+        the settings are compared again under the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -392,15 +358,10 @@ class Stage:
 def locked(
     folder: pathlib.Path, *, is_shared: bool = False, flag: str = "--workdir"
 ) -> Iterator[None]:
-    """Lock a folder against other processes until the block ends.
+    """Lock an existing folder against other processes until the block ends.
 
-    Args:
-      folder: existing folder, in which the lock is a file, which its holder may remove.
-      is_shared: whether other processes may hold it as well, and none alone.
-      flag: that names the folder, or what it is for.
-
-    Raises:
-      ValueError: another process holds it.
+    Other processes may share a lock that `is_shared`. `flag` names the folder in messages. The
+    holder may remove the lock file. Raises ValueError if another process holds the lock.
     """
     path = folder / LOCK
     flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -436,22 +397,18 @@ def open_stage(
 ) -> Stage:
     """Open `folder` for a stage with `settings` (JSON-able).
 
-    Nothing is written until the stage claims the folder or finishes, so that a stage that failed
-    because of its settings can be run again with others.
+    Nothing is written until the stage claims the folder or finishes, so a stage that failed because
+    of its settings can be run again with others. Raises ValueError, with all differences, if the
+    folder belongs to other settings.
 
     Args:
-      defaults: values, in the structure of `settings`, for settings missing from the record of an
-        older folder because the code did not have them yet. Without a default, such a folder is
-        refused.
-      uncompared: paths of settings, keys joined by dots, that are recorded and may differ, such as
-        that of a folder whose contents other settings identify.
-      replace: whether to replace results of other settings instead of refusing them, asked again
-        under the lock. For a stage that writes each of its files atomically and reuses none of the
-        old ones.
+      defaults: values, in the structure of `settings`, for settings that an older record lacks. A
+        folder that lacks a setting without a default is refused.
+      uncompared: dotted paths of settings that are recorded but may differ, such as that of a
+        folder whose contents other settings identify.
+      replace: whether to replace results of other settings, asked again under the lock. For stages
+        that write each file atomically and reuse no old ones.
       reads: folders of earlier stages, whose files must stay while this one is at work.
-
-    Raises:
-      ValueError: the folder belongs to other settings; the message names each that differs.
     """
     # Tuples become lists, as when read back.
     settings, defaults = json.loads(json.dumps([settings, defaults]))
@@ -465,10 +422,8 @@ def differences(
 ) -> list[str]:
     """Return one line for each setting that differs from the record of a folder, if it has one.
 
-    Args:
-      sections: JSON-able settings by section. Sections and keys that they or the record lack are
-        not compared.
-      defaults: as of `open_stage`.
+    `sections` are JSON-able settings. Sections and keys that they or the record lack are not
+    compared. `defaults` are those of `open_stage`.
     """
     path = pathlib.Path(folder) / _SETTINGS
     recorded = read_object(path) if path.exists() else {}
@@ -490,7 +445,7 @@ def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
 
 
 def _with_wanted(found: Any, wanted: Any, path: Sequence[str]) -> Any:
-    """Replace the value at a path of keys by that of `wanted`, where both have one."""
+    """Replace the value at a path of keys by that of `wanted`, if both have one."""
     if not path:
         return wanted
     key, *rest = path

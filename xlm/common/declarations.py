@@ -1,4 +1,4 @@
-"""Declarations of artefacts: fields, types, limits and versions, checked where a file is read.
+"""Declarations of artefacts: fields, types, limits and versions, checked when a file is read.
 
 An artefact's declaration is a `msgspec.Struct` beside the code that writes it, derived from
 `Artefact`. Files are data: nothing in them is run, and names in them are never paths.
@@ -43,7 +43,7 @@ class Artefact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def one_of(*words: str) -> msgspec.Meta:
-    """Annotation of a text that is one of `words`, which a message of another one lists."""
+    """Annotation of a text that is one of `words`; messages list them."""
     return msgspec.Meta(pattern=rf"\A(?:{'|'.join(words)})\Z")
 
 
@@ -53,7 +53,7 @@ def is_name(text: str) -> bool:
 
 
 def check_name(text: str, place: str, remedy: str) -> str:
-    """Return `text`; raise ValueError unless it is a name, see `is_name`."""
+    """Return `text`; raise ValueError unless `is_name`."""
     if not is_name(text):
         raise ValueError(
             f"{place}: {text!r} is no name: 1 to {MAX_NAME_BYTES} bytes, without slashes, "
@@ -64,7 +64,7 @@ def check_name(text: str, place: str, remedy: str) -> str:
 
 @contextlib.contextmanager
 def of_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Begin the message of a ValueError with the name of the file that is at fault."""
+    """Prefix the message of a ValueError with the name of the file at fault."""
     try:
         yield
     except ValueError as error:
@@ -72,15 +72,10 @@ def of_file(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read(path: str | os.PathLike[str], kind: type[T], *, remedy: str) -> T:
-    """Read a JSON artefact.
+    """Read a JSON artefact, a regular file of at most `artifacts.MAX_BYTES`.
 
-    Args:
-      path: of a regular file of at most `artifacts.MAX_BYTES`.
-      remedy: of a file that is not as declared.
-
-    Raises:
-      ValueError: the file is not as declared; the message names file, field and value.
-      OSError: it cannot be read.
+    Raises OSError if it cannot be read, and ValueError, with file, field, value and `remedy`, if it
+    is not as declared.
     """
     return parse(artifacts.read_bytes(path), kind, place=str(path), remedy=remedy)
 
@@ -111,7 +106,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder:
 
 
 def _fault(error: Exception, content: bytes | str, kind: Any) -> str:
-    """Message of an error with the place and the value that is at fault."""
+    """Describe an error with the place and the value at fault."""
     try:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as other:
@@ -144,11 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def _found(document: Any, path: str, kind: Any) -> tuple[list[str | int], Any]:
-    """Return the steps of a path of msgspec with the keys that it leaves out, and the value there.
-
-    It writes `[...]` for any key of an object. The key is the one with which alone in its object
-    the document is refused at the same place.
-    """
+    """Return the steps of msgspec's path, with keys in place of `[...]`, and the value there."""
     steps: list[str | int] = []
     value = document
     for name, number in _STEP.findall(path):
@@ -161,7 +152,7 @@ def _found(document: Any, path: str, kind: Any) -> tuple[list[str | int], Any]:
 
 
 def _refused(entries: dict[str, Any], document: Any, path: str, kind: Any) -> str:
-    """First key of `entries`, an object in `document`, with which alone it is refused at `path`."""
+    """First key of `entries`, an object in `document`, that alone makes it refused at `path`."""
     every = dict(entries)
     try:
         for key, one in every.items():
@@ -179,7 +170,7 @@ def _refused(entries: dict[str, Any], document: Any, path: str, kind: Any) -> st
 
 
 def parse_lines(content: bytes, kind: type[T], *, place: str, remedy: str) -> Iterator[T]:
-    """Parse JSON lines by the declaration of one; the last one may be cut off, and is left out."""
+    """Parse JSON lines of one declaration; a last line that was cut off is left out."""
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if line.endswith(b"\n"):
             yield parse(line, kind, place=f"{place}, line {number}", remedy=remedy)

@@ -19,11 +19,11 @@ from absl import app, flags, logging
 
 from xlm.common import artifacts, packages
 
-# Exit status where what the user gave is at fault: flags, config, files, disk. Any other error is
-# one of the program, which ends with its traceback and status 1.
+# Exit status for faults of the user's input: flags, config, files, disk. Any other error is a fault
+# of the program, which ends with its traceback and status 1.
 EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 3
-# Ends by a signal, where nothing has to be saved; as shells report them.
+# Ends by a signal when nothing has to be saved, as shells report them.
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 
 # How ml_collections begins the message of an error in a config file, before its traceback.
@@ -56,22 +56,21 @@ def run(
 ) -> None:
     """Parse the flags, of which those in `required` must be given, and run `main`.
 
-    Every package reports invalid input as a ValueError with a remedy, a full disk as an OSError,
-    a non-finite loss as a FloatingPointError. The program then ends with that message and status
-    `EXIT_USER_ERROR`, of memory that runs out `EXIT_OUT_OF_MEMORY`; the traceback is shown with
-    -v 1 only.
+    Packages report invalid input as a ValueError with a remedy, a full disk as an OSError, a
+    non-finite loss as a FloatingPointError. The program then ends with that message and status
+    `EXIT_USER_ERROR`, or `EXIT_OUT_OF_MEMORY` if memory runs out. Only -v 1 shows the traceback.
 
     Args:
-      main: the command; it takes the arguments that are no flags.
+      main: the command; it takes the positional arguments.
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
       on_out_of_memory: says what the command needs, and which keys reduce it.
-      help_on: help on the keys of a section of the config, and on its sections, "".
+      help_on: help on the keys of a section of the config, or on all sections for "".
     """
     collect_seldom()
     raise_file_limit()
     flags.mark_flags_as_required(required)
     if asked := [one for one in sys.argv[1:] if re.fullmatch(r"-h|--?help(=.*)?", one)]:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may want no more
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
         section = asked[0].partition("=")[2]
         try:
             print(help_on(section) if help_on and section else _help(main))
@@ -85,7 +84,6 @@ def run(
 
 
 def _help(main: Callable[[list[str]], None]) -> str:
-    """The docstring of a command's module, and its flags."""
     module = main.__globals__
     lines = [module["__doc__"], "Flags:"]
     for one in flags.FLAGS.get_key_flags_for_module(module["__name__"]):
@@ -96,7 +94,7 @@ def _help(main: Callable[[list[str]], None]) -> str:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, raised so that temporary files go and workers end."""
+    """SIGTERM, raised so that temporary files are removed and workers end."""
 
 
 def _terminate(*_) -> NoReturn:
@@ -104,17 +102,17 @@ def _terminate(*_) -> NoReturn:
 
 
 def collect_seldom() -> None:
-    """Leave what is imported out of garbage collection, and begin one after more allocations.
+    """Exclude imported objects from garbage collection, and collect after more allocations.
 
-    Tracing makes many objects that stay, and the collector would go through them and through all
-    modules again and again: a tenth of what a short run takes.
+    Tracing makes many lasting objects. Visiting them and all modules again and again would take a
+    tenth of a short run.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 
 def raise_file_limit() -> None:
-    """Allow this process, and those that it starts, as many open files as the system lets it.
+    """Raise the limit on open files to the system's maximum.
 
     The usual 1,024 are fewer than five files of each of 210 languages of one parallel text.
     """
@@ -124,7 +122,7 @@ def raise_file_limit() -> None:
 
 
 class _Shown(io.FileIO):
-    """Stream whose failure ends no command: results are files."""
+    """Stream whose failure ends no command, since results are files."""
 
     fault: OSError | None = None  # of any of them
 
@@ -137,7 +135,7 @@ class _Shown(io.FileIO):
 
 
 def _shown(stream: Any) -> Any:
-    """Return an output stream that shows what a terminal can, which may know ASCII alone."""
+    """Return an output stream that escapes what the terminal cannot show, perhaps all but ASCII."""
     if type(stream) is not io.TextIOWrapper:  # of a test, or closed
         return stream or open(os.devnull, "w", encoding="utf-8")
     buffer = io.BufferedWriter(_Shown(stream.fileno(), "w", closefd=False))
@@ -188,11 +186,7 @@ def _call(
 
 
 def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]:
-    """Parse the flags and the config that they name; see `run`.
-
-    Returns:
-      The arguments that are no flags, after the name of the program.
-    """
+    """Parse the flags and their config, as `run`; return the program's name and other arguments."""
     try:
         rest = flags.FLAGS([_found(one) for one in arguments])
         if not may_be_remote:
@@ -212,13 +206,13 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
 
 
 def _found(argument: str) -> str:
-    """Return a flag; a config file that is not there may be one of this package's."""
+    """Return a flag; a missing config file is looked up among this package's."""
     name, _, value = argument.partition("=")
     return f"{name}={packages.recipe(value)}" if name.lstrip("-") == "config" else argument
 
 
 def describe(error: BaseException) -> str:
-    """Message of an error; that of the system with its file and a remedy."""
+    """Return an error's message; one of the system gets its file and a remedy."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     # Packages give some their own message, with a remedy.
@@ -230,7 +224,7 @@ def describe(error: BaseException) -> str:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that have led to it, the first last."""
+    """Yield an error and its causes, the root cause last."""
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -239,7 +233,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Message of the memory that has run out, on the machine or a device, or "" if none has."""
+    """Return the message if memory ran out, on the machine or a device, and "" otherwise."""
     for one in chain(error):
         text = str(one)
         # Tensorstore reports a full disk, and too many files, by the same word.
@@ -252,18 +246,13 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
-    """Print an error message and end the program."""
     hint = " (-v 1 for the traceback)" if status < EXIT_INTERRUPTED else ""
     print(f"error{hint}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 
 
 def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the strings in the value of a flag, with their names.
-
-    Raises:
-      OSError: the config file that it names could not be read.
-    """
+    """Yield the strings in a flag's value with their names; OSError if its config is unreadable."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, list | tuple):
@@ -300,13 +289,12 @@ def _of_config(error: Exception, given: Sequence[str]) -> str:
 
 
 def _nearest(text: str) -> str:
-    """The key that ml_collections proposes."""
     found = re.search(r"[Dd]id you mean\W+(\w+)", text)
     return f"did you mean {found[1]!r}? " if found else ""
 
 
 def _place(error: BaseException | None, path: str) -> str:
-    """File and line in which the config file at `path`, or one that it builds on, has failed."""
+    """File and line at which the config file at `path`, or one that it builds on, has failed."""
     if error is None:
         return ""
     if _OF_FILE in str(error):
@@ -319,7 +307,7 @@ def _place(error: BaseException | None, path: str) -> str:
 
 
 def _check_local() -> None:
-    """End the program if a path is a URL, or that of --workdir is one that runs cannot have."""
+    """End the program if a path is a URL, or --workdir is a path that runs cannot use."""
     for name in flags.FLAGS:
         if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue

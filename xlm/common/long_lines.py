@@ -15,7 +15,7 @@ _PIECES = re.compile(
 
 
 def cut_line(line: str) -> list[str]:
-    """Return a line or, if it has more than `LONGEST` characters, its pieces of at most 512."""
+    """Return a line, or pieces of at most 512 characters if it has more than `LONGEST`."""
     if len(line) <= LONGEST:
         return [line]
     return [piece for found in _PIECES.findall(line) if (piece := found.strip())]

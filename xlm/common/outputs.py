@@ -1,8 +1,8 @@
 """Outputs of commands: new, or replaced by --overwrite; never a link, a device or an input.
 
 A command enters `file` or `folder` before its work, and writes to the temporary path that this
-yields. The output is checked then and again before it is published, and no other process writes to
-it meanwhile. A hidden folder beside it has the lock and all that is not whole yet.
+yields. The output is checked then and again before publication, under a lock against other
+processes. A hidden folder beside it has the lock and all unfinished files.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from xlm.common import artifacts
 _Output = contextlib.AbstractContextManager[pathlib.Path]
 _Paths = Sequence[str | os.PathLike[str]]
 
-flags.disclaim_key_flags()  # those below are of the command that asks for them
+flags.disclaim_key_flags()  # the flags below belong to the command that defines them
 
 
 def define_flags(text: str) -> flags.FlagHolder[str | None]:
@@ -30,11 +30,10 @@ def define_flags(text: str) -> flags.FlagHolder[str | None]:
 def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _Output:
     """Write a file, called `name` by the user, that is none of `inputs`.
 
-    Raises:
-      ValueError, OSError: it is one, exists and is not to be replaced, is a folder, a link or a
-        device, cannot be written, or another process writes it.
+    Raises ValueError or OSError if it is an input, exists and may not be replaced, is a folder, a
+    link or a device, cannot be written, or another process writes it.
     """
-    # Above, links may lead elsewhere, and ".." out of what is not there.
+    # Resolve the parent: links may lead elsewhere, and ".." out of a folder that does not exist.
     path = pathlib.Path(name).parent.resolve() / pathlib.Path(name).name
 
     def check() -> None:
@@ -53,9 +52,8 @@ def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _O
 def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _Output:
     """Write files to a folder, called `name` by the user, that neither is nor holds an input.
 
-    Raises:
-      ValueError, OSError: it does, is not empty and no file is to be replaced, has a link, folder
-        or device of a file's name, cannot be written, or another process writes to it.
+    Raises ValueError or OSError if it does, is not empty and may not be overwritten, has a link,
+    folder or device of a file's name, cannot be written, or another process writes to it.
     """
     path = pathlib.Path(name).resolve()
 
@@ -75,7 +73,7 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
 
 
 def parts(aside: pathlib.Path, key: str) -> pathlib.Path:
-    """Folder for parts of what is written to `aside`, which depend on `key`; kept until it is."""
+    """Folder for parts of `aside` that depend on `key`; kept until `aside` is published."""
     return aside.parents[1] / "parts" / key
 
 
@@ -87,7 +85,7 @@ def _written(
         raise ValueError(f"--output is {name!r}, must be a path: results are written to files")
     check()
     path = pathlib.Path(name).resolve()
-    # Since it is removed, its name is none that a user's may have.
+    # The folder is removed later, so its name must be unlike any of the user's.
     digest = artifacts.fingerprint(os.fsencode(path.name).hex())
     hidden = path.with_name(f".{path.name}.{digest}.output")
     try:
@@ -108,7 +106,7 @@ def _written(
 
 @contextlib.contextmanager
 def _emptied(hidden: pathlib.Path) -> Iterator[None]:
-    """Remove what a killed process has left, and in the end all but parts."""
+    """Remove what a killed process has left, and at the end all but parts."""
     shutil.rmtree(hidden / "new", ignore_errors=True)
     (hidden / "new").mkdir()
     try:
@@ -121,7 +119,7 @@ def _emptied(hidden: pathlib.Path) -> Iterator[None]:
 
 
 def _publish_files(aside: pathlib.Path, folder: pathlib.Path) -> None:
-    """Move files to a folder, all at once if it is new; others of the same names are replaced."""
+    """Move files to a folder, all at once if it is new; replace files of the same names."""
     if not folder.exists():
         artifacts.publish(aside, folder)
         return

@@ -1,4 +1,4 @@
-"""What an installation has: packages that only some uses need, recipes, the embedded corpus."""
+"""Contents of an installation: optional packages, recipes, the embedded corpus."""
 
 import contextlib
 import importlib
@@ -9,15 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(by: str, extra: str = "train") -> Iterator[None]:
-    """Import packages in the block; an error names the command that installs what is missing.
-
-    Args:
-      extra: of pyproject.toml, which has them. Those with older releases than others ask for an
-        environment of their own.
-
-    Raises:
-      ValueError: one cannot be imported.
-    """
+    """Import packages in the block; ValueError says how to install the `extra` that has them."""
     try:
         yield
     except ImportError as error:
@@ -27,10 +19,7 @@ def needed(by: str, extra: str = "train") -> Iterator[None]:
 
 
 def embedded(name: str) -> pathlib.Path:
-    """Folder "configs" or "corpus", relative to the working directory where it is below that.
-
-    It is at the root of a checkout, and within this package where that is installed.
-    """
+    """Folder "configs" or "corpus" of the checkout or package; relative if below the cwd."""
     package = pathlib.Path(__file__).resolve().parent.parent
     found = package / name if (package / name).is_dir() else package.parent / name
     here = pathlib.Path.cwd()
@@ -38,13 +27,13 @@ def embedded(name: str) -> pathlib.Path:
 
 
 def find_recipes() -> None:
-    """Make `configs` importable where this package is installed: recipes build on each other."""
+    """Make `configs` importable if this package is installed: recipes build on each other."""
     if "configs" not in sys.modules and (embedded("configs").parent.name == "xlm"):
         sys.modules["configs"] = importlib.import_module("xlm.configs")
 
 
 def recipe(path: str) -> str:
-    """Path of a config file that the user calls `path`, which may be one that is installed."""
+    """Path of a config file that the user calls `path`, which may be an installed recipe."""
     name, colon, argument = path.partition(":")
     there = embedded("configs").parent / name
     if pathlib.Path(name).exists() or not name.startswith("configs/") or not there.is_file():

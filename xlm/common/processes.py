@@ -18,11 +18,11 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class Workers:
-    """Pool of up to `number` worker processes, started when they are first needed.
+    """Pool of up to `number` worker processes, started on first use; `key` is their config key.
 
-    A context manager. Where Ctrl-C or a signal ends its block, the workers end at once, and
-    otherwise after the jobs that they are at. `key` is that of the config with the number. Unlike
-    `concurrent.futures`, it starts no thread, without which that one waits for ever.
+    A context manager. Ctrl-C or a signal in its block ends the workers at once; otherwise they
+    finish their current jobs. It starts no thread, unlike `concurrent.futures`, which waits for
+    ever if its thread is missing.
     """
 
     def __init__(self, number: int, key: str):
@@ -38,11 +38,9 @@ class Workers:
     def run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
         """Call a function with the arguments of each job; yield the results as they come.
 
-        If there are not two jobs and workers, this process does it.
-
-        Raises:
-          MemoryError: in a worker, or it was killed, as the system does where memory is short.
-          Exception: of a job, after which no other is begun and all have ended.
+        This process does the work itself unless there are at least two jobs and two workers. Raises
+        MemoryError if a worker is out of memory or was killed, as the system does when memory is
+        short. After any other exception of a job, no other job begins and all workers end.
         """
         if min(self._number, len(jobs)) < 2:
             yield from (function(*job) for job in jobs)
@@ -50,7 +48,7 @@ class Workers:
         try:
             yield from self._run(function, jobs)
         except Exception as error:
-            # All end: who handles the error may remove the folder that jobs write to.
+            # All end: the handler of the error may remove the folder that jobs write to.
             self._stop(at_once=isinstance(error, MemoryError))
             raise
 
@@ -82,8 +80,8 @@ class Workers:
         # Spawned, not forked: this process may hold threads of its libraries.
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # or the first start would, and change the mask
-        # Workers inherit it: Ctrl-C, which reaches all processes of a terminal, is for this one
-        # alone, also while they import their modules. Nor is a start cut short.
+        # Workers inherit the mask: Ctrl-C reaches all processes of a terminal, but only this one
+        # acts on it, even while they import their modules. Nor is a start cut short.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             while len(self._workers) < count:
@@ -106,7 +104,7 @@ class Workers:
 
 
 def _work(jobs: Any, parent: int) -> None:
-    """Do jobs until there are no more, or until the parent has ended, in whatever way."""
+    """Do jobs until there are no more, or until the parent has ended in any way."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

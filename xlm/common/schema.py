@@ -1,7 +1,7 @@
-"""Keys of a config: each is a field of a settings class, declared once by `key`.
+"""Keys of a config: fields of settings classes, each declared once by `key`.
 
-The field has the name, the type, the default and the limits; the class's docstring has the sentence
-that documents it. Checks, help, the reference page and the identity of a stage come from these.
+A field holds name, type, default and limits; the class's docstring documents it. Checks, help, the
+reference page and the identity of a stage come from these.
 """
 
 import dataclasses
@@ -29,12 +29,9 @@ def key(
 ) -> Any:
     """A field of a settings class that is a key of a config.
 
-    Args:
-      default: also what a record is read with that was made before the key existed.
-      at_least, above, below, at_most: limits of a number.
-      choices: of a name, or of the names in a tuple.
-      effect: what a change does: to "results"; to "records" and speed alone, so that a stage may
-        resume with it; or it is the "place" of text that a digest identifies.
+    Older records without the key are read with `default`. `choices` limit a name, or the names in a
+    tuple. `effect` says what a change affects: "results"; "records" and speed, so that a stage may
+    resume; or the "place" of text that a digest identifies.
     """
     limits = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
     metadata: dict[str, Any] = {"key": True, "choices": tuple(choices), "effect": effect}
@@ -45,14 +42,7 @@ def key(
 
 
 class Key(NamedTuple):
-    """A key of a section.
-
-    Attributes:
-      kind: its type, an annotation.
-      default: None only where no value is one, too.
-      text: what it means.
-      limits: the arguments of `key`.
-    """
+    """A key of a section: type, default (None only if valid), meaning, and arguments of `key`."""
 
     kind: Any
     default: Any
@@ -66,12 +56,7 @@ Section = dict[str, Key]
 def section(
     *classes: type, only: Iterable[str] = (), without: Iterable[str] = (), **defaults: Any
 ) -> Section:
-    """The keys of settings classes, in their order.
-
-    Args:
-      only, without: which of them; all by default.
-      **defaults: those that differ.
-    """
+    """Collect the keys of settings classes in order, `only` or `without` some, with `defaults`."""
     found: Section = {}
     for one in classes:
         kinds, texts = typing.get_type_hints(one), documentation(one)
@@ -90,7 +75,7 @@ def section(
 
 
 def documentation(one: type) -> dict[str, str]:
-    """The entries of a class's docstring by field; "a, b: text" stands for both."""
+    """Return the entries of a class's docstring by field; "a, b: text" stands for both."""
     found = dict(documentation(one.__base__)) if one.__base__ not in (None, object) else {}
     _, _, entries = (one.__doc__ or "").partition("Attributes:\n")
     for names, text in re.findall(r"^ {6}(\w[\w, ]*): (.*(?:\n {8}.*)*)", entries, re.M):
@@ -102,9 +87,8 @@ def documentation(one: type) -> dict[str, str]:
 def settings(kind: type[T], section: Any, /, **derived: Any) -> T:
     """Convert a section of a checked config to a settings class.
 
-    Args:
-      section: values of the fields that are keys of it; others have their defaults.
-      **derived: of the others, such as the vocabulary size, or of keys that are derived here.
+    `section` has the values of keys; other fields keep their defaults. `derived` has values of
+    further fields, such as the vocabulary size, or of keys that are derived here.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     values = section.to_dict() if hasattr(section, "to_dict") else section
@@ -118,14 +102,14 @@ def settings(kind: type[T], section: Any, /, **derived: Any) -> T:
 
 
 def check(settings: Any, name: str) -> None:
-    """Raise ValueError where a value of a settings object, section `name`, is out of its limits."""
+    """Raise ValueError if a value of a settings object, section `name`, is out of its limits."""
     for field in dataclasses.fields(settings):
         if field.metadata.get("key"):
             check_limits(f"{name}.{field.name}", getattr(settings, field.name), field.metadata)
 
 
 def check_value(name: str, value: Any, one: Key) -> None:
-    """Raise ValueError where a value is of another type than its key, or out of its limits."""
+    """Raise ValueError if a value has another type than its key, or is out of its limits."""
     if not _fits(value, one.kind):
         raise ValueError(f"{name} is {value!r} ({type(value).__name__}), must be {words(one.kind)}")
     if isinstance(value, tuple | list):
@@ -136,7 +120,6 @@ def check_value(name: str, value: Any, one: Key) -> None:
 
 
 def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raise ValueError where a value is out of the limits of its key."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} is {value}, must be finite")
     if choices := limits.get("choices"):
@@ -161,7 +144,7 @@ def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def words(kind: Any) -> str:
-    """A type in words, with an example where it is not plain."""
+    """Describe a type in words, with an example if it is not plain."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     plain = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
     if kind in plain:
@@ -179,7 +162,7 @@ def words(kind: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; of the elements of a tuple this says nothing."""
+    """Whether a value is of a type; elements of a tuple are not checked."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True

@@ -15,15 +15,12 @@ def markdown(
     rows: Iterable[Row], formats: Mapping[str, str] | str = "", *, left: int = 1,
     mean: Collection[str] = (),
 ) -> str:  # fmt: skip
-    """Format rows as a table in Markdown; "" for no rows.
+    """Format rows as a Markdown table with the columns of all rows; "" for no rows.
 
-    The columns are those of all rows. None, NaN and what a row lacks are empty cells. Marks of
-    Markdown stay marks; those of HTML and "|" are text.
-
-    Args:
-      formats: format of the numbers of each column, or of all, such as ".3f" or "+.1%".
-      left: columns that are aligned to the left.
-      mean: columns whose means are the last row.
+    None, NaN and missing values are empty cells. Marks of Markdown stay marks; those of HTML and
+    "|" are text. `formats` are number formats by column, or one for all, such as ".3f" or "+.1%".
+    The first `left` columns are aligned to the left. A last row has the means of the columns
+    `mean`.
     """
     rows = list(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -46,7 +43,7 @@ def markdown(
 
 
 def shown(value: Any, form: str = "") -> str:
-    """Format a number, if it is one; leave text as it is, and nothing of None and NaN."""
+    """Format a number; return text unchanged, and "" for None and NaN."""
     if value is None or value != value:
         return ""
     return value if isinstance(value, str) else format(value, form)
@@ -65,7 +62,7 @@ def signed(value: float, form: str) -> str:
 
 
 def named(names: Collection[str], most: int) -> str:
-    """List the first names, and the number of the others."""
+    """List the first `most` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(list(names)[:most]) + more
 
@@ -85,12 +82,11 @@ def page(*parts: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape the marks of Markdown and HTML."""
     return re.sub(r"([\\`*_|<>\[\]~$&])", r"\\\1", text)
 
 
 def without_html(text: str) -> str:
-    """Escape what would be HTML or end a cell, unless it is escaped."""
+    """Escape what would be HTML or end a cell, unless it is escaped already."""
     return re.sub(r"(?<!\\)([<>&|])", r"\\\1", text)
 
 

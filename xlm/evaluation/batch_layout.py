@@ -22,10 +22,12 @@ def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarra
 
 
 class BatchLayout:
-    """Device layout of the batches of an evaluation: sharded inputs, replicated results."""
+    """Layout of evaluation batches on the devices of `mesh`, of all hosts; one device without it.
+
+    Inputs are sharded, results replicated. `size` is rounded up to divide evenly over the devices.
+    """
 
     def __init__(self, mesh: Mesh | None, size: int):
-        """Set the batch size to `size`, rounded up to divide evenly over the devices of `mesh`."""
         self._mesh = mesh
         self.size = size if mesh is None else size + -size % sharding.num_batch_shards(mesh)
 

@@ -13,18 +13,15 @@ from xlm.evaluation.settings import DecodingSettings
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 
-# Tokens that are not worth a program of their own.
+# Fewer tokens are not worth a loop of their own.
 _LEAST_CAPACITY = 16
 
 
 class TokenIds(NamedTuple):
     """Ids that a search must know.
 
-    Attributes:
-      eos: ends a hypothesis.
-      pad: stands after its end.
-      forbidden: never generated, such as `<s>`, `<pad>` and `<mask>`.
-      num_classes: ids from it on are rows of the table that are no classes of the softmax.
+    Hypotheses end with `eos`, then `pad` follows. `forbidden` ids, such as `<s>`, `<pad>` and
+    `<mask>`, are never generated. Table rows from `num_classes` on are no classes of the softmax.
     """
 
     eos: int
@@ -37,9 +34,9 @@ class Hypotheses(NamedTuple):
     """Finished hypotheses of each sentence, the best one first.
 
     Attributes:
-      tokens: [B, K, T] int32, `</s>` and then padding at the end; without the first token.
-      scores: [B, K] float32; -inf of a hypothesis that was not found, which has no tokens.
-      lengths: [B, K] int32 tokens with `</s>`.
+      tokens: [B, K, T] int32, without the first token; they end with `</s>` and padding.
+      scores: [B, K] float32; -inf for a hypothesis that was not found, which has no tokens.
+      lengths: [B, K] int32 tokens, including `</s>`.
     """
 
     tokens: jax.Array
@@ -48,14 +45,12 @@ class Hypotheses(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A search under way.
+    """A search under way, with the best `finished` hypotheses so far and the step's cache.
 
     Attributes:
       length: scalar int32, tokens of each live hypothesis.
       tokens: [B, K, T] int32 live hypotheses, the most probable one first.
-      log_probs: [B, K] float32 of the live hypotheses; -inf where there are fewer than K.
-      finished: the best finished ones so far.
-      cache: that of the step.
+      log_probs: [B, K] float32 of the live hypotheses; -inf if there are fewer than K.
     """
 
     length: jax.Array
@@ -74,26 +69,22 @@ def beam_search(
     cache_axes: Any = 0,
     grown: Callable[[Any, int], Any] | None = None,
 ) -> Hypotheses:
-    """Search for the best continuations of each sentence's first token.
+    """Search for the K best continuations of each sentence's first token; traceable by `jax.jit`.
 
     At each length the K best unfinished continuations of the live hypotheses stay alive. Those that
-    end among the K best of all are finished: they are kept apart, with the K best scores. Of equal
-    scores the one of the better live hypothesis is first, then that of the larger logit, then of
-    the smaller token, and among finished hypotheses the one found earlier. All is traceable by
-    `jax.jit`; the sentences of a batch do not influence each other.
+    end among the K best of all are finished: they are kept apart, with the K best scores. Ties go
+    to the better live hypothesis, then the larger logit, then the smaller token; among finished
+    hypotheses to the earlier one. The sentences of a batch do not influence each other.
 
     Args:
       step: the model; NaN among its logits counts as -inf. The first tokens have index 0.
       first_tokens: [B] int32, such as a language symbol.
-      cache: any pytree of arrays, for K hypotheses of each sentence (see `repeat`), reordered as
-        hypotheses are.
-      cache_axes: axis [B K] of the arrays of the cache, for all, or a prefix of the pytree with
-        None for arrays that all hypotheses share, such as a length.
-      grown: gives a cache room for a number of tokens, of `capacities`, which the search asks for
-        as it gets there; None for a cache that has room for T tokens.
-
-    Returns:
-      The K best hypotheses of each sentence.
+      cache: any pytree of arrays for K hypotheses of each sentence (see `repeat`), reordered with
+        the hypotheses.
+      cache_axes: axis [B K] of all arrays of the cache, or a prefix of the pytree, with None for
+        arrays that all hypotheses share, such as a length.
+      grown: gives a cache room for a number of tokens, one of `capacities`, when the search needs
+        it; None if the cache has room for T tokens.
     """
     batch, beams = len(first_tokens), settings.beams
     empty = jnp.full((batch, beams, settings.max_length), ids.pad, jnp.int32)
@@ -101,7 +92,7 @@ def beam_search(
     state = _State(
         length=jnp.int32(0),
         tokens=empty,
-        # All hypotheses begin alike, so that only one of them may be continued.
+        # All hypotheses begin alike, so only one of them may be continued.
         log_probs=none.at[:, 0].set(0),
         finished=Hypotheses(empty, none, jnp.zeros((batch, beams), jnp.int32)),
         cache=cache,
@@ -128,11 +119,10 @@ def beam_search(
 
 
 def capacities(max_length: int) -> list[int]:
-    """Return the numbers of tokens that a growing cache has room for, in order.
+    """Return the numbers of tokens that a growing cache has room for: a quarter, a half and all.
 
-    A step costs what its cache has room for, in attention and in the reordering of hypotheses, and
-    most sentences are far shorter than the longest that may come: a quarter, a half and all of
-    that. Every number is a loop of its own to compile, so that there are no more.
+    A step costs what its cache has room for, in attention and in reordering, and most sentences are
+    far shorter than the limit. Each number is a loop of its own to compile, so there are no more.
     """
     parts = (-(-max_length // 4), -(-max_length // 2))
     return [part for part in parts if part >= _LEAST_CAPACITY] + [max_length]
@@ -146,15 +136,11 @@ def repeat(tree: Any, beams: int) -> Any:
 def _best_of_each(
     logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
 ) -> tuple[jax.Array, jax.Array]:
-    """The most probable next tokens of each hypothesis, given logits [B K, V] of all tokens.
+    """Return log probabilities [B, K, N] float32 and ids [B, K, N] int32 of the best next tokens.
 
-    Logits have the order of log probabilities, so that only those of the chosen are needed.
-
-    Returns:
-      log_probs: [B, K, N] float32 by the classes' softmax; N is 2 K, or V if it is smaller: each
-        hypothesis ends in one way, so that K of the best 2 K continuations do not. -inf of tokens
-        that are no class or must not come next.
-      tokens: [B, K, N] int32.
+    Of logits [B K, V], ordered as log probabilities, only the chosen are normalised. N is min(2 K,
+    V): each hypothesis can end in one way, so K of the best 2 K continuations do not end. Tokens
+    that are no class or must not come next have -inf.
     """
     batch, beams = state.log_probs.shape
     is_class = np.arange(logits.shape[-1])[None] < ids.num_classes
@@ -173,7 +159,7 @@ def _best_of_each(
 def _allowed(
     logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
 ) -> jax.Array:
-    """Logits [B K, V] with -inf for tokens that must not come next."""
+    """Return logits [B K, V] with -inf for tokens that must not come next."""
     tokens = np.arange(logits.shape[-1])[None]
     is_last = state.length == settings.max_length - 1
     is_allowed = ~np.isin(tokens, ids.forbidden) & ((tokens == ids.eos) | ~is_last)
@@ -227,7 +213,7 @@ def _extended(
 
 
 def _merged(old: Hypotheses, new: Hypotheses, ids: TokenIds) -> Hypotheses:
-    """The best ones of two sets of K hypotheses."""
+    """Return the best of two sets of K hypotheses."""
     both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), old, new)
     scores, chosen = jax.lax.top_k(both.scores, old.scores.shape[1])
     is_there = scores > -jnp.inf
@@ -264,7 +250,7 @@ def _appended(state: _State, parents: jax.Array, tokens: jax.Array) -> jax.Array
 
 
 def _reordered(cache: Any, parents: jax.Array, axes: Any) -> Any:
-    """A cache whose hypotheses are those with the given parents, [B, K]."""
+    """Return a cache whose hypotheses are those with the given parents, [B, K]."""
     batch, beams = parents.shape
     rows = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)
 

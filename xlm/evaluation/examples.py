@@ -36,11 +36,10 @@ class Example:
     """A sentence with a gap, and the model's predictions for the gap.
 
     Attributes:
-      language: code of the language.
       text: the model's whole input, a sentence with `GAP` in place of the masked piece.
       truth: the masked piece.
-      probability: probability of the truth, in the softmax over the whole vocabulary.
-      rank: rank of the truth among all pieces, 1 for the likeliest.
+      probability: of the truth, in the softmax over the whole vocabulary.
+      rank: of the truth among all pieces, 1 for the likeliest.
       likeliest: the likeliest pieces and their probabilities, in descending order.
     """
 
@@ -61,7 +60,7 @@ class Cloze(NamedTuple):
 
 
 class Examples:
-    """Cloze examples: prediction of the masked piece of one held-out sentence of each language."""
+    """Predictions of the masked piece of one held-out sentence of each language; see `choose`."""
 
     def __init__(
         self,
@@ -72,13 +71,6 @@ class Examples:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Choose the sentences.
-
-        Args:
-          pieces: [V] pieces of the tokenizer, by id.
-          seed: of the choice of the sentences.
-          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
-        """
         self._objective = objective
         self._special, self._length = store.special, store.length
         self._pieces = pieces
@@ -144,14 +136,9 @@ class Examples:
 def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
     """Draw a held-out sentence of each language, and a piece of it, independently of any model.
 
-    The sentence is drawn from the whole sentences of `SHORTEST` to `LONGEST` pieces or, if there
-    are none, from parts of sentences of that length. The piece has a letter and occurs `MIN_COUNT`
-    times or more in the language's training text. Languages without such a piece are left out.
-
-    Args:
-      store: held-out sequences, and counts of the training text.
-      pieces: [V] pieces of the tokenizer, by id.
-      seed: of the choice of sequences, sentences and pieces.
+    Whole sentences of `SHORTEST` to `LONGEST` pieces come first, then parts of sentences of that
+    length. The piece has a letter and occurs `MIN_COUNT` times or more in the language's training
+    text. Languages without such a piece are left out. `pieces` [V] are the tokenizer's, by id.
     """
     is_word = np.array([_is_word(piece) for piece in pieces])
     is_word[list(dataclasses.astuple(store.special))] = False
@@ -201,7 +188,6 @@ def _sentences(
 
 
 def examples_table(examples: Sequence[Example]) -> str:
-    """Format examples as a Markdown table, with one row per example."""
     rows = []
     for one in examples:
         found = {piece: _prediction(piece, probability) for piece, probability in one.likeliest}

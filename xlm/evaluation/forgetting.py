@@ -29,19 +29,12 @@ def relative(measure: str, before: float, after: float) -> float:
 
 
 def form_of(measure: str) -> tuple[str, float]:
-    """Return the format of a measure in tables and the factor of its values; scores in per cent."""
+    """Return a measure's number format and factor in tables; scores are in per cent."""
     return ("{:.3f}", 1.0) if measure == LOSS else ("{:.1f}", 100.0)
 
 
 def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
-    """Write report, plot and results to `folder`; return the text of the report.
-
-    Args:
-      changes: scores by data and measure, each with languages.
-
-    Raises:
-      ValueError: nothing has a score in a language both before and after.
-    """
+    """Write report, plot and results; return the report. ValueError if no score is in both runs."""
     changes = {of: change for of, change in changes.items() if change}
     if not changes:
         raise ValueError(

@@ -20,13 +20,12 @@ class LanguageLoss:
 
     Attributes:
       loss: mean negative log-likelihood of a masked token in nats, softmax over the vocabulary.
-      bits_per_character: the same in bits, times tokens per character of held-out text, which is
-        comparable across vocabularies. Each token is predicted from the others of its sequence, so
-        this is not the compression rate of a left-to-right model.
-      unigram: nats per token under the unigram distribution of the language's training text, the
-        loss of a model that knows the language's token frequencies but no context. Smoothed after
-        Witten and Bell (1991): of N tokens of T types, the share T / (N + T) is divided equally
-        among all pieces.
+      bits_per_character: the same in bits, times tokens per character of held-out text. It compares
+        vocabularies. Each token is predicted from all others of its sequence, so this is not the
+        compression rate of a left-to-right model.
+      unigram: nats per token under the unigram distribution of the language's training text.
+        Smoothed after Witten and Bell (1991): of N tokens of T types, all pieces share T / (N + T)
+        equally.
       tokens: number of tokens predicted.
     """
 
@@ -48,11 +47,11 @@ def deal_folds(
 
 
 class ExactMaskedLM:
-    """Evaluator of the masked-LM loss on held-out sequences.
+    """Evaluator of the masked-LM loss on held-out sequences; ValueError if there are none.
 
-    The text tokens of a sequence are divided into `num_folds` folds at random; in pass f, all
-    tokens of fold f are replaced by `<mask>` and predicted. So every token counts once, and the
-    only randomness is the assignment to folds, which the seed determines.
+    The text tokens of a sequence are divided into `num_folds` folds at random, by the seed. Pass f
+    replaces all tokens of fold f by `<mask>` and predicts them; with 7 folds, about 15 % at a time.
+    So every token counts once.
     """
 
     def __init__(
@@ -66,18 +65,6 @@ class ExactMaskedLM:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Prepare the evaluation.
-
-        Args:
-          objective: the model and its special ids.
-          num_folds: number of passes; with 7, about 15 % of the tokens are masked at a time.
-          max_sequences: held-out sequences used per language, see `spread_rows`.
-          seed: of the assignment of tokens to folds.
-          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
-
-        Raises:
-          ValueError: the packed dataset has no held-out sequences.
-        """
         self._objective = objective
         self._store = store
         self._num_folds = num_folds
@@ -109,7 +96,6 @@ class ExactMaskedLM:
         return {"eval/loss": float(np.mean(list(values.values()))), **values}
 
     def run(self, params) -> dict[str, LanguageLoss]:
-        """Return the loss of each language."""
         losses, tokens = self._totals(params)
         results = {}
         for i, lang in enumerate(self._rows):

@@ -1,8 +1,8 @@
 """Losses of language pairs beyond what their languages explain.
 
 A pair has a high loss because its text is damaged, or because its languages are hard for the model.
-The second shows in all pairs of a language: loss(a, b) = u_a + u_b, fitted by least squares, is
-what a pair has for its languages, and what is left is of its own text.
+The second shows in all pairs of a language. So loss(a, b) = u_a + u_b is fitted by least squares,
+and the residual is due to the pair's own text.
 """
 
 import statistics
@@ -18,12 +18,9 @@ _LEAST_SHARE = 1e-6
 
 
 def mean_losses(record: PairRecord) -> dict[str, float]:
-    """Average the losses of each pair that was seen, over the second half of the phases.
+    """Average the loss of each pair seen, less the mean of its phase, over the last half of phases.
 
-    Each is taken less the mean of its phase, as losses fall in training.
-
-    Raises:
-      ValueError: there are no phases.
+    The mean is subtracted since losses fall in training. Raises ValueError if there are no phases.
     """
     if not record.phases:
         raise ValueError("no phase was recorded; train past the first step of robust.num_phases")
@@ -41,13 +38,7 @@ def excess_losses(
 ) -> dict[str, float | None]:
     """Return the loss of each pair less the one that all other pairs predict for its languages.
 
-    Args:
-      losses: loss of each pair, by its name.
-      languages: the two languages of each pair, by its name.
-
-    Returns:
-      The excess, in the unit of the losses; None for a pair whose languages no other pairs tell,
-      such as the only pair of a language.
+    None for a pair whose languages no other pairs determine, such as the only pair of a language.
     """
     if not losses:
         return {}
@@ -66,6 +57,6 @@ def excess_losses(
 
 
 def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the pairs whose excess is known with it, the highest first."""
+    """Return the known excesses by pair, the highest first."""
     known = {pair: value for pair, value in excess.items() if value is not None}
     return dict(sorted(known.items(), key=lambda item: -item[1]))

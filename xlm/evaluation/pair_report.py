@@ -1,10 +1,9 @@
 """Report of robust sampling: the most up- and down-weighted pairs (XY-LENT Section 6.6, Figure 4).
 
-The text of pairs at either end is worth a look. Noisy translations have high losses and are
-up-weighted. Near copies, and text that the model predicts without understanding, are down-weighted.
-So are pairs of languages that are hard or easy for the model, whatever their text. The report also
-lists the pairs of highest and lowest loss beyond their languages (`xlm.evaluation.pair_excess`),
-which the paper does not have.
+Look at the text of both ends. Noisy translations have high losses and are up-weighted. Near copies,
+and text that the model predicts without understanding, are down-weighted. So are pairs of languages
+that are hard or easy for the model, whatever their text. The report therefore also lists pairs by
+loss beyond their languages (`xlm.evaluation.pair_excess`), which the paper does not have.
 """
 
 import math
@@ -32,13 +31,9 @@ PairWeight = dict[str, Any]
 
 
 def ranked_pairs(record: PairRecord) -> list[PairWeight]:
-    """Rank the pairs that can be drawn, the most up-weighted one first.
+    """Rank the pairs that can be drawn, the most up-weighted first; ValueError without phases.
 
-    Pairs of the same ratio, such as those of weight 0, are ranked by their mean ratio, then by
-    their loss, then by name.
-
-    Raises:
-      ValueError: there are no phases.
+    Ties, such as pairs of weight 0, are ranked by mean ratio, then loss, then name.
     """
     if not record.phases:
         raise ValueError(
@@ -78,12 +73,7 @@ def extremes(
 def ends_by_loss(
     ranked: Sequence[PairWeight], number: int = 10
 ) -> tuple[list[PairWeight], list[PairWeight]]:
-    """Select the pairs of highest and of lowest loss, the most extreme first, none in both.
-
-    Args:
-      ranked: pairs that have not been re-weighted, so that their loss is their rank.
-      number: most pairs at each end.
-    """
+    """Select the pairs of highest and lowest loss, most extreme first, if none was re-weighted."""
     seen = [one for one in ranked if one["loss"] is not None]
     middle = (len(seen) + 1) // 2
     return seen[:middle][:number], seen[middle:][::-1][:number]
@@ -98,14 +88,7 @@ def write_pair_report(
 ) -> str:
     """Write plot, report and results to `folder`; return the text of the report.
 
-    Without re-weighting, as with `robust.rho` 0, the pairs are reported by loss, without a plot.
-
-    Args:
-      languages: the two languages of each pair, by its name.
-      examples: sentence pairs of a pair, as strings.
-
-    Raises:
-      ValueError: there are no phases.
+    Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot.
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
@@ -213,16 +196,12 @@ def _examples_table(examples: Sequence[tuple[str, str]]) -> str:
 
 
 def _short(text: str) -> str:
-    """Join lines, and cut long text."""
     text = " ".join(text.split())
     return tables.text_cell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:
-    """Plot the ratios of the pairs at both ends as bars from 1, with their means as dots.
-
-    The panels share their axis, and the most extreme pair is on top of each.
-    """
+    """Plot the ratios of the most extreme pairs as bars from 1, with their means as dots."""
     height = 1.4 + 0.24 * max(len(up), len(down), 4)
     figure, panels = figures.new((9, height), ncols=2, sharex=True)
     for axes, title, pairs, colour in zip(

@@ -65,11 +65,7 @@ def plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None:
 def plot_shares(
     samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndarray], path: pathlib.Path
 ) -> None:
-    """Shares of the pairs, largest first, and how often each repeats against its size.
-
-    Args:
-      epochs: by method, [pairs] passes of a run over each pair, in the order of `shares()`.
-    """
+    """Plot shares of the pairs, largest first, and `epochs` [pairs] of each against its size."""
     figure, (left, right) = figures.new((13, 5), ncols=2)
     for one in samplings:
         shares = np.sort(list(one.shares().values()))[::-1]

@@ -21,11 +21,8 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md, report.json and the plots; return the path of report.md.
 
-    Args:
-      folder: where to; other files there stay.
-      samplings: one a method, of the same pairs.
-      examples: sentence pairs that a run draws, by method.
-      settings: of the run; its method is marked.
+    `examples` are the sentence pairs that a run draws, by method. The method of `settings` is
+    marked.
     """
     epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
     pair_sampling_plots.plot_density(samplings, folder / "density.png")
@@ -42,7 +39,6 @@ def write_report(
 def page(
     samplings: Sequence[PairSampling], examples: Mapping[str, float], settings: PairSamplingSettings
 ) -> str:
-    """Return the report as Markdown."""
     first = samplings[0]
     epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
     return tables.page(
@@ -112,7 +108,7 @@ def _methods_table(
 
 
 def _missed_sections(samplings: Sequence[PairSampling]) -> list[str]:
-    """Table of the languages without the shares that m2m or sinkhorn was to give them, if any."""
+    """Return a table of languages without the shares that m2m or sinkhorn owe them, if any."""
     rows = [
         {"method": one.method, "language": language, "partners": f"{partners}",
          "wanted, %": 100 * wanted, "has, %": 100 * found}

@@ -18,10 +18,9 @@ UNLISTED = "unlisted"
 
 
 class Row(Artefact, frozen=True):
-    """Published results of one model in one table.
+    """Published results of one model in one table; `source` is the publication.
 
     Attributes:
-      model, source, setting: the model, the publication and the evaluation setting.
       scores: by task and metric, in per cent; averages over the paper's languages.
       languages: scores by task, metric and language, where published.
       gap: cross-lingual transfer gap by task, in points.
@@ -72,10 +71,6 @@ class Published(Artefact, frozen=True):
 
 
 def read(path: pathlib.Path = DEFAULT) -> Published:
-    """Read published results.
-
-    Raises:
-      ValueError: the file is not in the format of published.json in this folder.
-    """
+    """Read published results; ValueError if the file is not in the format of published.json."""
     remedy = f"{DEFAULT.name} in xlm/evaluation/ shows the format"
     return declarations.read(path, Published, remedy=remedy)

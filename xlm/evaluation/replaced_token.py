@@ -1,8 +1,8 @@
 """Quality of a discriminator: how well it finds replaced tokens in held-out text.
 
-On samples of its own generator the task gets harder as the generator learns, so that scores fall
-while both improve. On a fixed corruption, of unigram samples or of a frozen generator's, they are a
-learning curve.
+On samples of its own generator the task gets harder as the generator learns, so scores fall while
+both improve. On a fixed corruption, by unigram samples or a frozen generator, they are a learning
+curve.
 """
 
 import dataclasses
@@ -28,10 +28,9 @@ class Detection:
       auc: area under the ROC curve: probability that a replaced token has a higher logit than an
         original one; 0.5 is chance.
       precision: share of replaced tokens among those with a positive logit; NaN if there are none.
-      recall: share of replaced tokens with a positive logit.
+      recall: share of replaced tokens with a positive logit; NaN if no token is replaced.
       replaced: share of replaced tokens.
       loss: binary cross-entropy, nats a token.
-      tokens: number of tokens classified.
     """
 
     auc: float
@@ -45,8 +44,9 @@ class Detection:
 class ReplacedTokenDetection:
     """Evaluator of a discriminator on corrupted held-out sequences of each language.
 
-    The positions that are replaced and the unigram samples depend on the seed alone. A token that
-    is replaced by itself counts as original.
+    Unigram samples replace `rate` of the text tokens, by the seed alone. `frozen` adds the samples
+    of another objective's generator, with its parameters. A token replaced by itself counts as
+    original.
     """
 
     def __init__(
@@ -61,14 +61,6 @@ class ReplacedTokenDetection:
         frozen: tuple[ReplacedToken, Any] | None = None,
         mesh: Mesh | None = None,
     ):
-        """Draw the corrupted text.
-
-        Args:
-          rate: share of the text tokens that unigram samples replace.
-          max_sequences: held-out sequences used per language, see `spread_rows`.
-          frozen: an objective whose generator corrupts the text, and its parameters; None for none.
-          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
-        """
         self._objective, self._seed = objective, seed
         self._batches = BatchLayout(mesh, batch_size)
         self._rows = {
@@ -90,10 +82,7 @@ class ReplacedTokenDetection:
         self._logits = self._batches.jit(objective.logits)
 
     def __call__(self, state) -> Mapping[str, float]:
-        """Return means over languages, and each one's AUC, precision and recall, as metrics.
-
-        What a language has no value of is left out: NaN is no JSON.
-        """
+        """Return means over languages and each one's values as metrics, without NaN (no JSON)."""
         values = {}
         for corruption, found in self.run(state.params).items():
             for name in ("auc", "precision", "recall", "replaced", "loss"):
@@ -107,7 +96,6 @@ class ReplacedTokenDetection:
         return values
 
     def run(self, params) -> dict[str, dict[str, Detection]]:
-        """Return the scores by corruption and language."""
         own = self._generated(self._objective, params, self._corrupt)
         found = {OWN: own, **self._fixed}
         return {
@@ -142,10 +130,7 @@ class ReplacedTokenDetection:
 
 
 def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:
-    """Score logits [N] against whether each token was replaced, [N] bool.
-
-    A language without replaced tokens, or without original ones, has an AUC of NaN.
-    """
+    """Score logits [N] against replacement, [N] bool; the AUC of a single class is NaN."""
     from sklearn.metrics import roc_auc_score  # slow, and every train.py imports this file
 
     logits = logits.astype(np.float64)
@@ -165,15 +150,9 @@ def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:
 def unigram_corruption(
     rows: np.ndarray, counts: np.ndarray, rate: float, special_ids: tuple[int, ...], seed: list[int]
 ) -> np.ndarray:
-    """Replace a share of the text tokens by samples of a language's unigram distribution.
+    """Replace text tokens [N, L] int32 at `rate` by samples of a language's unigram distribution.
 
-    Args:
-      rows: [N, L] int32 sequences.
-      counts: [V] of the tokens in the language's training text; special ones are not drawn.
-      rate: probability of each text token to be replaced.
-
-    Returns:
-      [N, L] int32.
+    `counts` [V] are those of the training text; special tokens are neither replaced nor drawn.
     """
     rng = np.random.default_rng(seed)
     weights = np.asarray(counts, np.float64).copy()

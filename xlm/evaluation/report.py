@@ -22,11 +22,7 @@ _RETRIEVAL = {"retrieval": "forward", "back": "backward", "chance": "chance"}
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Evaluation results after `step` steps.
-
-    See `masked_lm`, `retrieval`, `examples` and `replaced_token`; there is a `detection` for
-    discriminators only.
-    """
+    """Evaluation results after `step` steps; only discriminators have a `detection`."""
 
     step: int
     losses: Mapping[str, LanguageLoss]
@@ -47,10 +43,8 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md, its plots and results.json into `folder`; return the report's path.
 
-    Args:
-      allocation: record of the vocabulary's build; None of one that was not built here.
-      full_softmax_from: step from which on training is exact, see `MaskedLM`; None for no such
-        phase.
+    `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
+    exact from `full_softmax_from` on, see `MaskedLM`; None if it never is.
     """
     from vocap import plots  # matplotlib, which nothing else here needs
     from xlm.evaluation import report_plots
@@ -149,7 +143,6 @@ def evaluation_rows(results: Results, store: PackedDataset) -> list[dict[str, An
 
 
 def _evaluation_table(rows: Sequence[tables.Row]) -> str:
-    """Format the scores, with their means."""
     scores = dict.fromkeys(("loss", "unigram", "bits/char"), ".3f")
     if any("chance" in row for row in rows):
         scores |= dict.fromkeys(_RETRIEVAL, ".1%")

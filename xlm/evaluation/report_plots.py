@@ -12,10 +12,8 @@ def plot_loss(metrics: Metrics, unigram: float, exact_from: int, path: pathlib.P
     """Plot training loss, exact held-out loss with its range over languages, and unigram level.
 
     For a mixture of objectives, and for replaced-token detection, the training loss is that of
-    masked LM on packed sequences, since the other losses are not comparable.
-
-    Args:
-      exact_from: step from which on training used the exact softmax.
+    masked LM on packed sequences, since other losses are not comparable. Training is exact from
+    `exact_from`.
     """
     recorded = {name for record in metrics for name in record}
     names = ("train/mlm_loss", "train/mrtd/generator_loss", "train/loss")

@@ -17,14 +17,9 @@ from xlm.models.segments import packed_segments
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalResult:
-    """Retrieval between two languages of one parallel set.
+    """Shares of sentences whose nearest of all sentences of the other side is their translation.
 
-    Attributes:
-      forward: accuracy from the language to the pivot: share of sentences whose nearest neighbour,
-        by cosine, among all sentences of the pivot is their translation.
-      backward: accuracy from the pivot to the language.
-      chance: accuracy of a random choice, 1 / sentences.
-      sentences: number of pairs.
+    `forward` is from the language to the pivot, `backward` the reverse, `chance` 1 / sentences.
     """
 
     forward: float
@@ -34,8 +29,7 @@ class RetrievalResult:
 
 
 class HasEncoder(Protocol):
-    """Objective that trains an encoder of sentences, such as
-    `xlm.objectives.masked_lm.MaskedLM`."""
+    """Objective that trains an encoder of sentences, such as `MaskedLM`."""
 
     @property
     def encoder(self) -> Encoder: ...
@@ -50,11 +44,15 @@ class HasEncoder(Protocol):
     def special_ids(self) -> tuple[int, ...]: ...
 
     def encoder_params(self, params: Any) -> Any:
-        """Parameters of `encoder`, of those of the objective."""
+        """Select the parameters of `encoder` from the objective's."""
 
 
 class Retrieval:
-    """Evaluator of retrieval on the parallel sets of a packed dataset."""
+    """Evaluator of retrieval from and to `pivot` on the parallel sets of a packed dataset.
+
+    States of `layer` (0 is the embeddings) are averaged over a sentence's text tokens. Sets without
+    the pivot use their first language. The cost grows with the square of `max_sentences` per set.
+    """
 
     def __init__(
         self,
@@ -67,16 +65,6 @@ class Retrieval:
         max_sentences: int,
         mesh: Mesh | None = None,
     ):
-        """Prepare the evaluation.
-
-        Args:
-          objective: the model and its special ids.
-          layer: layer whose states are averaged over a sentence's text tokens; 0 is the embeddings.
-          pivot: language to retrieve from and to; sets without it use their first language.
-          max_sentences: pairs used per set, see `spread_rows`; the cost of finding neighbours grows
-            with their square.
-          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
-        """
         self._objective = objective
         self._store = store
         self._layer = layer

@@ -21,11 +21,9 @@ class SampledLoss:
     """Evaluator of the bias of the sampled loss during a training run.
 
     Held-out sequences of all languages, mixed into batches as large as those of training, are
-    masked once; their loss is computed as in training, without dropout, and over the whole
-    vocabulary. The difference is the underestimation by the sampled softmax.
-
-    What is left over when the batches are full is not used; sequences that do not fill a single
-    batch are repeated until they do, each time with masks of their own.
+    masked once. Their loss is computed as in training, without dropout, and over the whole
+    vocabulary. The difference is the underestimation by the sampled softmax. A last partial batch
+    is not used. Sequences that do not fill a single batch are repeated, each time with other masks.
     """
 
     def __init__(
@@ -38,15 +36,7 @@ class SampledLoss:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        """Draw the sequences.
-
-        Args:
-          objective: the model and its output layer.
-          max_sequences: held-out sequences used per language, see `spread_rows`.
-          seed: of the order of the sequences and of the masks.
-          mesh: mesh of the devices, of all hosts, that share a batch; None for one device.
-        """
-        # Converted one by one: as long as they are not, files of all languages would stay open.
+        # Converted one by one, or files of all languages would stay open.
         held_out = [
             np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
             for lang in store.languages
@@ -79,10 +69,7 @@ class SampledLoss:
     def _losses_of(
         self, params, extra: Extra, tokens: jax.Array, key: jax.Array, step: jax.Array
     ) -> LossAndMetrics:
-        """Return both losses of a batch [B, L] at the same masked positions, without dropout.
-
-        With the mask rate and the statistics of training at `step`, scalar int32.
-        """
+        """Return both losses of a batch [B, L] at the same positions, masked as in step `step`."""
 
         def found(objective: MaskedLM) -> LossAndMetrics:
             plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
@@ -98,9 +85,9 @@ class SampledLoss:
 
 
 def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
-    """Cut rows [N, L] into batches [n, size, L], as the class says."""
+    """Cut rows [N, L] into batches [n, size, L], repeating rows if they do not fill one."""
     if not len(rows):
         return rows.reshape(0, size, rows.shape[1])
-    # Not padded: V', and with it the sampled loss, would be those of fewer targets.
+    # Not padded: with fewer targets, V' and the sampled loss would differ.
     count = max(len(rows) // size, 1)
     return np.resize(rows, (count, size, rows.shape[1]))

@@ -18,7 +18,7 @@ from xlm.models.encoder import Encoder
 
 
 class SentenceEncoder:
-    """Encoder of sentences to vectors: mean states of a layer, in batches of similar lengths."""
+    """Encoder of sentences to vectors: `mean_states` of a layer, in batches as of `Predictor`."""
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class SentenceEncoder:
         specials: Sequence[int],
         mesh: Mesh | None = None,
     ):
-        """Prepare the encoder; see `xlm.evaluation.tasks.Predictor` and `mean_states`."""
         self._params, self._buckets, self._pad = params, buckets, pad
         self._layout = BatchLayout(mesh, batch_size)
 
@@ -56,14 +55,10 @@ class SentenceEncoder:
 def retrieved(
     pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray
 ) -> tuple[dict[str, float], list[Line]]:
-    """Score the retrieval of the translation of each English sentence (XTREME's Tatoeba).
+    """Score the retrieval of each English sentence's translation (XTREME's Tatoeba).
 
-    Args:
-      pairs: sentences of a language and of English, aligned.
-      sources, targets: [N, D] their vectors.
-
-    Returns:
-      Scores, and the sentence retrieved for each English sentence.
+    `pairs` are aligned sentences of a language and English, `sources` and `targets` [N, D] their
+    vectors. Returns scores, and the sentence retrieved for each English one.
     """
     accuracy = retrieval.nearest_accuracy(targets, sources)
     return {"accuracy": accuracy}, nearest(pairs.target, pairs.source, targets, sources)
@@ -72,12 +67,7 @@ def retrieved(
 def nearest(
     queries: Sentences, others: Sentences, query_vectors: np.ndarray, other_vectors: np.ndarray
 ) -> list[Line]:
-    """Find the nearest of the other sentences for each query, by cosine.
-
-    Args:
-      queries, others: [N] and [M] sentences.
-      query_vectors, other_vectors: [N, D] and [M, D] their vectors.
-    """
+    """Find the nearest of M other sentences for each of N queries, by vectors [M, D] and [N, D]."""
     cosines, found = retrieval.nearest_neighbours(query_vectors, other_vectors, 1)
     return [
         {"id": query, "prediction": others.ids[row], "score": float(cosine)}
@@ -88,15 +78,7 @@ def nearest(
 def candidates(
     pairs: SentencePairs, sources: np.ndarray, targets: np.ndarray, margin: str
 ) -> list[Line]:
-    """Mine candidate pairs of translations, best first.
-
-    Args:
-      sources, targets: [N, D] and [M, D] their vectors.
-      margin: see `xlm.evaluation.metrics.retrieval.mine`.
-
-    Raises:
-      ValueError: the margin is unknown.
-    """
+    """Mine candidate pairs of translations, best first; see `retrieval.mine`."""
     (rows, alone), (columns, alone_too) = (
         retrieval.distinct(side.texts) for side in (pairs.source, pairs.target)
     )
@@ -115,18 +97,10 @@ def candidates(
 def mined(
     found: Sequence[Line], gold: Sequence[tuple[str, str]], threshold: float | None
 ) -> tuple[dict[str, float], list[Line], float]:
-    """Select and score the pairs above a threshold, as BUCC does.
+    """Select the `candidates` above a threshold, as BUCC does; return scores, pairs, threshold.
 
-    Args:
-      found: the result of `candidates`.
-      gold: ids of the pairs of translations.
-      threshold: minimum score; if None, the best one for these gold pairs, as on development data.
-
-    Returns:
-      Scores, the pairs, and the threshold.
-
-    Raises:
-      ValueError: there are no gold pairs.
+    Without one, the best threshold for the `gold` pairs of ids is taken, as on development data.
+    Raises ValueError if there are no gold pairs.
     """
     known = set(gold)
     if threshold is None:

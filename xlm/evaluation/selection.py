@@ -12,7 +12,12 @@ ALL = ""  # the choice by the mean over all languages
 
 
 class Selection:
-    """An evaluator of a training run that keeps the best parameters so far.
+    """An evaluator of a training run that keeps the parameters with the best scores so far.
+
+    `score` maps `predictor`'s outputs for some data to metrics, of which the mean over languages
+    counts. `keep` is called with (choice, parameters, step, score) for a new best score. The choice
+    is `ALL` or, `by_language`, each language. `best` has the scores of parameters kept already, by
+    choice.
 
     A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
     lost if the best parameters were kept after that checkpoint.
@@ -28,16 +33,6 @@ class Selection:
         best: Mapping[str, float],
         by_language: bool = False,
     ):
-        """Select by the mean of a metric over the languages, and if asked by each of them.
-
-        Args:
-          predictor: (parameters, features) -> their outputs, such as a `tasks.Predictor`.
-          score: outputs for the features of some data -> metrics.
-          keep: called with (choice, parameters, step, score) when a score is the best so far; the
-            choice is `ALL` or a language.
-          best: score of the parameters kept already, by choice.
-          by_language: whether each language is a choice too.
-        """
         self._metric, self._data, self._predictor = metric, data, predictor
         self._score, self._keep = score, keep
         self._best, self._by_language = dict(best), by_language

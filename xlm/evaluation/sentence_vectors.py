@@ -22,12 +22,8 @@ def mean_states(
 ) -> jax.Array:
     """Compute the mean state of each sentence's text tokens, without padding and specials.
 
-    Args:
-      tokens, segments, positions: [B, L] int32, as of `Encoder.encode`.
-      num_layers: layer whose states are taken; 0 for the embeddings.
-
-    Returns:
-      [B, D] float32; zeros for a sentence without text.
+    Tokens, segments and positions are [B, L] int32, as for `Encoder.encode`; layer 0 is the
+    embeddings. Returns [B, D] float32, with zeros for a sentence without text.
     """
     hidden = encoder.apply(
         {"params": params},

@@ -26,8 +26,6 @@ _Plain = str | int | float | bool | None
 
 
 class Selected(Artefact, frozen=True, kw_only=True):
-    """How the parameters of a run were selected."""
-
     step: Count
     on: list[Name]
     metric: str
@@ -38,7 +36,7 @@ class Selected(Artefact, frozen=True, kw_only=True):
 
 
 class Results(Artefact, frozen=True, kw_only=True):
-    """The value of results.json of a run; what is absent is not of its kind of tasks."""
+    """The value of results.json of a run; kinds of tasks omit what they lack."""
 
     task: str
     model: str
@@ -63,17 +61,13 @@ class Results(Artefact, frozen=True, kw_only=True):
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
-    """The metrics whose mean is a task's score: F1 and exact match of questions, else the first."""
+    """Return the metrics whose mean is a task's score: F1 and exact match, or the first metric."""
     metrics = TASKS[task].metrics
     return metrics if "exact_match" in metrics else metrics[:1]
 
 
 def read_results(path: pathlib.Path) -> dict[str, Any]:
-    """Read the results of a finished run.
-
-    Raises:
-      ValueError: they are not as `Results`, of no task, or incomplete.
-    """
+    """Read a finished run's results; ValueError if malformed, incomplete, or of an unknown task."""
     remedy = "name the --workdir of a finished run of finetune.py, or copy it again"
     found: dict[str, Any] = declarations.read_plain(path, Results, remedy=remedy)
     if problem := _problem(found):
@@ -82,7 +76,7 @@ def read_results(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _problem(found: Mapping[str, Any]) -> str:
-    """Fault of results that are as declared; "" for none."""
+    """Return the fault of results that are as declared; "" for none."""
     if found["task"] not in TASKS:
         return f"task is {found['task']!r}, must be one of {', '.join(TASKS)}"
     splits = [split for split in ("validation", "test") if found.get(split)]
@@ -101,17 +95,12 @@ def _problem(found: Mapping[str, Any]) -> str:
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
-    """Write predictions, one JSON object per line."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
     artifacts.write_text(path, text)
 
 
 def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
-    """Read predictions, each as declared by `kind`.
-
-    Raises:
-      ValueError: a line is not as declared, or the last one is cut off.
-    """
+    """Read predictions, each as declared by `kind`; ValueError if one is not, or is cut off."""
     content = artifacts.read_bytes(path)
     if content and not content.endswith(b"\n"):
         raise ValueError(f"{path}: its last line is cut off; {_AGAIN}")
@@ -119,16 +108,12 @@ def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
 
 
 def reported_split(results: Mapping[str, Any]) -> str:
-    """Return the split whose scores a run reports: "test", or "validation" where none is scored."""
+    """Return the split whose scores a run reports: "test", or "validation" if test has none."""
     return "test" if results.get("test") else "validation"
 
 
 def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the task's reported metric by language, of the results of a run.
-
-    These are of the test data or, where a task has none with labels, of the development data; see
-    `reported_split`.
-    """
+    """Return the task's reported metric by language, of the `reported_split` of results."""
     # Not the first of the file, whose keys are sorted.
     metric = TASKS[results["task"]].metrics[0]
     scores: Scores = results.get(reported_split(results)) or {}
@@ -136,7 +121,6 @@ def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    """Format the scores of a run as a table for each split, in per cent, by language."""
     parts = []
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):
@@ -163,7 +147,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
 
 
 def described_choice(selected: Mapping[str, Any]) -> str:
-    """Describe the checkpoints that the parameters are of, from `selected` of results."""
+    """Describe the checkpoints behind the parameters, from `selected` of results."""
     if averaged := selected.get("averaged_steps"):
         first, last = averaged[0], averaged[-1]
         if first == last:
@@ -184,7 +168,7 @@ def described_choice(selected: Mapping[str, Any]) -> str:
 
 
 def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
-    """Notes on directions in which outputs that are normalised cannot reach 100 BLEU."""
+    """Note directions in which normalised outputs cannot reach 100 BLEU."""
     return [
         f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since outputs keep "
         "the tokenizer's normalisation (NFKC), which changes characters of the references"
@@ -195,7 +179,7 @@ def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
-    """Notes on what the scores are of, and on the data that they were chosen on."""
+    """Note what the scores are of, and the data that chose something."""
     notes = []
     if "selected" in results:
         notes.append(described_choice(results["selected"]))

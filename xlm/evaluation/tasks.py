@@ -23,13 +23,7 @@ Line = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """Examples of a task in a language, and their features.
-
-    Attributes:
-      language: code.
-      examples: those of the task's kind, such as `TextExample`.
-      features: their rows.
-    """
+    """Examples of a task in a language, such as `TextExample`s, and their features."""
 
     language: str
     examples: Sequence[Any]
@@ -37,7 +31,7 @@ class TaskData:
 
 
 class Predictor:
-    """Outputs of a model for features: batches of similar lengths, one transfer at the end."""
+    """Outputs of a model for features: batches padded to `buckets`, one transfer at the end."""
 
     def __init__(
         self,
@@ -48,18 +42,12 @@ class Predictor:
         pad: int,
         mesh: Mesh | None = None,
     ):
-        """Prepare predictions.
-
-        Args:
-          buckets: lengths that batches are padded to.
-          mesh: devices to split batches over, of all hosts; none for one device.
-        """
         self._buckets, self._pad = buckets, pad
         self._layout = BatchLayout(mesh, batch_size)
         self._outputs = self._layout.jit(objective.outputs)
 
     def __call__(self, params: Any, features: Sequence[Feature]) -> list[np.ndarray]:
-        """The head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
+        """Return the head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
         batches = length_batches(features, self._layout.size, self._buckets, self._pad)
         return in_order(batches, self._layout, lambda batch: self._outputs(params, batch))
 
@@ -69,12 +57,7 @@ def in_order(
     layout: BatchLayout,
     run: Callable[[dict[str, Any]], jax.Array],
 ) -> list[np.ndarray]:
-    """Outputs of `run` for each feature, in their order; all leave the devices at once.
-
-    Args:
-      batches: of `length_batches`.
-      run: arrays of a batch, placed -> [B, ...].
-    """
+    """Return the outputs [B, ...] of `run` by feature, in order; all leave the devices at once."""
     waiting, places = [], []
     for batch, numbers in batches:
         placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
@@ -90,17 +73,16 @@ def in_order(
 
 
 def classes(outputs: Sequence[np.ndarray]) -> list[int]:
-    """The index into `Task.labels` that scores [C] are highest at, by example."""
+    """Return by example the index into `Task.labels` of the highest score, [C]."""
     return [int(np.argmax(row)) for row in outputs]
 
 
 def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
-    """The output [1] of each example of a regression."""
     return [float(row[0]) for row in outputs]
 
 
 def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """The indices into `Task.labels` of the words of each sentence, by scores [L, C] of rows."""
+    """Return the indices into `Task.labels` of each sentence's words, by scores [L, C] of rows."""
     found = [np.zeros(len(example.words), np.int64) for example in data.examples]
     for feature, row in zip(data.features, outputs, strict=True):
         words = slice(feature.first_word, feature.first_word + feature.num_words)
@@ -109,7 +91,7 @@ def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]
 
 
 def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]:
-    """The probability of every class, by name: the softmax of scores [C], by example."""
+    """Return by example the probability of every class, by name: the softmax of scores [C]."""
     return [
         {"probabilities": dict(zip(task.labels, _rounded(special.softmax(row)), strict=True))}
         for row in outputs
@@ -117,7 +99,7 @@ def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]
 
 
 def tag_probabilities(data: TaskData, outputs: Sequence[np.ndarray]) -> list[Line]:
-    """The probability of each word's predicted tag, by scores [L, C] of rows."""
+    """Return the probability of each word's predicted tag, by scores [L, C] of rows."""
     found = [np.zeros(len(example.words)) for example in data.examples]
     for feature, row in zip(data.features, outputs, strict=True):
         words = slice(feature.first_word, feature.first_word + feature.num_words)
@@ -132,12 +114,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 def answers(
     data: TaskData, outputs: Sequence[np.ndarray], *, max_answer_length: int, n_best: int
 ) -> list[Found]:
-    """The best answer to each question by scores [L, 2] of rows as its first and last token.
-
-    Args:
-      max_answer_length: tokens of an answer.
-      n_best: starts and ends looked at in each window.
-    """
+    """Find the best answer to each question by scores [L, 2] of rows as first and last token."""
     length = max((len(row) for row in outputs), default=0)
 
     def stacked(arrays: Sequence[np.ndarray], fill: Any) -> np.ndarray:
@@ -164,10 +141,7 @@ def answers(
 
 
 def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
-    """Margin of "no answer" over the best span from which on it is given, the best for this data.
-
-    None for tasks in which every question has an answer (all but SQuAD 2.0).
-    """
+    """Return the margin of "no answer" that is best for this data; None if all have answers."""
     if not task.has_unanswerable:
         return None
     threshold, _ = questions.best_null_threshold(*_answered(data, decided))
@@ -177,7 +151,7 @@ def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float 
 def _answered(
     data: TaskData, decided: Sequence[Found]
 ) -> tuple[dict[str, list[str]], dict[str, str], dict[str, float]]:
-    """Gold answers, predicted answers, and their null differences, by id."""
+    """Return gold answers, predicted answers, and their null differences, by id."""
     pairs = list(zip(data.examples, decided, strict=True))
     return (
         {example.id: [answer.text for answer in example.answers] for example, _ in pairs},
@@ -187,11 +161,7 @@ def _answered(
 
 
 def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str, float]:
-    """The task's metrics of classes or numbers.
-
-    Raises:
-      ValueError: an example has no label.
-    """
+    """Return the task's metrics of classes or numbers; ValueError if an example has no label."""
     from xlm.evaluation.metrics import classification  # slow: scikit-learn, scipy.stats
 
     labels = [example.label for example in data.examples]
@@ -201,7 +171,6 @@ def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str
 
 
 def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -> dict[str, float]:
-    """The metrics of tags by the task's scorer."""
     from xlm.evaluation.metrics import tagging  # slow: scikit-learn
 
     gold, found = (
@@ -214,12 +183,7 @@ def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -
 def answer_scores(
     task: Task, data: TaskData, decided: Sequence[Found], threshold: float | None = None
 ) -> dict[str, float]:
-    """F1 and exact match of answers by the task's rules.
-
-    Args:
-      decided: as from `answers`.
-      threshold: of SQuAD 2.0, see `null_threshold`; None for the best for this data.
-    """
+    """Return F1 and exact match; without a SQuAD 2.0 `threshold`, by the best for this data."""
     gold_answers, texts, differences = _answered(data, decided)
     if not task.has_unanswerable:
         normalize = questions.normalizer(task.normalizer, data.language)
@@ -231,20 +195,18 @@ def answer_scores(
 
 
 def label_line(task: Task, decided: float) -> Line:
-    """A class by its name, or a number."""
     return {"prediction": task.labels[int(decided)] if task.labels else decided}
 
 
 def tag_line(task: Task, example: TaggedExample, decided: Sequence[int]) -> Line:
-    """A sentence's words and their tags."""
     return {"words": list(example.words), "prediction": [task.labels[tag] for tag in decided]}
 
 
 def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
-    """An answer, "" where "no answer" is above the threshold, and what it was chosen by.
+    """Return an answer, "" if "no answer" is above the threshold, and the scores behind it.
 
-    Its probability is that among the best spans, and no answer where a task has such questions: the
-    softmax of their scores (Devlin et al. 2019, the baseline of SQuAD).
+    The probability is the softmax over the scores of the best spans, and of no answer if the task
+    has such questions (Devlin et al. 2019, the baseline of SQuAD).
     """
     best = decided.best
     is_withheld = threshold is not None and decided.null_difference > threshold

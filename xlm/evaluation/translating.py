@@ -26,19 +26,14 @@ _SOURCE = ("tokens", "segments", "positions", "first_token")
 
 @dataclasses.dataclass
 class Throughput:
-    """Work of a `Translator` so far, without the calls that compiled.
-
-    Attributes:
-      sentences, tokens: translated, and of the translations, `</s>` included.
-      seconds: that it took.
-    """
+    """Translated sentences, tokens (`</s>` included), and seconds, without calls that compiled."""
 
     sentences: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
     def rates(self) -> dict[str, float]:
-        """Sentences and tokens a second; empty before the first call that is counted."""
+        """Return sentences and tokens a second; empty before the first call that counts."""
         if not self.seconds:
             return {}
         return {
@@ -48,7 +43,11 @@ class Throughput:
 
 
 class Translator:
-    """The best hypothesis for each source: batches of similar lengths, each one beam search."""
+    """The best hypothesis for each source: batches of similar lengths, each one beam search.
+
+    A batch has at most `batch_tokens` tokens, padding to `buckets` included. Raises ValueError if
+    not even one row a device fits.
+    """
 
     def __init__(
         self,
@@ -61,16 +60,6 @@ class Translator:
         pad: int,
         mesh: Mesh | None = None,
     ):
-        """Prepare translations.
-
-        Args:
-          batch_tokens: tokens of the sources of a batch, padding included.
-          buckets: lengths that sources are padded to.
-          mesh: devices to split batches over, of all hosts; none for one device.
-
-        Raises:
-          ValueError: not even one row a device fits into `batch_tokens`.
-        """
         self._buckets, self._pad = tuple(buckets), pad
         # A fused kernel is of no use for single queries.
         objective = dataclasses.replace(
@@ -87,7 +76,7 @@ class Translator:
         self.throughput = Throughput()
 
     def __call__(self, params: Any, features: Sequence[TranslationFeature]) -> list[np.ndarray]:
-        """Tokens [n] of the best hypothesis for each feature, in their order, without `</s>`."""
+        """Return tokens [n] of the best hypothesis for each feature, in order, without `</s>`."""
         sources = [dataclasses.replace(one, target=None) for one in features]
         batches = token_batches(sources, self._sizes, self._buckets, self._pad)
         shapes: set[tuple[int, ...]] = set()
@@ -118,15 +107,11 @@ def search(
     settings: DecodingSettings,
     ids: TokenIds,
 ) -> jax.Array:
-    """Tokens [B, T] of the best hypothesis for each source, `</s>` and padding at the end.
+    """Return tokens [B, T] of each source's best hypothesis, with `</s>` and padding at the end.
 
-    Sources are encoded once. A step of the search decodes one token of each hypothesis, from the
-    keys and values of those before and of the source. Its cost depends on the vocabulary by the
-    logits and the choice among them alone.
-
-    Args:
-      batch: `tokens`, `segments`, `positions` [B, L] and `first_token` [B].
-      settings, ids: as `beam_search`.
+    `batch` has `tokens`, `segments`, `positions` [B, L] and `first_token` [B]. Sources are encoded
+    once. A step decodes one token of each hypothesis, from the keys and values of the tokens before
+    and of the source. Only the logits and the choice among them cost more with a larger vocabulary.
     """
     mask, beams = context_mask(batch), settings.beams
     decoder, decoder_params = objective.decoder, objective.decoder_params(params)

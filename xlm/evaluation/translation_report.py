@@ -20,13 +20,10 @@ def write(
     results: Mapping[str, Any],
     records: Sequence[Mapping[str, float]],
 ) -> None:
-    """Write the report of a run into its folder.
+    """Write the report of a run into its folder, which has `predictions`.
 
-    Args:
-      folder: with `predictions`.
-      results: scores by split and direction, their signatures, the choice of the parameters, and
-        the search.
-      records: metrics of the training, in order.
+    `results` are scores by split and direction, their signatures, the choice of the parameters, and
+    the search. `records` are metrics of the training, in order.
     """
     facts = {**metadata["hyperparameters"], "seed": metadata["seed"]}
     facts["parameters"] = described_choice(results["selected"])
@@ -90,7 +87,6 @@ def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, st
 
 
 def _scores(results: Mapping[str, Any]) -> str:
-    """Table of the scores of each split."""
     rows = [
         {
             "": f"{direction}, {split}",
@@ -104,7 +100,6 @@ def _scores(results: Mapping[str, Any]) -> str:
 
 
 def _steps(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Table of BLEU by step."""
     rows: dict[int, dict[str, Any]] = {}
     for step in sorted({step for points in curves.values() for step, _ in points}):
         rows[step] = {"step": f"{step:,}", **dict.fromkeys(curves)}

@@ -12,13 +12,7 @@ _AVERAGE = "average"
 
 
 def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
-    """One row a language and one for an average, one dot a variant; bars: standard deviation.
-
-    Languages stand in the order of the first variant's scores.
-
-    Args:
-      averaged: the languages that the average is over, the same for all of them.
-    """
+    """Plot a row per language and for the average: dots are variants, bars standard deviations."""
     scores = [_scores(one, averaged) for one in of_task]
     # The average, then languages: those of the first variant best first, then the others'.
     labels = list(
@@ -49,7 +43,7 @@ def plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib
 
 
 def _scores(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Per cent and standard deviation of each language, and of the average of several."""
+    """Return per cent and standard deviation of each language, and of the average of several."""
     found = {language: one.over_seeds(average, {language}) for language in one.languages}
     if len(found) > 1:
         found[_AVERAGE] = one.over_seeds(average, averaged)

@@ -37,13 +37,7 @@ _RULES = {
 def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
-    """Write report.md, scores.csv, averages.csv and a plot a task; return the report's path.
-
-    Args:
-      folder: where to; other files there stay.
-      variants: see `xtreme_runs.variants`.
-      published: numbers to compare with, and sizes of corpora.
-    """
+    """Write report.md, scores.csv, averages.csv and a plot a task; return the report's path."""
     from xlm.evaluation import xtreme_plots  # matplotlib
 
     for task, of_task in _by_task(chosen(variants)).items():
@@ -56,7 +50,7 @@ def write_report(
 
 
 def page(variants: Sequence[Variant], published: Published) -> str:
-    """The report as Markdown; its plots are named by their tasks."""
+    """Return the report as Markdown; its plots are named by their tasks."""
     best = chosen(variants)
     sections = ["# Fine-tuning", _how(best), "## Averages", averages_table(best)]
     if gaps := gap_table(best, published):
@@ -177,7 +171,7 @@ def task_table(of_task: Sequence[Variant], published: Published) -> str:
 
 
 def _selection(of_task: Sequence[Variant]) -> str:
-    """Return the rule that selected the checkpoints, and of which runs where it differs."""
+    """Return the rule that selected the checkpoints, with the runs if rules differ."""
     rules: dict[str, list[str]] = {}
     for name, one in zip(names(of_task, seeds=False), of_task, strict=True):
         rules.setdefault(one.runs[0].rule, []).append(name)
@@ -194,7 +188,7 @@ def _selection(of_task: Sequence[Variant]) -> str:
 def _left_out(
     of_task: Sequence[Variant], languages: Sequence[str], common: Sequence[str]
 ) -> list[str]:
-    """Notes on the languages of a table that no average is over."""
+    """Note the languages of a table that no average includes."""
     absent = [one for one in languages if not all(one in variant.languages for variant in of_task)]
     others = [one for one in languages if one not in {*common, *absent}]
     notes = []
@@ -210,7 +204,6 @@ def _left_out(
 
 
 def groups(languages: Iterable[str], published: Published) -> dict[str, list[str]]:
-    """The languages by resource group, those with most text first."""
     found = {name: [one for one in languages if published.group(one) == name]
              for name in (*GROUPS, UNLISTED)}  # fmt: skip
     return {name: members for name, members in found.items() if members}
@@ -219,8 +212,8 @@ def groups(languages: Iterable[str], published: Published) -> dict[str, list[str
 def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
     """Runs and published rows of the same setting; empty if no paper prints the task.
 
-    Papers average over all of the dataset's languages. Where they print them one by one, the
-    average over the languages of the runs is given too: the one to compare with.
+    Papers average over all of the dataset's languages. If they print them one by one, the average
+    over the languages of the runs is given too: the one to compare with.
     """
     languages = averaged_languages(of_task)
     task, settings = of_task[0].task, {one.setting for one in of_task}
@@ -239,7 +232,7 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
 
 
 def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
-    """All hyperparameters tried, where several were; empty if none."""
+    """All hyperparameters tried; empty if there is only one choice."""
     common = _averaged_by_task(best)
     rows = []
     for one in variants:
@@ -258,7 +251,7 @@ def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
 
 
 def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
-    """A row for each variant, language and metric; scores between 0 and 1."""
+    """Yield a row for each variant, language and metric; scores between 0 and 1."""
     for one in variants:
         for language in one.languages:
             for metric in one.runs[0].scores[language]:
@@ -268,10 +261,7 @@ def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
 
 
 def averages(variants: Sequence[Variant], published: Published) -> Iterator[tables.Row]:
-    """A row for each variant and average: all languages, each group, the transfer gap.
-
-    Averages are over the languages of the tables' averages, those of them that a variant has.
-    """
+    """Yield a row for each variant and average: the tables' languages, groups, transfer gap."""
     common = _averaged_by_task(chosen(variants))
     for one in variants:
         shared = [language for language in common[one.table] if language in one.languages]
@@ -301,7 +291,6 @@ def _record(one: Variant, found: Statistic | None, **of: object) -> tables.Row:
 
 
 def _plot(task: str) -> str:
-    """File of the plot of a task."""
     return re.sub(r"[^\w.-]+", "_", task) + ".png"
 
 
@@ -313,7 +302,6 @@ def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
 
 
 def _averaged_by_task(best: Sequence[Variant]) -> dict[str, list[str]]:
-    """The languages that averages are over, by task."""
     return {task: averaged_languages(of_task) for task, of_task in _by_task(best).items()}
 
 
@@ -336,7 +324,7 @@ def _cell(one: Variant, score, *arguments: object) -> str:
 
 
 def _mark(one: Variant, languages: Iterable[str]) -> str:
-    """The mark of scores over languages of which the data of some chose something."""
+    """Return the mark of scores over languages if the data of some chose something."""
     chosen_on = {language for run in one.runs for language in run.selected_on_test}
     return _ON_TEST if chosen_on & set(languages) else ""
 

@@ -1,4 +1,4 @@
-"""Finished fine-tuning runs: read, put together over seeds, and averaged as the papers do."""
+"""Finished fine-tuning runs: read, grouped over seeds, and averaged as in the papers."""
 
 import collections
 import dataclasses
@@ -19,14 +19,14 @@ XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
 # Settings that name languages, before a colon, and these with + between them after it.
 _NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
-_NAMED = 5  # languages at most; of more it is their number
+_NAMED = 5  # languages listed at most; beyond, a label has their number
 _SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
-# Keys of a run's settings: where things lie and what they are called, what changes no score, and
-# the seed; and what is chosen by the score on development data.
+# Keys of a run's settings that change no score (places, names, the seed), and below those that the
+# score on development data chooses.
 _WITHOUT_EFFECT = (
     "init_from", "model_name", "task.dataset", "train.seed", "evaluation.batch_size",
 )  # fmt: skip
-# Settings that say what a user's own data are, which have no name.
+# Settings that identify a user's own data without a name.
 _DATA = ("root", "test", "validation", "text_column", "pair_column", "label_column")
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
@@ -39,14 +39,14 @@ class Run:
     """One finished run.
 
     Attributes:
-      selected: the score on the development data that chose its checkpoint; None without one.
-      split: of the scores: "test", or "validation" for data without test labels.
+      selected: score on the development data that chose the checkpoint; None without one.
+      split: "test", or "validation" for data without test labels.
       scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
-      rule: of the selection of the checkpoint, see `xlm.experiment.task_settings`; "" without one.
-      selected_on_test: languages whose scores here are of data that chose something.
-      settings: all that the scores depend on but the seed, by dotted key, the digests of the
-        starting parameters and the tokenizer among them; empty where settings.json is missing.
-      table: task, and name of a user's own data: what scores compare and average within.
+      rule: how the checkpoint was selected, see `xlm.experiment.task_settings`; "" without one.
+      selected_on_test: languages whose reported scores come from data that chose something.
+      settings: all that scores depend on except the seed, by dotted key, including the digests of
+        starting parameters and tokenizer; empty if settings.json is missing.
+      table: task, and name of a user's own data: scores are compared and averaged within it.
       data: identity of a user's own data.
     """
 
@@ -69,7 +69,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A score over seeds: their mean or median, standard deviation (None for one), and number."""
+    """A score over seeds: mean or median, standard deviation (None for one seed), and number."""
 
     center: float
     spread: float | None
@@ -78,7 +78,7 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """Runs that differ in the seed alone; all have scores in the same languages."""
+    """Runs that differ only in the seed; all have scores in the same languages."""
 
     runs: tuple[Run, ...]
     center: str
@@ -111,7 +111,6 @@ class Variant:
 
     @property
     def hyperparameters(self) -> str:
-        """Text of the hyperparameters, sorted by name."""
         return ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in sorted(self.runs[0].hyperparameters.items())
@@ -120,7 +119,7 @@ class Variant:
     def over_seeds(
         self, score: Callable[..., float | None], *arguments: object
     ) -> Statistic | None:
-        """`score(run, *arguments)` of each run, together; None where it is None."""
+        """Combine `score(run, *arguments)` of each run; None without any."""
         values = [v for run in self.runs if (v := score(run, *arguments)) is not None]
         if not values:
             return None
@@ -130,7 +129,6 @@ class Variant:
 
 
 def label(model: str, setting: str) -> str:
-    """Label of a model's runs in a setting."""
     if setting == "zero_shot":
         return model
     kind, _, languages = setting.partition(":")
@@ -143,16 +141,15 @@ def label(model: str, setting: str) -> str:
 
 
 def selected(run: Run) -> float | None:
-    """A run's score on the development data."""
     return run.selected
 
 
 def average(
     run: Run, languages: Collection[str] | None = None, metric: str | None = None
 ) -> float | None:
-    """The mean over languages, all or those of `languages` that the run has; None without one.
+    """Return the mean over languages, all or those of `languages` that the run has.
 
-    Of `metric`, or of what `averaged_metrics` says; None too where a language has no such metric.
+    Of `metric`, or of `averaged_metrics`. None without languages, or if one lacks the metric.
     """
     metrics = averaged_metrics(run.task) if metric is None else (metric,)
     members = [one for one in run.scores if languages is None or one in languages]
@@ -161,7 +158,7 @@ def average(
 
 
 def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
-    """A name for each variant of a task: its model, and what tells it from the others."""
+    """Name each variant of a task by its model and by its differences from the others."""
     found = []
     for one in of_task:
         rivals = [v for v in of_task if v.label == one.label]
@@ -171,7 +168,7 @@ def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
 
 
 def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
-    """Hyperparameters of a variant if they tell it from its rivals, and settings that do."""
+    """Describe the hyperparameters and settings that tell a variant from its rivals."""
     parts = [one.hyperparameters] if len({v.hyperparameters for v in rivals}) > 1 else []
     keys = sorted({key for v in rivals for key in v.runs[0].settings} - {*_TUNED})
     for key in keys:
@@ -183,25 +180,22 @@ def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
 
 
 def _told_apart(values: Sequence[str]) -> list[str]:
-    """Shorten long values, such as paths of data, so that different ones stay different.
-
-    Rows are put together by these names: two that looked alike would be one.
-    """
+    """Shorten long values so that different ones stay different: rows are grouped by them."""
     is_long = any(len(value) > _SHOWN for value in values)
     start, width = 0, _SHOWN
     while is_long and (end := values[0].find("/", start) + 1):
         if not all(value.startswith(values[0][:end]) for value in values):
             break
-        start = end  # a folder that all lie in tells nothing
+        start = end  # a folder that all share tells nothing
     while len({value[start : start + width] for value in values}) < len(set(values)):
         width += 1
     return ["…" * (start > 0) + value[start : start + width] for value in values]
 
 
 def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
-    """The languages of a task that averages are over, the same for all of its variants.
+    """Return a task's languages for averages: scored by all variants, and reported by the authors.
 
-    Those in which all have scores, and of them those that the dataset's authors report, if any.
+    Without any that the authors report, all that the variants share.
     """
     shared = [
         language
@@ -213,7 +207,7 @@ def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
 
 
 def all_languages(runs: Iterable[Run]) -> list[str]:
-    """The languages that any of the runs has scores in; English first, the others in order."""
+    """Return the languages that any of the runs has scores in; English first, the others sorted."""
     found = {language for run in runs for language in run.scores}
     return sorted(found, key=lambda language: (language != _PIVOT, language))
 
@@ -221,8 +215,8 @@ def all_languages(runs: Iterable[Run]) -> list[str]:
 def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | None:
     """English score minus the mean of the other languages' (XY-LENT Table 4: exact match for QA).
 
-    Of all languages of the run, or of those of `languages`. None where there is no English, nothing
-    else, or training was not on English alone.
+    Over all languages of the run, or those of `languages`. None without English or other languages,
+    or if training was not only on English.
     """
     known = run.scores if languages is None else languages
     others = [language for language in run.scores if language != _PIVOT and language in known]
@@ -233,11 +227,10 @@ def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | 
 
 
 def find_runs(patterns: Sequence[str]) -> list[Run]:
-    """The runs in the folders that the patterns (as in a shell) name.
+    """Read the runs in the folders that the patterns (as in a shell) name.
 
-    Raises:
-      ValueError: a pattern without folder, a folder without finished or with wrong results, or two
-        runs that are the same one; the message names the folders.
+    Raises ValueError, with the folders, for a pattern without folder, a folder with no or wrong
+    results, or two runs that are the same one.
     """
     folders: list[pathlib.Path] = []
     for pattern in patterns:
@@ -272,11 +265,7 @@ def _with_tables(runs: Sequence[Run]) -> list[Run]:
 
 
 def read_run(folder: pathlib.Path) -> Run:
-    """Read a run's results.
-
-    Raises:
-      ValueError: the run is not finished, or its results are not what `finetune.py` writes.
-    """
+    """Read a run's results; ValueError if it is unfinished or `finetune.py` did not write them."""
     path = folder / RESULTS
     if not path.is_file():
         raise ValueError(
@@ -293,7 +282,7 @@ def read_run(folder: pathlib.Path) -> Run:
         keys = _DATA if found["test"] else (*_DATA, "train")
         name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
         table = f"{table}: {name}"
-        # What tells data from others, unless the user named them.
+        # Identity of the data, unless the user named them.
         where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
         data = settings.get("task.dataset") or where
     return Run(
@@ -324,26 +313,21 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _key(run: Run) -> str:
-    """Fingerprint that seeds share: of all other settings and of the starting parameters."""
+    """Fingerprint that seeds share: all other settings and the starting parameters."""
     settings = (dict(run.hyperparameters), dict(run.settings))
     return artifacts.fingerprint(run.table, run.model, run.setting, *settings)
 
 
 def place(one: Variant) -> tuple[str, str, str, str]:
-    """Key of the variants of which one is chosen: all but the hyperparameters tried."""
+    """Key of the variants among which one is chosen: all but the hyperparameters tried."""
     fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
     return one.table, one.model, one.setting, artifacts.fingerprint(fixed)
 
 
 def variants(runs: Iterable[Run], center: str) -> list[Variant]:
-    """The runs put together over seeds; by task, cross-lingual transfer first.
+    """Group runs over seeds, with their "mean" or "median"; by task, cross-lingual transfer first.
 
-    Args:
-      runs: see `find_runs`.
-      center: "mean" or "median" of the seeds.
-
-    Raises:
-      ValueError: seeds of one variant have scores in other languages or of other examples.
+    Raises ValueError if seeds of one variant differ in languages, split or examples.
     """
     if center not in ("mean", "median"):
         raise ValueError(f"seeds are put together by mean or median, not {center!r}")
@@ -368,11 +352,7 @@ def variants(runs: Iterable[Run], center: str) -> list[Variant]:
 
 
 def chosen(found: Iterable[Variant]) -> list[Variant]:
-    """Choose the best of the hyperparameters tried on the development data, as the papers do.
-
-    Of each task, model, setting and all else that is not tried, see `place`. Where a variant tells
-    no such score, all are kept.
-    """
+    """Choose the best of each `place` on the development data, or all if one has no such score."""
     groups: dict[tuple[str, str, str, str], list[Variant]] = collections.defaultdict(list)
     for one in found:
         groups[place(one)].append(one)

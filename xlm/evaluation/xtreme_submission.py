@@ -2,13 +2,13 @@
 
     predictions/TASK/test-LANGUAGE.tsv   json for questions
 
-by its README and reader functions: one label a line; one tag a line and an empty line after each
+By its README and reader functions: one label a line; one tag a line and an empty line after each
 sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a line, tab between
 them (BUCC); one object of answers by question id.
 
-XTREME's own tests have no labels: predict.py writes what a run predicts for them to
-`RUN/predictions/unlabelled.LANGUAGE.jsonl`. Where there are any, nothing else is taken of that
-task: what a run was scored on is then other text, such as development data.
+XTREME's own tests have no labels: predict.py writes a run's predictions for them to
+`RUN/predictions/unlabelled.LANGUAGE.jsonl`. If a task has any, only these are taken, since the run
+was scored on other text, such as development data.
 """
 
 import json
@@ -27,17 +27,11 @@ UNLABELLED = "unlabelled"
 
 
 def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
-    """Write the predictions of one model in one setting; of the best seed on development data.
+    """Write the predictions of one model in one setting to `folder`/predictions.
 
-    Args:
-      folder: where "predictions" goes.
-      best: one variant of each task at most; tasks that XTREME does not have are left out.
-
-    Returns:
-      By XTREME's name of a task, the languages that it wants and that have no predictions.
-
-    Raises:
-      ValueError: predictions that are not those of the run's results.
+    `best` has at most one variant of each task; those that XTREME lacks are left out. The seed that
+    is best on development data counts. Returns the languages without predictions by XTREME's name
+    of a task. Raises ValueError for predictions that are not those of the run's results.
     """
     runs: dict[str, Run] = {}
     for one in (variant for variant in best if variant.task in XTREME):
@@ -87,7 +81,7 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
         yield language
 
 
-# Lines of predictions, of which what is read is declared.
+# Lines of predictions, with only the fields that are read.
 class _Labelled(msgspec.Struct):
     id: str
     prediction: str
@@ -141,7 +135,7 @@ def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
 
 
 def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
-    """The place, among the file's ids, of each id found: both sides have the same ids in order."""
+    """Yield the place among the file's ids of each id found: both sides' ids are in one order."""
     places = {line.id: place for place, line in enumerate(lines)}
     for number, line in enumerate(lines, 1):
         if line.prediction not in places:
@@ -160,7 +154,7 @@ def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
     yield json.dumps(found, ensure_ascii=False, indent=1)
 
 
-# By kind; those of other kinds are in no submission.
+# By kind; a submission has no other kinds.
 _FORMATS = {
     "classification": _Format(_labels),
     "tagging": _Format(_tags, line=_Tagged),

@@ -1,10 +1,7 @@
 """Import and export of models and tokenizers in the formats of other projects.
 
-In scope: tokenizers and masked language models of Hugging Face's libraries, written, read and
-checked for agreement with our own; and the replacement or pruning of such a model's vocabulary. A
-model without a counterpart in `transformers` is written in a safetensors format of our own.
-
-Out of scope: anything that training or evaluation needs, and run-time dependencies on those
-libraries. The files are read and written by their formats alone; only the checks import the
-libraries, when called.
+It reads, writes and checks tokenizers and masked language models of Hugging Face's libraries, and
+replaces or prunes a model's vocabulary. A model without a counterpart in `transformers` has a
+safetensors format of our own. Files are read and written by their formats: only the checks import
+those libraries, when called. Neither xlm.training nor xlm.evaluation imports this package.
 """

@@ -37,20 +37,17 @@ def _map_of(normalizer: spm.SentencePieceNormalizer) -> bytes:
 
 
 def is_standard(charsmap: bytes) -> bool:
-    """Whether a map is that of nmt_nfkc, in whatever version of Unicode."""
+    """Whether a map is that of nmt_nfkc, in any version of Unicode."""
     own, found = read_charsmap(standard()), read_charsmap(charsmap)
     same = sum(found.get(text) == replacement for text, replacement in own.items())
     return same >= _SAME * max(len(own), len(found))
 
 
 def read_charsmap(charsmap: bytes) -> dict[str, str]:
-    """Decode the replacement rules of a map.
+    """Decode the replacement rules of a map; ValueError for other bytes.
 
     The format is SentencePiece's (normalizer.cc): the size of a trie, the trie as a darts-clone
     double array of uint32, and the zero-terminated replacements.
-
-    Raises:
-      ValueError: it is none.
     """
     try:
         return _rules(charsmap)

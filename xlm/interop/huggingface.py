@@ -4,23 +4,22 @@ The model part is a direct translation. The normaliser is not: `Precompiled`, wh
 SentencePiece's character map, works grapheme by grapheme up to `tokenizers` 0.23. It thus loses
 second accents and does not compose Bengali, Tamil and Hangul where SentencePiece does
 (huggingface/tokenizers issues 2116 and 2334). So Unicode's NFKC composes characters here, blocked
-by stop characters where SentencePiece would not compose (`_stops`), and `Precompiled` does the
-rest, one character at a time: spaces and controls.
+by stop characters where SentencePiece would not compose (`_stops`). `Precompiled` does the rest,
+one character at a time: spaces and controls.
 
 Remaining differences from SentencePiece, all pinned in tests/interop/huggingface_test.py:
 
-- The literal text of a special token, such as "<mask>", is that token, as everywhere in Hugging
-  Face. With `split_special_tokens=True` it is text, as in SentencePiece.
-- Text that becomes such a literal by normalisation ("＜ｓ＞") stays text, but no piece and no
-  unknown spans its "<" or "</" and the following letter.
-- Characters added since Unicode 13 that SentencePiece composes with a mark, or that map to a
-  letter that it would compose: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
-- A model of byte-pair encoding whose piece arises of different parts at two places that overlap:
-  SentencePiece merges the first place, `tokenizers` the parts that come first in its list.
-- Segmentations of equal or nearly equal score, "000" as "00" "0" or "0" "00": SentencePiece sums
-  scores in 32 bits over the whole line, so rounding decides; in the 64 bits of `tokenizers` the
-  sums are exact, and ties go to the longer last piece. Scores of few binary places leave no
-  difference.
+- The literal text of a special token, such as "<mask>", is that token, unless
+  `split_special_tokens=True`.
+- Text that normalises to such a literal ("＜ｓ＞") stays text, but no piece and no unknown spans
+  its "<" or "</" and the following letter.
+- Characters added since Unicode 13 that SentencePiece composes with a mark, or maps to a letter
+  that it would compose: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
+- A BPE piece that arises from different parts at two overlapping places: SentencePiece merges the
+  first place, `tokenizers` the parts that come first in its list.
+- Segmentations of (nearly) equal score, "000" as "00" "0" or "0" "00": SentencePiece sums 32-bit
+  scores over the whole line, so rounding decides. `tokenizers` sums in 64 bits, exactly, and ties
+  go to the longer last piece. Scores of few binary places leave no difference.
 """
 
 import base64
@@ -73,14 +72,8 @@ class Difference:
 def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
 
-    Args:
-      model: a serialised SentencePiece model, as written by `vocap.merge.write_model`.
-      folder: destination of tokenizer.json, tokenizer_config.json and special_tokens_map.json.
-      max_length: tokens of the longest text that the folder's model takes, special tokens included,
-        to which `truncation=True` cuts; None for a tokenizer without a model, which cuts none.
-
-    Raises:
-      ValueError: as `tokenizer_json`.
+    `max_length` is the model's limit in tokens, special tokens included, to which `truncation=True`
+    cuts; None for a tokenizer without a model. Raises ValueError as `tokenizer_json`.
     """
     tokenizer = tokenizer_json(model)
     names = dict(zip(_ROLES, SPECIALS, strict=True))
@@ -97,26 +90,16 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
 
 
 def mark_unreadable(folder: pathlib.Path) -> None:
-    """Write a file with which `AutoTokenizer` refuses a folder that has no tokenizer.json.
-
-    Without it an empty tokenizer of the class that config.json implies would be made, silently.
-    """
+    """Write a file that makes `AutoTokenizer` refuse a folder, not make an empty tokenizer."""
     config = {"tokenizer_class": _CLASS}
     artifacts.write_json(folder / "tokenizer_config.json", config)
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:
-    """Convert a SentencePiece model to the format of Hugging Face's `tokenizers`.
+    """Convert a SentencePiece model, as `vocap.merge.write_model` writes it, to a tokenizer.json.
 
-    Args:
-      model: a serialised SentencePiece model, as written by `vocap.merge.write_model`.
-
-    Returns:
-      The value of a tokenizer.json. Ids are the model's; a text is encoded as `<s> A </s>`, a pair
-      as `<s> A </s> </s> B </s>`, as in XLM-R.
-
-    Raises:
-      ValueError: the bytes are not a model, or `why_not_exported`.
+    Ids are the model's. A text is encoded as `<s> A </s>`, a pair as `<s> A </s> </s> B </s>`, as
+    in XLM-R. Raises ValueError if the bytes are not a model, or for `why_not_exported`.
     """
     if reason := why_not_exported(model):
         raise ValueError(
@@ -156,7 +139,6 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
 
 
 def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
-    """Return the model part of a tokenizer.json."""
     if vocabulary.kind(proto) == UNIGRAM:
         return {
             "type": "Unigram",
@@ -175,7 +157,7 @@ def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
 
 
 def _merges(proto: model_pb2.ModelProto) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that make a piece, in the order that SentencePiece merges in."""
+    """Return all pairs of pieces that make a piece, in SentencePiece's order of merges."""
     normal = proto.pieces[len(SPECIALS) :]
     known = {piece.piece for piece in normal}
     return [
@@ -192,18 +174,10 @@ def compare(
     texts: Iterable[str],
     ids: Sequence[int] | None = None,
 ) -> list[Difference]:
-    """Find texts on which a tokenizer of Hugging Face's disagrees with SentencePiece.
+    """Return a `Difference` for each text, a line, on which `tokenizer` and SentencePiece disagree.
 
-    Args:
-      tokenizer: a folder with a tokenizer.json, or the value of one.
-      texts: the texts to compare on, one line each.
-      ids: [V] the tokenizer's id of each of the model's pieces; None if they are equal.
-
-    Returns:
-      One entry for every text whose ids differ, in the order of `texts`.
-
-    Raises:
-      ValueError: `tokenizers` is not installed.
+    `tokenizer` is a folder with a tokenizer.json, or its value. `ids` [V] are its ids of the
+    model's pieces, if they differ. Raises ValueError if `tokenizers` is not installed.
     """
     with packages.needed("comparing with Hugging Face"):
         import tokenizers
@@ -211,7 +185,7 @@ def compare(
         exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     else:
         exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
-    # Which a file may store, and both change the ids of a text.
+    # A file may store both, and both change the ids of a text.
     exported.no_truncation()
     exported.no_padding()
     processor = spm.SentencePieceProcessor(model_proto=model)
@@ -234,7 +208,7 @@ def compare(
 
 
 def describe(differences: Sequence[Difference]) -> str:
-    """Format the first differences, a text and both segmentations each; "" for none."""
+    """Format the first differences as a text and both segmentations each; "" for none."""
     lines = []
     for difference in differences[:_SHOWN]:
         lines += [
@@ -248,12 +222,10 @@ def describe(differences: Sequence[Difference]) -> str:
 
 
 def why_not_exported(model: bytes) -> str:
-    """Return the reason that no tokenizer.json segments text as a model does, or "" if one does.
+    """Return why no tokenizer.json segments text as a model does, or "" if one does.
 
-    The reason is a sentence without its full stop.
-
-    Raises:
-      ValueError: the bytes are not a model, or one of another kind than unigram and BPE.
+    The reason is a sentence without its full stop. Raises ValueError if the bytes are not a model,
+    or one that is neither unigram nor BPE.
     """
     proto = vocabulary.parse(model)
     vocabulary.kind(proto)
@@ -351,15 +323,12 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)  # slow, and a program exports many models with one map
 def _stops(compiled: bytes) -> str:
-    r"""Return a pattern of positions where NFKC might compose or reorder, but not SentencePiece.
+    r"""Return an Oniguruma pattern of positions where NFKC, unlike SentencePiece, might compose.
 
     SentencePiece scans from left to right and replaces the longest key of its map. NFKC gives the
     same replacement for a key, but also sorts the marks after a letter and composes across them.
-    The pattern has an empty match before each mark that does not continue a key.
-
-    Returns:
-      A regular expression for Oniguruma. It never matches at the beginning of a text, where
-      `tokenizers` would compute wrong offsets.
+    The pattern has an empty match before each mark that does not continue a key. It never matches
+    at the beginning of a text, where `tokenizers` would compute wrong offsets.
     """
     rules = charsmap.read_charsmap(compiled)
     single = {key: value for key, value in rules.items() if len(key) == 1}
@@ -389,11 +358,7 @@ def _stops(compiled: bytes) -> str:
 
 
 def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:
-    """Collect the contexts of the characters that continue a key, without keys of Hangul.
-
-    Returns:
-      For each such character y and string m the characters x such that a key begins with x m y.
-    """
+    """Map each key character y and string m to the x of keys that begin with x m y, not Hangul."""
     before: dict[str, dict[str, set[str]]] = {}
     for key, value in rules.items():
         if value not in _SYLLABLES:

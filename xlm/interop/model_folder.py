@@ -1,8 +1,8 @@
 """Model folders, with config.json, safetensors and a tokenizer, in one of two formats.
 
 An encoder that is an XLM-R of `transformers` is stored as one (`xlm.interop.xlm_roberta`), any
-other in a format of our own (`xlm.interop.vocap_encoder`); `model_type` in config.json
-distinguishes them. Nothing is unpickled, and neither torch nor transformers is needed.
+other in our own format (`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart.
+Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
 import functools
@@ -43,11 +43,7 @@ _NO_HEAD = (
 
 
 class _Form(Protocol):
-    """Interface of the modules of the two formats.
-
-    Sizes are named as in `EncoderSettings`, arrays as in `xlm.interop.parameters`, and `config` is
-    the value of config.json.
-    """
+    """Interface of the two formats: sizes as in `EncoderSettings`, `config` as in config.json."""
 
     @property
     def MODEL_TYPE(self) -> str: ...
@@ -78,19 +74,11 @@ _FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R with or without a head.
 
-    Heads of other tasks than masked LM, such as classifiers, are left out.
-
-    Args:
-      folder: with config.json, and model.safetensors or its shards and their index; float32,
-        float16 or bfloat16.
-
-    Returns:
-      The sizes, named as in `EncoderSettings`, without the settings of how to compute, and the
-      parameters of `Encoder`, nested dicts of float32 arrays, with "head" if the folder has one.
-
-    Raises:
-      ValueError: a file is missing or damaged, a setting is not supported by the format, or a
-        tensor is missing, unknown, or of a different shape.
+    Weights may be model.safetensors or its shards, of float32, float16 or bfloat16. Heads of other
+    tasks than masked LM are left out. Returns the sizes, named as in `EncoderSettings`, and the
+    parameters of `Encoder`, nested dicts of float32 arrays, with "head" if the folder has one.
+    Raises ValueError if a file is missing or damaged, the format does not support a setting, or a
+    tensor is missing, unknown, or of another shape.
     """
     form, config = _read_config(folder)
     sizes = form.read_sizes(config, folder / _CONFIG)
@@ -109,10 +97,7 @@ def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
 def why_not_transformers(
     sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
 ) -> str:
-    """Return the reason that `transformers` cannot load a model, or "" if it can.
-
-    The reason is a sentence without its full stop.
-    """
+    """Return why `transformers` cannot load a model, without a full stop, or "" if it can."""
     found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
     if task_head is None and not has_head:
         found.append("this encoder has no masked-LM head")
@@ -127,7 +112,6 @@ def why_not_transformers(
 
 
 def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
-    """Return the class of `transformers` that has these settings, None if none has."""
     return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
 
 
@@ -140,26 +124,21 @@ def write_model(
     task_head: TaskHead | None = None,
     card: str = "",
 ) -> None:
-    """Write a model folder; commands write it to one of `outputs.folder`.
+    """Write a model folder, absent or empty before; commands write it to one of `outputs.folder`.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
-    class of its task head. Of a tokenizer that cannot be exported (`huggingface.why_not_exported`),
-    such as one with bytes to fall back to, the SentencePiece model alone is written, and a warning
-    logged.
+    class of its task head. If the tokenizer cannot be exported (`huggingface.why_not_exported`),
+    only the SentencePiece model is written, with a logged warning. Raises ValueError if the folder
+    is not empty, the tokenizer is neither unigram nor BPE, or a parameter's shape does not match
+    the sizes.
 
     Args:
-      folder: the destination; absent or empty.
-      params: the parameters of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of the
-        table and of the bias beyond the tokenizer's pieces are padding and left out.
-      sizes: sizes of the model, named as in `EncoderSettings`; other keys are ignored.
-      tokenizer: the serialised SentencePiece model, with the special tokens of this project. It is
-        stored beside the files for `transformers`.
+      params: those of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of table and
+        bias beyond the tokenizer's pieces are padding and left out.
+      sizes: named as in `EncoderSettings`; other keys are ignored.
+      tokenizer: the serialised SentencePiece model, with the special tokens of this project.
       task_head: head of a fine-tuned encoder, which has no masked-LM head.
       card: text of README.md; "" for none.
-
-    Raises:
-      ValueError: the folder is not empty, the tokenizer is no unigram or BPE model, or the shape of
-        a parameter does not match the sizes.
     """
     artifacts.check_empty(folder)
     reason = huggingface.why_not_exported(tokenizer)
@@ -181,7 +160,7 @@ def write_model(
     else:
         huggingface.export_tokenizer(tokenizer, folder, sizes["max_length"])
     artifacts.write_bytes(folder / TOKENIZER, tokenizer)
-    # transformers wants to know the layout.
+    # transformers reads the layout from "format".
     weights.write(folder / WEIGHTS, tensors, {"format": "pt"}, {TOKENIZER: tokenizer})
     artifacts.write_json(folder / _CONFIG, config)
     if card:
@@ -189,11 +168,7 @@ def write_model(
 
 
 def read_tokenizer(folder: pathlib.Path) -> bytes:
-    """Read the SentencePiece model of a folder of `write_model`.
-
-    Raises:
-      ValueError: the folder has no SentencePiece model, or it cannot be read.
-    """
+    """Read the SentencePiece model of a folder; ValueError if it is missing or damaged."""
     path = folder / TOKENIZER
     if not path.exists():
         raise ValueError(
@@ -220,11 +195,7 @@ def with_table(params: Mapping[str, Any], table: np.ndarray, bias: np.ndarray) -
 
 
 def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes) -> None:
-    """Raise ValueError if a run cannot start from a folder; read all but the weights' values.
-
-    Args:
-      folder, settings, tokenizer: as of `initial_params`.
-    """
+    """Raise ValueError if `initial_params` would; read all but the weights' values."""
     if read_tokenizer(folder) != tokenizer:
         raise ValueError(
             f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "
@@ -247,27 +218,20 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
 def initial_params(
     folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: bytes
 ) -> dict[str, Any]:
-    """Read the initial parameters of a run from a folder, those of an encoder and its head.
+    """Read a run's initial encoder and head from a folder of `write_model` or xlm import.
 
-    Cross-attention is read if both the run and the folder have it. A folder without it starts a run
-    with it, whose cross-attention then is not among the parameters.
+    `settings` are the run's encoder settings, named as in `EncoderSettings`; `vocab_size` includes
+    padded rows. `tokenizer` is the SentencePiece model of its packed dataset. Cross-attention is
+    read if run and folder have it; a run may also add its own, which is then not among the
+    parameters.
 
-    Args:
-      folder: a folder written by `write_model` or xlm import.
-      settings: settings of the run's encoder, named as in `EncoderSettings`; its `vocab_size` is
-        the number of table rows, padding included.
-      tokenizer: the SentencePiece model of the run's packed dataset.
-
-    Returns:
-      The parameters of `Encoder`, nested dicts of float32 arrays. Padding is zero.
-
-    Raises:
-      ValueError: as `read_model`; the folder has no masked-LM head, or the settings or the
-        vocabulary of its model differ from those of the run.
+    Returns the parameters of `Encoder`, nested dicts of float32 arrays, with padding zero. Raises
+    ValueError as `read_model`, or if the folder has no masked-LM head, or its settings or
+    vocabulary differ from the run's.
     """
     check_initial(folder, settings, tokenizer)
     sizes, params = read_model(folder)
-    if "head" not in params:  # or the run would go on with a random one
+    if "head" not in params:  # else the run would use a random one
         raise ValueError(_NO_HEAD.format(folder))
     if sizes["cross_attention"] and not settings["cross_attention"]:
         encoder = {**sizes, "cross_attention": False}
@@ -278,13 +242,13 @@ def initial_params(
 
 
 class _AnyConfig(msgspec.Struct, frozen=True):
-    """What tells the format of a config.json."""
+    """The key that tells the format of a config.json."""
 
     model_type: Any = None
 
 
 def _read_config(folder: pathlib.Path) -> tuple[_Form, Any]:
-    """Return the format of a folder, and its config.json as that declares it."""
+    """Return the format of a folder, and its config.json as that format declares it."""
     path = folder / _CONFIG
     if not path.exists():
         raise ValueError(

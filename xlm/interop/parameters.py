@@ -1,7 +1,7 @@
 """Parameters of `xlm.models.encoder.Encoder` by name.
 
-A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernels are [in, out];
-parameters whose name begins with "layers" have a leading axis of layers.
+A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernels are [in, out].
+Parameters whose name begins with "layers" have a leading axis of layers.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _Shapes = dict[str, tuple[int, ...]]
 # Parameters whose first axis is the vocabulary, which may be padded.
 _BY_PIECE = ("embeddings.table", "head.bias")
 
-# Limits before memory is taken, well beyond what is trained.
+# Limits that are checked before memory is taken, well beyond any real model.
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Layers = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -52,12 +52,7 @@ class Architecture(Artefact, frozen=True, kw_only=True):
 
 
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
-    """Return names and shapes of all parameters.
-
-    Args:
-      sizes: named as in `EncoderSettings`.
-      has_head: whether there is a masked-LM head; discriminators have none.
-    """
+    """Return names and shapes of all parameters; discriminators have no masked-LM head."""
     width, embedding_size, position = (
         sizes[key] for key in ("hidden_size", "embedding_size", "position")
     )
@@ -117,15 +112,10 @@ def _norm(name: str, width: int) -> _Shapes:
 
 
 def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Flatten parameters to float32 arrays by name.
+    """Flatten nested parameters to float32 arrays by name; "head" may be absent.
 
-    Args:
-      params: nested dicts of arrays; "head" may be absent.
-      sizes: named as in `EncoderSettings`; rows of the table and of the output bias beyond
-        `vocab_size` are padding and left out.
-
-    Raises:
-      ValueError: the shape of a parameter does not match the sizes.
+    Rows of the table and the output bias beyond `vocab_size` are padding and left out. Raises
+    ValueError if a shape does not match the sizes.
     """
     found = {}
     for name, shape in shapes(sizes, has_head="head" in params).items():
@@ -144,11 +134,7 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
 
 
 def nested(arrays: Mapping[str, np.ndarray], separator: str = ".") -> dict[str, Any]:
-    """Convert arrays by name to nested dicts.
-
-    Raises:
-      ValueError: a name is below another one.
-    """
+    """Convert arrays by name to nested dicts; ValueError if a name is below another one."""
     params: dict[str, Any] = {}
     for name, array in arrays.items():
         *path, last = name.split(separator)

@@ -22,7 +22,7 @@ _REMEDY = (
 
 
 class Encoder(parameters.Architecture, frozen=True, kw_only=True):
-    """Settings of an encoder, also those of how it computes."""
+    """Settings of an encoder, including those of how it computes."""
 
     dtype: str
     attention: str = "xla"
@@ -31,13 +31,11 @@ class Encoder(parameters.Architecture, frozen=True, kw_only=True):
 
 
 class Notes(Artefact, frozen=True, kw_only=True):
-    """Notes kept with the parameters that did best.
+    """Notes kept with the best parameters.
 
     Attributes:
-      encoder, decoder: settings of both; None without a decoder.
       tokenizer: SHA-256 of the SentencePiece model.
-      step: steps taken.
-      value: score that selected them; None of a mean of checkpoints.
+      value: score that selected the step; None for a mean of checkpoints.
       symbols: table row of the symbol of each target language.
     """
 
@@ -50,22 +48,14 @@ class Notes(Artefact, frozen=True, kw_only=True):
 
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """Write nested dicts of arrays with `Notes`, atomically.
-
-    Raises:
-      ValueError: a number is not finite.
-    """
+    """Write nested dicts of arrays with `Notes`, atomically; ValueError for non-finite numbers."""
     tensors, text = dict(_flat(params)), json.dumps(dict(notes), allow_nan=False)
     with artifacts.atomic_path(path) as aside, declarations.of_file(path):
         weights.write(aside, tensors, {_NOTES: text}, {_NOTES: text.encode()})
 
 
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
-    """Read the parameters and the notes of a file of `write_params`.
-
-    Raises:
-      ValueError: the file is missing or damaged, or was not written by `write_params`.
-    """
+    """Read a file of `write_params`; ValueError if it is missing, damaged or of another origin."""
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -78,7 +68,7 @@ def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
     for name, array in arrays.items():
         seal.check(name, array)
     seal.check(_NOTES, text.encode())
-    # Older files of a mean of checkpoints have "NaN" for the score that there is none of.
+    # Older files of a mean of checkpoints have "NaN" for the missing score.
     text = text.replace('"value": NaN', '"value": null')
     notes = declarations.parse(text, Notes, place=f"{path}, {_NOTES}", remedy=_REMEDY)
     with declarations.of_file(path):

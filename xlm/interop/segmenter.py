@@ -1,4 +1,4 @@
-"""Tokenizers of any origin as functions from texts to ids, to be compared."""
+"""Tokenizers of any origin as functions from texts to ids, for comparison."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class _Tokenizer(msgspec.Struct, frozen=True):
-    """What of a tokenizer.json is read here, and not by `tokenizers`."""
+    """The part of a tokenizer.json that is read here, and not by `tokenizers`."""
 
     model: _Model
 
@@ -32,10 +32,9 @@ class Segmenter:
 
     Attributes:
       kind: "unigram", "bpe", "wordpiece", "wordlevel", "word" or "char".
-      size: V, number of ids, those included that no piece has.
+      size: V, number of ids, including those without a piece.
       is_piece: [V] bool, ids that text can be segmented into: no special tokens, no unknown.
-      unknown: id of unknown text; None if there is none, as with bytes to fall back to.
-      encode: ids of each text.
+      unknown: id of unknown text; None if there is none, as with byte fallback.
     """
 
     kind: str
@@ -46,15 +45,7 @@ class Segmenter:
 
 
 def read_segmenter(path: pathlib.Path) -> Segmenter:
-    """Read a SentencePiece model or a tokenizer.json.
-
-    Args:
-      path: of the file, or a folder with one: spm.model, sentencepiece.bpe.model or tokenizer.json,
-        the first of these.
-
-    Raises:
-      ValueError: there is no such file, it is neither, or `tokenizers` is not installed.
-    """
+    """Read a SentencePiece model or tokenizer.json, perhaps in a folder; ValueError without one."""
     if path.is_dir():
         found = tokenizer_file(path)
         if found is None:

@@ -25,13 +25,12 @@ _PREFIX = "task."  # of the tensors in our own form
 
 @dataclasses.dataclass(frozen=True)
 class TaskHead:
-    """Head of a fine-tuned encoder.
+    """Head of a fine-tuned encoder for a `kind` of task, such as "tagging".
 
     Attributes:
-      kind: kind of task, such as "tagging".
-      class_suffix: class of `transformers` that computes the head, such as "TokenClassification",
-        without the name of the encoder; "" if none does.
-      labels: names of its outputs, in their order; empty where they have none.
+      class_suffix: class of `transformers` that computes the head, without the encoder's name, such
+        as "TokenClassification"; "" if none does.
+      labels: names of its outputs in order; empty if they have none.
       params: {module: {"kernel": [in, out], "bias": [out]}}, float32.
     """
 
@@ -71,7 +70,6 @@ class TaskHead:
         return _labels(names) if names else {}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors of our own form by name."""
         found: dict[str, np.ndarray] = {}
         _flatten(self.params, _PREFIX, found)
         return found

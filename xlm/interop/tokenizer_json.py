@@ -16,7 +16,7 @@ from xlm.interop import charsmap
 NAME = "tokenizer.json"
 
 _SPACE = "\u2581"
-# The characters at which `tokenizers` splits words, Unicode's White_Space, but for the blank.
+# The characters at which `tokenizers` splits words: Unicode's White_Space except the blank.
 _WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + (
     "\u2028\u2029\u202f\u205f\u3000"
 )  # fmt: skip
@@ -36,7 +36,7 @@ class Unigram(NamedTuple):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Step of a normaliser or a pre-tokenizer; of others than those read here, its type."""
+    """Step of a normaliser or a pre-tokenizer; only the type matters for kinds not read here."""
 
     type: str
     normalizers: list["Step"] = []
@@ -62,7 +62,7 @@ class _Added(msgspec.Struct, frozen=True):
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
-    """What of a tokenizer.json of the Unigram kind is read."""
+    """The part of a tokenizer.json of the Unigram kind that is read."""
 
     model: _Model
     added_tokens: list[_Added] | None = None
@@ -79,11 +79,7 @@ class _AnyTokenizer(msgspec.Struct, frozen=True):
 
 
 def read(text: bytes) -> Tokenizer:
-    """Parse a tokenizer.json.
-
-    Raises:
-      ValueError: it is not as declared, or of another model than Unigram.
-    """
+    """Parse a tokenizer.json; ValueError if it is malformed or of another model than Unigram."""
     given = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
     kind = declarations.parse(text, _AnyTokenizer, **given).model.type
     if kind != "Unigram":
@@ -100,11 +96,7 @@ def read(text: bytes) -> Tokenizer:
 
 
 def unigram(value: Tokenizer) -> Unigram:
-    """Return the pieces of the Unigram model, then added tokens.
-
-    Raises:
-      ValueError: an added token has the id of another piece, or leaves a gap.
-    """
+    """Return pieces, then added tokens; ValueError if an added id is another's or leaves a gap."""
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):
@@ -122,14 +114,11 @@ def unigram(value: Tokenizer) -> Unigram:
 
 
 def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
-    """Return SentencePiece's equivalent of the normaliser and the pre-tokenizer.
+    """Return SentencePiece's equivalent of normaliser and pre-tokenizer; ValueError if it has none.
 
-    Text is segmented alike but for white space at its end, which SentencePiece drops with what is
-    extra, and where a \u2581 of its own is beside a blank. Some files that transformers made of
-    SentencePiece's models keep a blank at the end as a piece.
-
-    Raises:
-      ValueError: SentencePiece has no equivalent.
+    Text is segmented alike except for white space at its end, which SentencePiece drops with extra
+    white space, and except where a \u2581 of its own is beside a blank. Some files that
+    transformers converted from SentencePiece models keep a blank at the end as a piece.
     """
     content = ""  # what several blanks become; "" where they stay
     found: bytes | None = None
@@ -173,7 +162,7 @@ def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
     spec.escape_whitespaces = True
     if not spec.remove_extra_whitespaces:
         _check_kept_blanks(value, names, splits[-1])
-    # Strip takes white space of all kinds, and "first" takes what is behind it for no beginning.
+    # Strip removes all white space, and "first" does not see a beginning behind it.
     is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
     if not is_safe and any(_strips_left(step) for step in steps):
         raise ValueError(
@@ -198,15 +187,9 @@ def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
 
 
 def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> str:
-    """Return before what Metaspace puts a blank; see `normalizer_spec`.
+    """Return before what Metaspace puts a blank; ValueError if SentencePiece does not segment so.
 
-    Args:
-      metaspace: the step.
-      splits_words: whether WhitespaceSplit stands before it.
-      collapses: whether the normaliser makes one blank of several.
-
-    Raises:
-      ValueError: SentencePiece does not segment so.
+    WhitespaceSplit precedes it if `splits_words`. The normaliser merges blanks if `collapses`.
     """
     if metaspace.replacement != _SPACE:
         raise ValueError(
@@ -234,11 +217,7 @@ def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> 
 
 
 def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step) -> None:
-    """Raise ValueError if SentencePiece, keeping all blanks, treats them otherwise.
-
-    Args:
-      names: the steps of its normaliser.
-    """
+    """Raise ValueError if SentencePiece, keeping all blanks, would treat them otherwise."""
     if "Strip" in names:
         raise ValueError(
             "the normaliser has a step 'Strip', which SentencePiece does only where several blanks "
@@ -268,7 +247,6 @@ def _steps(value: Step | None) -> Iterator[Step]:
 
 
 def _decoded(step: Step) -> bytes:
-    """Return the character map of a step."""
     try:
         found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
     except binascii.Error as error:

@@ -1,8 +1,8 @@
 """Replacement of a model's vocabulary by another, and pruning to the pieces that texts use.
 
-A vocabulary is defined by its pieces in the order of their ids. Replacing it means computing a row
-of the embedding table, and an entry of the output bias, for every piece of the new one; the rest of
-the model is unchanged.
+A vocabulary is its pieces in the order of their ids. Replacing it means computing a row of the
+embedding table, and an entry of the output bias, for every new piece. The rest of the model is
+unchanged.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from xlm.interop import tokenizer_json
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
-# Files of a folder's tokenizer, those first that say best how text is segmented.
+# Files of a folder's tokenizer; the first tells best how text is segmented.
 TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
-# The same files, those first that say best which id a piece has.
+# The same files; the first tells best which id a piece has.
 _ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
 _KINDS = model_pb2.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
@@ -33,13 +33,7 @@ _BATCH = 8192
 
 @dataclasses.dataclass(frozen=True)
 class ModelVocabulary:
-    """Pieces of a model by id, including the five special tokens.
-
-    Attributes:
-      pieces: [V] strings.
-      scores: [V] float64 scores of the model's kind; -inf for pieces that no segmentation uses.
-      kind: "unigram" or "bpe".
-    """
+    """Pieces of a model by id, with specials; `scores` [V] float64 are -inf for unused pieces."""
 
     pieces: tuple[str, ...]
     scores: np.ndarray
@@ -58,14 +52,11 @@ class ModelVocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Swapped:
-    """Embeddings and biases of a new vocabulary, and the number of pieces by provenance.
+    """Embeddings [V', D] and biases [V'] float32 of a new vocabulary, with counts of its pieces.
 
-    Attributes:
-      table: [V', D] float32.
-      bias: [V'] float32.
-      copied: number of pieces of both vocabularies, special tokens included.
-      segmented: number of pieces with the mean of their segmentation into old pieces.
-      unknown: number of pieces without any known part, with the mean of all old pieces.
+    `copied` pieces are in both vocabularies, special tokens included. `segmented` ones have the
+    mean of their segmentation into old pieces. `unknown` ones, without any known part, have the
+    mean of all old pieces.
     """
 
     table: np.ndarray
@@ -78,12 +69,8 @@ class Swapped:
 def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     """Read the vocabulary of a model's folder, with the model's ids.
 
-    Args:
-      folder: with spm.model, as this project writes it, with a tokenizer.json of the Unigram kind,
-        or with sentencepiece.bpe.model, with fairseq's ids; the first of these is used.
-
-    Raises:
-      ValueError: none of these files exists, or the file cannot be read.
+    The first of spm.model (this project's), tokenizer.json (Unigram) and sentencepiece.bpe.model
+    (with fairseq's ids) is used. Raises ValueError if none exists or the file cannot be read.
     """
     readers = (vocabulary, _of_json, _of_fairseq)
     for name, read in zip(_ID_FILES, readers, strict=True):
@@ -98,12 +85,7 @@ def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
 
 
 def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None:
-    """Raise ValueError if a folder's own tokenizer has pieces that the folder's model has not.
-
-    Args:
-      old: its `read_vocabulary`.
-      model: its `sentencepiece_model`, which may be of another file.
-    """
+    """Raise ValueError if a folder's own tokenizer, as `model`, has pieces that `old` lacks."""
     known = set(old.pieces)
     unknown = [piece for piece in vocabulary(model).pieces if piece not in known]
     if unknown:
@@ -137,11 +119,7 @@ def vocabulary(model: bytes) -> ModelVocabulary:
 
 
 def kind(proto: model_pb2.ModelProto) -> str:
-    """Return the kind of a SentencePiece model, "unigram" or "bpe".
-
-    Raises:
-      ValueError: the model is of another kind.
-    """
+    """Return the kind of a SentencePiece model, "unigram" or "bpe"; ValueError for any other."""
     name = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
     if name.lower() not in (UNIGRAM, BPE):
         raise ValueError(f"the model is of type {name}, must be UNIGRAM as XLM-R's, or BPE")
@@ -157,17 +135,13 @@ def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
-    Pieces, scores and normaliser are kept; the ids are new, `SPECIALS` first. Added tokens of a
+    Pieces, scores and normaliser are kept; ids are new, `SPECIALS` first. Added tokens of a
     tokenizer.json are left out, since SentencePiece does not match them in text.
 
-    Args:
-      path: a SentencePiece model, of this project or with the special tokens of SentencePiece
-        itself, a tokenizer.json of the Unigram kind, or a folder with one of spm.model,
-        sentencepiece.bpe.model or tokenizer.json; the first of these is used.
-
-    Raises:
-      ValueError: none of these files exists, the file cannot be read, or is of another kind than
-        unigram and BPE.
+    `path` is a SentencePiece model, with special tokens of this project or of SentencePiece, a
+    tokenizer.json of the Unigram kind, or a folder with spm.model, sentencepiece.bpe.model or
+    tokenizer.json, of which the first is used. Raises ValueError if there is no such file, or it
+    cannot be read or is neither unigram nor BPE.
     """
     if path.is_dir():
         found = tokenizer_file(path)
@@ -192,11 +166,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 
 def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
-    """Serialise a model, without its first special tokens, as one that has `SPECIALS` first.
-
-    Raises:
-      ValueError: as `parse`.
-    """
+    """Serialise a model with `SPECIALS` in place of its own special tokens; raises as `parse`."""
     # Models of others may have <pad> and <mask> among their pieces.
     pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
     del proto.pieces[:]
@@ -220,16 +190,9 @@ def swap(
     """Initialise the embeddings of a new vocabulary from those of the old one.
 
     Pieces of both vocabularies and special tokens keep their embedding and bias. Other pieces get
-    the mean embedding, and the mean bias, of their best segmentation under the old scores; parts
-    unknown to the old vocabulary are left out.
-
-    Args:
-      old: the vocabulary of `table`.
-      table: [>= V, D] embeddings; table rows beyond the old vocabulary are not read.
-      bias: [>= V] output bias.
-
-    Raises:
-      ValueError: the table has fewer rows than the old vocabulary has pieces.
+    the mean embedding, and the mean bias, of their best segmentation under the old scores, without
+    parts unknown to the old vocabulary. `table` [>= V, D] and `bias` [>= V] may have further rows,
+    which are not read; fewer raise ValueError.
     """
     if len(table) < len(old.pieces) or len(table) != len(bias):
         raise ValueError(
@@ -265,21 +228,12 @@ def swap(
 def prune(
     model: bytes, texts: Iterable[str], keep: Collection[str] = ()
 ) -> tuple[bytes, np.ndarray]:
-    """Prune a vocabulary to the pieces that some texts use; their segmentations do not change.
+    """Prune a unigram model to the pieces that texts use; their segmentations do not change.
 
-    The special tokens, the pieces of the texts' segmentations, all their characters that are
-    pieces, the piece of the lowest score, and given pieces are kept.
-
-    Args:
-      model: a SentencePiece model as written by `vocap.merge.write_model`.
-      texts: text that is representative of the model's future input.
-      keep: pieces that stay, whatever the texts use; those that there are not are passed over.
-
-    Returns:
-      The smaller model, and the old ids [V'] int64 of its pieces, ascending.
-
-    Raises:
-      ValueError: there is no text, or `model` is not a unigram model of SentencePiece.
+    Kept are the special tokens, the pieces of the segmentations, all characters of these that are
+    pieces, the piece of the lowest score, and those of `keep` that exist. Returns the smaller
+    model, and the old ids [V'] int64 of its pieces, ascending. Raises ValueError if there is no
+    text, or the model is not a unigram model.
     """
     proto = parse(model)
     if kind(proto) == BPE:
@@ -316,18 +270,13 @@ def prune(
 
 
 def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the texts in lists of `size`; the last one may be shorter."""
     remaining = iter(texts)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
 
 
 def parse(model: bytes) -> model_pb2.ModelProto:
-    """Parse the proto of a serialised SentencePiece model.
-
-    Raises:
-      ValueError: the bytes are not a SentencePiece model.
-    """
+    """Parse the proto of a serialised SentencePiece model; ValueError for other bytes."""
     try:
         spm.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -341,11 +290,7 @@ def parse(model: bytes) -> model_pb2.ModelProto:
 
 
 def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
-    """Parse a model of fairseq, without the special tokens at its beginning.
-
-    Raises:
-      ValueError: the model begins with other pieces.
-    """
+    """Parse a model of fairseq, without its three special tokens, or raise ValueError."""
     proto = parse(model)
     first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
     if first != _FAIRSEQ_SKIPPED:
@@ -358,11 +303,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
 
 
 def _parse_json(text: bytes) -> model_pb2.ModelProto:
-    """Build a SentencePiece model without special tokens from a tokenizer.json.
-
-    Raises:
-      ValueError: SentencePiece has no equivalent of the tokenizer.
-    """
+    """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
     value = tokenizer_json.read(text)
     pieces = tokenizer_json.unigram(value)
     normal = [
@@ -380,7 +321,6 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
 
 
 def _of_fairseq(model: bytes) -> ModelVocabulary:
-    """Return the vocabulary of a SentencePiece model with fairseq's ids."""
     normal = _parse_fairseq(model).pieces
     return _vocabulary(
         [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal), SPECIALS[MASK_ID]],

@@ -1,11 +1,11 @@
 """Our own format of a model folder, for encoders without a class in `transformers`.
 
-config.json holds the settings, named as in `xlm.models.encoder.EncoderSettings`, all but those of
-how to compute (`dtype`, `attention`, `remat`, `unroll`), and `masked_lm_head`, false for an encoder
-without one, such as a discriminator. `cross_attention` is there if it is true, `embedding_norm` if
-it is false, `norm_epsilon` if it is not 1e-5. Each tensor is a parameter with its name and shape in
-`xlm.interop.parameters`. A fine-tuned encoder has `task`, with the kind of its task, the labels and
-the names of the head's tensors, which begin with "task."; readers of encoders leave them out.
+config.json holds the settings of `xlm.models.encoder.EncoderSettings`, except those of how to
+compute (`dtype`, `attention`, `remat`, `unroll`). `masked_lm_head` is false for an encoder without
+one, such as a discriminator. Defaults of `cross_attention` (false), `embedding_norm` (true) and
+`norm_epsilon` (1e-5) are omitted. Each tensor is a parameter with its name and shape in
+`xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels and the names of the
+head's tensors, which begin with "task.". Readers of encoders leave these out.
 """
 
 import pathlib
@@ -27,8 +27,6 @@ REMEDY = "write the folder again with xlm export"
 
 
 class _Task(Artefact, frozen=True):
-    """Head of a task, which readers of encoders leave out."""
-
     kind: str
     labels: list[str]
     tensors: list[str]
@@ -57,7 +55,6 @@ _ARCHITECTURE = parameters.Architecture.__struct_fields__
 def config(
     sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
 ) -> dict[str, Any]:
-    """Return the value of config.json."""
     # A folder of XLM-R lacks settings that its positions and weights need none of.
     whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
     found = Config(
@@ -73,18 +70,14 @@ def config(
 def tensors(
     arrays: Mapping[str, np.ndarray], sizes: Mapping[str, Any], task_head: TaskHead | None = None
 ) -> dict[str, np.ndarray]:
-    """Return all tensors of the file, for parameters by name, and those of a task head."""
+    """Return all tensors of the file: parameters by name, and those of a task head."""
     del sizes
     found = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return found | (task_head.tensors() if task_head else {})
 
 
 def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
-    """Return the settings of config.json.
-
-    Raises:
-      ValueError: the version is not supported, or heads do not divide the width.
-    """
+    """Return the settings of config.json; ValueError for another version or indivisible width."""
     if config.format_version != _VERSION:
         raise ValueError(
             f"{path}: format_version is {config.format_version}, must be {_VERSION}; read it with "
@@ -99,20 +92,15 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
 
 
 def has_head(folder: pathlib.Path) -> bool:
-    """Whether a folder has a masked-LM head, by the names of its tensors."""
     with Weights.open(folder, REMEDY) as weights:
         return any(name.startswith(_HEAD) for name in weights.names)
 
 
 def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
-    """Read the parameters by name, float32.
+    """Read the parameters by name, float32; `config` was validated by `read_sizes`.
 
-    Args:
-      config: the value of config.json, validated by `read_sizes`.
-
-    Raises:
-      ValueError: the file is missing or damaged, or a tensor is missing, unknown, or of a different
-        shape.
+    Raises ValueError if the file is missing or damaged, or a tensor is missing, unknown, or of
+    another shape.
     """
     shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
     with Weights.open(folder, REMEDY) as weights:

@@ -38,10 +38,8 @@ def write(
 ) -> None:
     """Write float32 tensors as safetensors, with the SHA-256 of each and of `files` beside them.
 
-    Equal content gives equal bytes: safetensors' own writer puts metadata in any order.
-
-    Raises:
-      ValueError: a number is not finite.
+    Equal content gives equal bytes, unlike with safetensors' own writer, which puts metadata in any
+    order. Raises ValueError if a number is not finite.
     """
     arrays = {name: np.asarray(tensors[name], np.float32, order="C") for name in sorted(tensors)}
     for name, array in arrays.items():
@@ -70,10 +68,9 @@ def _digest(value: Any) -> str:
 
 
 class Seal:
-    """Digests that a safetensors file has of its tensors, and of files beside it."""
+    """Digests in a safetensors file of its tensors, and of files beside it; old files have none."""
 
     def __init__(self, path: pathlib.Path, metadata: Mapping[str, str] | None):
-        """Read them; a file of others, or an older one, has none."""
         text = (metadata or {}).get(_DIGESTS, "{}")
         place = f"{path}, {_DIGESTS}"
         self._path = path
@@ -89,7 +86,7 @@ class Seal:
 
 
 def read_seal(path: pathlib.Path) -> Seal:
-    """Read the digests of a safetensors file, none without a file."""
+    """Read the digests of a safetensors file; none if there is no file."""
     if not path.exists():
         return Seal(path, None)
     with _opened(path) as file:
@@ -106,7 +103,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
 
 
 class Weights:
-    """Tensors of a folder by name."""
+    """Tensors of a folder by name, from opened `files`; see `open`."""
 
     def __init__(
         self,
@@ -115,7 +112,6 @@ class Weights:
         remedy: str,
         tied: Mapping[str, str],
     ):
-        """Initialise from opened `files`; see `open`."""
         self._folder, self._remedy, self._tied = folder, remedy, tied
         self._files = {
             name: (path, file, seal)
@@ -129,14 +125,10 @@ class Weights:
     def open(
         cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
     ) -> Iterator["Weights"]:
-        """Open model.safetensors, or the shards that its index lists.
+        """Open model.safetensors, or the shards that its index lists; ValueError if one is damaged.
 
-        Args:
-          remedy: instruction for writing such a folder again, for error messages.
-          tied: tensor -> alias of the same tensor, which files may hold in addition or instead.
-
-        Raises:
-          ValueError: a file is missing or damaged.
+        `remedy` tells users how to write such a folder again. `tied` maps a tensor to an alias,
+        which files may hold in addition or instead.
         """
         with contextlib.ExitStack() as stack:
             files = {}
@@ -150,7 +142,6 @@ class Weights:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the tensors."""
         return self._files.keys()
 
     def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
@@ -167,12 +158,7 @@ class Weights:
                 )
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Read a tensor as float32.
-
-        Raises:
-          ValueError: the tensor has another shape, is not floating point, or differs from the one
-            that it is tied to.
-        """
+        """Read a tensor as float32; ValueError for another shape, type, or tied tensor."""
         tied = self._tied.get(name, name)
         if name not in self._files:
             name = tied

@@ -1,12 +1,12 @@
 """XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`.
 
 XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
-our parameters differ in layout only:
+our parameters differ only in layout:
 
 - Theirs have kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
 - Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
-- Theirs add the embedding of the single token type everywhere. Here it is added to the position
-  embeddings on reading, and zeros are written in its place.
+- Theirs add the embedding of the single token type everywhere. Reading adds it to the position
+  embeddings, and writing puts zeros in its place.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from xlm.interop.weights import Weights
 REMEDY = "write the folder again with save_pretrained"
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
-_PREFIX = "roberta."  # of an encoder's tensors, but in a folder of the encoder alone
+_PREFIX = "roberta."  # of an encoder's tensors; a folder of only the encoder lacks it
 _EMBEDDINGS = _PREFIX + "embeddings."
 _TABLE = _EMBEDDINGS + "word_embeddings.weight"
 _POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
@@ -41,7 +41,7 @@ _UNUSED = (
     "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
 )  # fmt: skip
 
-# Beginnings of tensors of the masked-LM head, and of other heads, in whose place there is none.
+# Beginnings of tensors of the masked-LM head, and of other heads, which replace it.
 _HEAD = "lm_head."
 _OTHER_HEADS = ("classifier.", "qa_outputs.")
 
@@ -144,11 +144,9 @@ class _Parameter(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class XLMRoberta:
-    """Format of the folders of a class.
+    """Format of the folders of a class in `transformers`, whose names begin with `prefix`.
 
     Attributes:
-      MODEL_TYPE: in config.json.
-      prefix: beginning of the names of its classes in `transformers`.
       norms: our LayerNorms and theirs, besides the head's.
       fixed: settings that all models of the class have, named as in `EncoderSettings`.
       defaults: values of the class for missing keys of config.json.
@@ -183,7 +181,6 @@ class XLMRoberta:
         return "; ".join(found)
 
     def has_head(self, folder: pathlib.Path) -> bool:
-        """Whether a folder has a masked-LM head, by the names of its tensors."""
         with self._open(folder) as weights:
             return _has_head(weights)
 
@@ -193,13 +190,8 @@ class XLMRoberta:
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
         """Read the parameters by name, float32; those of the masked-LM head if there is one.
 
-        Args:
-          folder: with model.safetensors, or its shards and their index.
-          config: the value of config.json, validated by `read_sizes`.
-
-        Raises:
-          ValueError: a file is missing or damaged, or a tensor is missing, unknown, or of a
-            different shape.
+        `config` was validated by `read_sizes`. Raises ValueError if a file is missing or damaged,
+        or a tensor is missing, unknown, or of another shape.
         """
         sizes, first = self._sizes(config), config.pad_token_id + 1
         width = sizes["hidden_size"]
@@ -229,7 +221,7 @@ class XLMRoberta:
         sizes: Mapping[str, Any],
         task_head: TaskHead | None = None,
     ) -> dict[str, np.ndarray]:
-        """Return all tensors of the file, for parameters by name, and those of a task head."""
+        """Return all tensors of the file: parameters by name, and those of a task head."""
         found = {} if task_head is None else task_head.their_tensors()
         for parameter in self._parameters(sizes, has_head=task_head is None):
             array = arrays[parameter.ours]
@@ -261,11 +253,7 @@ class XLMRoberta:
         }
 
     def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
-        """Return the sizes of config.json.
-
-        Raises:
-          ValueError: a setting is not one of the class's.
-        """
+        """Return the sizes of config.json; ValueError if a setting is not one of the class's."""
         _check(config, path)
         return self._sizes(config)
 
@@ -315,7 +303,7 @@ def _has_head(weights: Weights) -> bool:
 
 
 def _dropped_prefix(names: Collection[str]) -> str:
-    """The prefix that an encoder saved alone, such as `XLMRobertaModel`, has not."""
+    """Return the prefix that an encoder saved alone, such as `XLMRobertaModel`, lacks."""
     return "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
 
 
@@ -326,7 +314,7 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
     if not parameter.is_layered:
         return np.ascontiguousarray(read(*parameter.names))
     # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
-    # After the first one is read, whose shape may be another than config.json says.
+    # The first layer is read before memory is taken, since config.json may give a wrong shape.
     layers = map(read, parameter.names)
     first = next(layers, None)
     stack = np.empty(parameter.shape, np.float32)
@@ -336,7 +324,6 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
 
 
 def _check(config: Config, path: pathlib.Path) -> None:
-    """Raise ValueError if a setting of config.json is not one of XLM-R's."""
     for key, wanted in _FIXED.items():
         if (found := getattr(config, key)) != wanted:
             raise ValueError(

@@ -1,7 +1,4 @@
-"""Launchers: `start` here, on Slurm and on TPU slices by shell scripts, `xmanager` with XManager.
-
-`jobs` expands sweeps and grids to jobs. Launchers need absl and ml_collections only.
-"""
+"""Launchers: `start` and its shell scripts, `xmanager`, and `jobs` of sweeps and grids for both."""
 
 from xlm.common import packages
 

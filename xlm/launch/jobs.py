@@ -1,4 +1,4 @@
-"""Jobs of the launchers: stages and flags of each, from sweeps and grids; no cluster is known."""
+"""Jobs of the launchers: stages and flags of each, from sweeps and grids, for any cluster."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ _TEXT_STAGES = {"build_vocab", "prepare_data"}
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 # A key of a config, and values that can name a folder.
 _SWEEP = re.compile(r"(?:config\.)?(\w+(?:\.\w+)*)=([\w.+-]+(?:,[\w.+-]+)*)")
-# Nothing that ends a line of a script, quoted or not, or that a terminal would act on.
+# Characters that end a line of a script, quoted or not, or that a terminal would act on.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -27,10 +27,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 class Job:
     """Stages of the pipeline, run in sequence in one working directory.
 
-    Attributes:
-      config: "configs/X.py" or "configs/X.py:ARG".
-      overrides: key of the config -> value, as on a command line.
-      shared: working directory with the vocabulary and packed dataset to use; "" for its own.
+    `overrides` are values by key of the config, as on a command line. `shared` is a working
+    directory whose vocabulary and packed dataset are used; "" for the job's own.
     """
 
     name: str
@@ -62,18 +60,16 @@ class Job:
             )
 
     def flags(self) -> dict[str, str]:
-        """Flags common to all stages, in order."""
         overrides = {f"config.{key}": value for key, value in self.overrides.items()}
         return {"config": self.config, "workdir": self.workdir, **overrides}
 
 
 def title(found: Sequence[Job]) -> str:
-    """Name of all jobs together."""
     return found[0].name if len(found) == 1 else found[0].name.removesuffix("-0")
 
 
 def check_line(flag: str, value: str) -> None:
-    """Raise ValueError for a value, such as a path, that cannot stand in a line of a script."""
+    """Raise ValueError if a value, such as a path, cannot stand in a line of a script."""
     if found := _CONTROL.search(value):
         raise ValueError(
             f"--{flag} is {value!r}, must be one line of UTF-8 without {found[0]!r}; rename it"
@@ -81,11 +77,7 @@ def check_line(flag: str, value: str) -> None:
 
 
 def parse_sweep(sweeps: Sequence[str], config: ConfigDict) -> dict[str, tuple[str, ...]]:
-    """Parse sweeps `key=value,value` to the values of each key of the config.
-
-    Raises:
-      ValueError: a sweep cannot be parsed, a key or value is repeated, or the config refuses it.
-    """
+    """Parse sweeps `key=value,value` by key; ValueError if malformed, repeated or not allowed."""
     found: dict[str, tuple[str, ...]] = {}
     for sweep in sweeps:
         if not (match := _SWEEP.fullmatch(sweep)):
@@ -190,8 +182,8 @@ def jobs_from_flags() -> list[Job]:
 def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
     """Build the jobs of a grid of named runs (`configs.grids`), in the folders that it lays out.
 
-    Runs with equal text and vocabulary have one job of build_vocab and prepare_data, which the jobs
-    of the later stages, one for each run and seed, share.
+    Runs with equal text and vocabulary share one job of build_vocab and prepare_data. Later stages
+    have a job for each run and seed.
     """
     of_text = bool(_TEXT_STAGES & set(job.stages))
     if of_text and not set(job.stages) <= _TEXT_STAGES:
@@ -219,7 +211,7 @@ def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
 
 
 def task_grid(name: str | None, config: ConfigDict) -> tuple[str, ...]:
-    """Sweeps of a paper's grid for the task of a config; empty without a name."""
+    """Return the sweeps of a paper's grid for the task of a config; none without a name."""
     if name is None:
         return ()
     task = config.task.name if "task" in config else ""

@@ -32,7 +32,7 @@ EXIT_STOPPED = 75
 def commands(
     job: jobs.Job, where: str, script: str, *, python: str, name: str, options: Sequence[str] = ()
 ) -> list[list[str]]:
-    """Commands that start a job, in sequence; `name` is that of the TPU slice."""
+    """Return the commands that start a job, in sequence; `name` is that of the TPU slice."""
     given = [f"--{flag}={value}" for flag, value in job.flags().items()]
     called = [script, ",".join(job.stages), *given]
     if where == "tpu_pod":  # whose hosts link the shared folders
@@ -52,12 +52,7 @@ def commands(
 def run(
     planned: Mapping[str, list[list[str]]], execute: Callable[[list[str]], int], *, keep_going: bool
 ) -> None:
-    """Run the commands of all jobs, given by working directory, in sequence.
-
-    Raises:
-      ValueError: jobs failed; with `keep_going` at the end, otherwise at once.
-      SystemExit: a job was asked to stop.
-    """
+    """Run all jobs' commands in sequence; ValueError if any fails, SystemExit if one is stopped."""
     failed = []
     for number, (workdir, of_job) in enumerate(planned.items(), start=1):
         logging.info("job %d of %d: %s", number, len(planned), workdir)
@@ -73,7 +68,7 @@ def run(
 
 
 def _execute(command: list[str]) -> int:
-    """Run a command in the repository; exit when it was stopped without a saved state."""
+    """Run a command in the repository; exit if it was stopped without a saved state."""
     asked: list[int] = []
     with subprocess.Popen(command, cwd=jobs.ROOT) as process:
 
@@ -89,7 +84,7 @@ def _execute(command: list[str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     if asked and status != EXIT_STOPPED:
-        sys.exit(128 + asked[0])  # as of a shell
+        sys.exit(128 + asked[0])  # as a shell does
     return status
 
 

@@ -1,10 +1,10 @@
 """Run the stages, and sweeps of them, with XManager: one machine for each job.
 
-    python -m xlm.launch.xmanager --config=configs/X.py --workdir=/gcs/BUCKET/X --platform=vertex \
+    python -m xlm.launch.xmanager --config=configs/X.py --workdir=/gcs/BUCKET/X --platform=vertex \\
         --gpus=a100=8 --sweep=optimizer.learning_rate=1e-3,3e-3 --seeds=3 --dry_run
 
---dry_run prints the experiment as plain data and needs no xmanager (the extra [launch]). For
-jobs on several machines use `xlm.launch.start`: XManager starts each container by itself.
+--dry_run prints the experiment as plain data and needs no xmanager (the extra [launch]). For jobs
+on several machines use `xlm.launch.start`: XManager starts each container by itself.
 """
 
 import json
@@ -60,11 +60,11 @@ def parse_volumes(paths: Sequence[str]) -> list[str]:
 
 
 def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
-    """Raise ValueError if the config names a path of this machine that lies in no mounted one."""
+    """Raise ValueError if the config names a path of this machine that is not mounted."""
     missing = [
         (key, path)
         for key, path in entry_point.strings("--config", config)
-        # "/" by itself is rather a separator than a folder to read.
+        # "/" by itself is probably a separator, not a folder to read.
         if path.startswith("/") and path.strip("/") and os.path.exists(path)
         if not any(pathlib.PurePath(os.path.normpath(path)).is_relative_to(v) for v in mounted)
     ]
@@ -78,15 +78,7 @@ def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
 
 
 def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
-    """Plan the XManager experiment as plain data.
-
-    Args:
-      found: the jobs, all with the same stages.
-      values: of the flags of this command.
-
-    Raises:
-      ValueError: flags are invalid or incompatible.
-    """
+    """Plan the XManager experiment of jobs with equal stages; ValueError for invalid flags."""
     platform, (kind, count) = values.platform, parse_gpus(values.gpus)
     volumes = parse_volumes(values.volume)
     jobs.check_line("python", values.python)
@@ -114,7 +106,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
         )
     mounted = [values.workdir, *volumes] if platform == "docker" else []
     if mounted:
-        # Those of all jobs: values of a sweep have no slashes, and runs of a grid share their data.
+        # The same for all jobs: values of a sweep have no slashes, runs of a grid share their data.
         check_mounted(values.config, mounted)
     gpu = "local_gpu" if platform == "docker" else kind
     asked = {gpu: count, "cpu": values.cpus, "memory": values.memory_gib * 2**30}
@@ -140,7 +132,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
 
 
 def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
-    """Shell commands, to which "$@" are a job's flags, and the container that runs them."""
+    """Return the shell commands, with a job's flags as "$@", and the container that runs them."""
     is_local = values.platform == "local"
     python = shlex.quote(values.python) if is_local else "python"
     enter = [f"cd {shlex.quote(str(jobs.ROOT))}"] if is_local else []
@@ -165,14 +157,7 @@ def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
 
 
 def launch(plan: Mapping[str, Any], xm: Any, xm_local: Any) -> None:
-    """Package and start the jobs of a plan; for local ones, wait for their end.
-
-    Args:
-      xm, xm_local: modules of xmanager 0.8 with these names.
-
-    Raises:
-      ValueError: a local job failed; XManager then stops the others.
-    """
+    """Package and start a plan's jobs with xmanager 0.8; ValueError if a local one fails."""
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -190,7 +175,6 @@ def launch(plan: Mapping[str, Any], xm: Any, xm_local: Any) -> None:
 
 
 def xm_executor(executor: Mapping[str, Any], xm: Any, xm_local: Any) -> Any:
-    """XManager's executor."""
     requirements = xm.JobRequirements(executor["requirements"])
     if executor["platform"] == "vertex":
         return xm_local.Vertex(requirements=requirements)
@@ -203,7 +187,7 @@ def xm_executor(executor: Mapping[str, Any], xm: Any, xm_local: Any) -> Any:
 
 
 def xm_package(package: Mapping[str, Any], folder: str, xm: Any) -> tuple[Any, list[str]]:
-    """XManager's package, of code copied to `folder`, and the arguments before a job's flags."""
+    """Return XManager's package, of code copied to `folder`, and arguments before a job's flags."""
     if package["kind"] == "binary":
         commands = "\n".join(package["commands"])
         return xm.Binary(path=shutil.which("bash")), ["-c", commands, "stages"]  # "stages" is $0

@@ -1,4 +1,4 @@
-"""Scores of one label, or one number, an example (XNLI, PAWS-X, GLUE)."""
+"""Scores of one label, or one number, per example (XNLI, PAWS-X, GLUE)."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,13 +10,9 @@ from sklearn import metrics as sklearn_metrics
 def scores(
     metrics: Sequence[str], gold: Sequence[float], predicted: Sequence[float]
 ) -> dict[str, float]:
-    """Each of `metrics` (keys of `SCORERS`) of the predictions.
+    """Return each of `metrics` (keys of `SCORERS`) of gold and predicted classes or numbers [N].
 
-    Args:
-      gold, predicted: [N] class indices, or numbers for correlations.
-
-    Raises:
-      ValueError: there are no examples, the lengths differ, or a prediction is not finite.
+    Raises ValueError if there are no examples, lengths differ, or a prediction is not finite.
     """
     right, found = np.asarray(gold), np.asarray(predicted)
     if right.shape != found.shape or right.ndim != 1 or not len(right):
@@ -30,36 +26,35 @@ def scores(
 
 
 def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Share of equal labels."""
     return float(sklearn_metrics.accuracy_score(gold, predicted))
 
 
 def binary_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """F1 of class 1 (GLUE: MRPC, QQP); 0 where nothing is, and nothing is called, of that class."""
+    """F1 of class 1 (GLUE: MRPC, QQP); 0 if neither gold nor predictions have that class."""
     return float(sklearn_metrics.f1_score(gold == 1, predicted == 1, zero_division=0))
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Mean over the classes that occur, in either, of the class's F1."""
+    """Mean F1 over the classes in gold or predictions."""
     return float(sklearn_metrics.f1_score(gold, predicted, average="macro", zero_division=0))
 
 
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Matthews correlation (GLUE: CoLA); 0 where one side is constant and it is undefined."""
+    """Matthews correlation (GLUE: CoLA); 0 if one side is constant, so that it is undefined."""
     if _constant(gold) or _constant(predicted):
         return 0.0
     return float(sklearn_metrics.matthews_corrcoef(gold, predicted))
 
 
 def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Pearson correlation (GLUE: STS-B); 0 where one side is constant and it is undefined."""
+    """Pearson correlation (GLUE: STS-B); 0 if one side is constant, so that it is undefined."""
     if _constant(gold) or _constant(predicted):
         return 0.0
     return float(stats.pearsonr(gold.astype(np.float64), predicted.astype(np.float64))[0])
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Pearson correlation of the ranks, ties sharing theirs; 0 where one side is constant."""
+    """Pearson correlation of the ranks, with ties sharing theirs; 0 if one side is constant."""
     if _constant(gold) or _constant(predicted):
         return 0.0
     return float(stats.spearmanr(gold, predicted)[0])

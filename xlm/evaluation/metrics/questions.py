@@ -1,8 +1,8 @@
 """Scores of extractive question answering, and answers from the logits of sliding windows.
 
-Which texts count as the same answer is each dataset's own rule. XTREME scores XQuAD and
+Each dataset has its own rule of which texts count as the same answer. XTREME scores XQuAD and
 TyDiQA-GoldP by the script of SQuAD 1.1, with its English articles and ASCII punctuation, in every
-language; only MLQA has a rule for each language. `normalizer` follows XTREME, as the papers do.
+language. Only MLQA has a rule for each language. `normalizer` follows XTREME, as the papers do.
 """
 
 import collections
@@ -20,7 +20,7 @@ from absl import logging
 Gold = Mapping[str, Sequence[str]]
 Normalize = Callable[[str], str]
 
-# The score of an answer that no span stands for; finite, so that JSON can hold it.
+# Score of an answer without a span; finite, so that JSON can hold it.
 NO_SPAN = float(np.finfo(np.float32).min)
 
 _ARTICLES = {
@@ -28,7 +28,7 @@ _ARTICLES = {
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "vi": r"\b(của|là|cái|chiếc|những)\b",
-    # The script's pattern has a prefix in mind, but matches these two letters anywhere.
+    # The script means a prefix, but its pattern matches these two letters anywhere.
     "ar": "ال",
     "hi": None,
     "zh": None,
@@ -37,11 +37,7 @@ _HAN = re.compile("([\u4e00-\u9fa5])")
 
 
 def normalizer(rule: str, language: str) -> Normalize:
-    """Return the normalisation of answers in `language` by a rule, "squad" or "mlqa".
-
-    Raises:
-      ValueError: MLQA has no rule for the language.
-    """
+    """Return the function of a rule, "squad" or "mlqa"; ValueError if MLQA has no such language."""
     if rule == "squad":
         return normalize_squad
     if language not in _ARTICLES:
@@ -52,19 +48,15 @@ def normalizer(rule: str, language: str) -> Normalize:
 
 
 def normalize_squad(text: str) -> str:
-    """Lower case, without ASCII punctuation, English articles and white space beyond one blank.
-
-    The rule of SQuAD's evaluation scripts, versions 1.1 and 2.0.
-    """
+    """Lower case, without ASCII punctuation, English articles and extra blanks (SQuAD 1.1, 2.0)."""
     kept = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def normalize_mlqa(text: str, language: str) -> str:
-    """Normalise as `normalize_squad`, for all of Unicode's punctuation and a language's articles.
+    """Normalise as `normalize_squad`, but by Unicode's punctuation and the language's articles.
 
-    Chinese is cut into words by white space, and each Han character is a word.
-    The rule of MLQA's evaluation script, version 1.
+    In Chinese, each Han character is a word. The rule of MLQA's evaluation script, version 1.
     """
     kept = "".join(c for c in text.lower() if not _is_punctuation(c))
     if articles := _ARTICLES[language]:
@@ -81,20 +73,11 @@ def _is_punctuation(character: str) -> bool:
 def answer_scores(
     gold: Gold, predictions: Mapping[str, str], normalize: Normalize
 ) -> dict[str, float]:
-    """F1 over words and exact match, each the best over a question's gold answers, averaged.
+    """Return mean "f1" over words and "exact_match", each the best over a question's gold answers.
 
     The rule of the scripts of SQuAD 1.1 and MLQA: an unanswered question scores 0, and so does the
-    F1 of two answers of which nothing is left after normalisation.
-
-    Args:
-      gold: answers by question id, at least one each.
-      normalize: see `normalizer`.
-
-    Returns:
-      "f1" and "exact_match".
-
-    Raises:
-      ValueError: no questions, a question without gold answers, or predictions for others.
+    F1 of two answers that normalisation empties. `gold` has one answer or more by question id.
+    Raises ValueError for no questions, a question without gold answers, or predictions for others.
     """
     _check(gold, predictions)
     for question, answers in gold.items():
@@ -107,20 +90,11 @@ def answer_scores(
 
 
 def squad2_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
-    """F1 and exact match where questions may have no answer: then only the empty one is right.
+    """Return mean "f1" and "exact_match" if questions may have no answer: then only "" is right.
 
-    The rule of the script of SQuAD 2.0, with one exception: it leaves unanswered questions out of
-    the means, which would reward skipping hard ones; here they score 0.
-
-    Args:
-      gold: answers by question id; none for an unanswerable question.
-      predictions: one answer by question id, "" for "no answer"; see `withhold`.
-
-    Returns:
-      "f1" and "exact_match".
-
-    Raises:
-      ValueError: no questions, or predictions for others.
+    The rule of the script of SQuAD 2.0, with one exception. It leaves unanswered questions out of
+    the means, which would reward skipping hard ones; here they score 0. `gold` lists no answers for
+    an unanswerable question. Raises ValueError for no questions, or predictions for others.
     """
     _check(gold, predictions)
     return _means(_scores(gold, predictions, normalize_squad, empty_is_answer=True))
@@ -129,7 +103,7 @@ def squad2_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float
 def withhold(
     predictions: Mapping[str, str], null_differences: Mapping[str, float], threshold: float
 ) -> dict[str, str]:
-    """The predictions, empty where the null score exceeds the answer's by over `threshold`."""
+    """Replace predictions by "" if the null score exceeds the answer's by over `threshold`."""
     return {
         question: "" if null_differences[question] > threshold else text
         for question, text in predictions.items()
@@ -142,20 +116,14 @@ def best_null_threshold(
     null_differences: Mapping[str, float],
     metric: str = "f1",
 ) -> tuple[float, float]:
-    """The threshold for `withhold` with the best score, and the score.
+    """Return the threshold for `withhold` with the best score, and that score.
 
-    As in SQuAD 2.0's script: from all questions unanswered, they are answered in the order of their
-    null differences; an answered question adds its score, an unanswerable one takes its own away.
-    The first best threshold is taken. Where differences are equal the script counts thresholds
-    between them, which no rule can apply; here only the last of them is one.
-
-    Args:
-      gold, predictions: as of `squad2_scores`; predictions are the best answers, none withheld.
-      null_differences: null score minus the score of the answer, by question id.
-      metric: "f1" or "exact_match".
-
-    Raises:
-      ValueError: as `squad2_scores`, or a question without a prediction or a difference.
+    As in SQuAD 2.0's script, all questions start unanswered and are answered in the order of their
+    null differences (null score minus the answer's score). An answered question adds its score; an
+    unanswerable one takes its own away. The first best threshold is taken. The script also counts
+    thresholds between equal differences, which no rule can apply; here only the last of them is
+    one. `predictions` are the best answers, none withheld. Raises ValueError as `squad2_scores`, or
+    for a question without a prediction or a difference.
     """
     _check(gold, predictions)
     if missing := set(gold) - (set(predictions) & set(null_differences)):
@@ -235,11 +203,9 @@ _NOTHING = Span("", 0, NO_SPAN)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Scores of the windows of one question.
+    """Distinct spans in the windows of a question, best first, and the score of "no answer".
 
-    Attributes:
-      spans: different texts, best first; empty if no span is allowed.
-      null_score: of "no answer": the lowest over the windows of start + end at the null position.
+    That is the lowest start + end at the null position of all windows.
     """
 
     spans: tuple[Span, ...]
@@ -247,7 +213,6 @@ class Found:
 
     @property
     def best(self) -> Span:
-        """The best span; one without text if there is none."""
         return self.spans[0] if self.spans else _NOTHING
 
     @property
@@ -269,26 +234,21 @@ def best_answers(
     max_answer_length: int = 30,
     null_position: int = 0,
 ) -> list[Found]:
-    """The best spans of each question over its sliding windows, as text of the original context.
+    """Find the best spans of each question in its sliding windows, as text of the original context.
 
     A span (s, e) scores start[s] + end[e]. Its ends are among the `n_best` highest allowed starts
-    and ends of its window, s <= e < s + max_answer_length, both lie in the context, and its window
-    is the one in which s has the most context (SQuAD's baselines, Devlin et al. 2019). White space
-    at the edges of a span is cut off, and spans without other text are left out.
+    and ends of its window, s <= e < s + max_answer_length, both lie in the context, and s has the
+    most context in this window (SQuAD's baselines, Devlin et al. 2019). White space at the edges of
+    a span is cut off, and empty spans are left out. At most `n_best` spans are returned. Raises
+    ValueError for shapes that do not fit, or a question without window.
 
     Args:
       start, end: [N, L] logits of N windows of L tokens.
       offsets: [N, L, 2] first character of each token in its context, and the one after its last.
       answerable: [N, L] whether a token is one of the context.
       max_context: [N, L] whether no other window has more context around the token.
-      examples: [N] number of each window's question, an index into `contexts`.
-      contexts: [E] the original text of each question's context.
-      n_best: starts and ends tried, and spans returned at most.
-      max_answer_length: in tokens.
-      null_position: of the token whose logits stand for "no answer".
-
-    Raises:
-      ValueError: shapes that do not fit, or a question without window.
+      examples: [N] number of each window's question, an index into `contexts` [E].
+      null_position: token whose logits stand for "no answer".
     """
     _check_windows(start, end, offsets, answerable, max_context, examples, len(contexts))
     null_scores = np.full(len(contexts), np.inf)
@@ -297,7 +257,7 @@ def best_answers(
     starts = np.where(answerable & max_context, start, -np.inf)
     ends = np.where(answerable, end, -np.inf)
     found = _pairs(starts, ends, n_best, max_answer_length)
-    # Of equal scores the first window's comes first, and in it the one of the higher start.
+    # Ties go to the first window, and in it to the higher start.
     order = np.lexsort((-found[3], examples[found[0]]))
     windows, firsts, lasts, scores = (column[order] for column in found)
     bounds = np.searchsorted(examples[windows], np.arange(len(contexts) + 1))
@@ -352,7 +312,6 @@ def _pairs(
 def _spans(
     context: str, begin: np.ndarray, stop: np.ndarray, scores: np.ndarray, n_best: int
 ) -> tuple[Span, ...]:
-    """The texts of spans that come best first, each once."""
     spans: dict[str, Span] = {}
     for first, last, score in zip(begin.tolist(), stop.tolist(), scores.tolist(), strict=True):
         text = context[first:last]

@@ -1,8 +1,8 @@
 """Finding translations by sentence vectors: nearest neighbours (Tatoeba), mining pairs (BUCC).
 
-Neighbours are exact, by matrix products over blocks of the queries, so that the memory is a block
-times the targets. At the sizes of BUCC this takes seconds, as an exact search by faiss does, which
-is therefore not used.
+Neighbours are exact, by matrix products over blocks of the queries, so memory is a block times the
+targets. At the sizes of BUCC this takes seconds, as long as an exact search by faiss, which is
+therefore not used.
 """
 
 import collections
@@ -23,12 +23,9 @@ RETRIEVALS = ("forward", "backward", "intersection", "max")
 
 
 def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Share of rows i of `queries` whose nearest row of `targets` by cosine is row i.
+    """Share of queries [N, D] whose nearest target [N, D] by cosine has the same index.
 
-    XTREME's Tatoeba score is that of English queries among the sentences of the other language.
-
-    Args:
-      queries, targets: [N, D] sentence vectors. Zero vectors find nothing.
+    Queries are English in XTREME's Tatoeba score. Zero vectors find nothing.
     """
     _, found = nearest_neighbours(queries, targets, 1)
     hits = found[:, 0] == np.arange(len(queries))
@@ -38,14 +35,10 @@ def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
 def nearest_neighbours(
     queries: np.ndarray, targets: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `k` targets of the highest cosine for each query, best first.
+    """Return cosines [N, k] float32 and rows [N, k] of the `k` nearest targets, best first.
 
-    Args:
-      queries, targets: [N, D] and [M, D] vectors; of zero vectors every cosine is 0.
-      k: neighbours; all targets if there are fewer. Of equal cosines the first counts.
-
-    Returns:
-      Cosines [N, k] float32 and rows of `targets` [N, k].
+    `queries` are [N, D], `targets` [M, D], and k at most M. Zero vectors have cosine 0. Ties go to
+    the first target.
     """
     targets_t = _unit(targets).T
     k = min(k, len(targets))
@@ -72,12 +65,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Mined:
-    """Pairs of sentences, best first.
-
-    Attributes:
-      sources, targets: [P] rows of the two sides.
-      scores: [P] float32 margins.
-    """
+    """Pairs of sentences, best first: rows [P] of both sides, and margins [P] float32."""
 
     sources: np.ndarray
     targets: np.ndarray
@@ -92,21 +80,16 @@ def mine(
     retrieval: str = "max",
     k: int = 4,
 ) -> Mined:
-    """Pairs of sentences that may be translations, by margin (Artetxe and Schwenk 2019, Eq. 2).
+    """Mine pairs that may be translations, by margin (Artetxe and Schwenk 2019, Eq. 2).
 
         score(x, y) = margin(cos(x, y), (mean_z cos(x, z) + mean_z cos(y, z)) / 2)
 
-    where z are the k neighbours of x among the targets, and of y among the sources. Each sentence
-    takes, of its k neighbours, the one of the highest score. Defaults are XTREME's for BUCC.
-
-    Args:
-      sources, targets: [N, D] and [M, D] sentence vectors.
-      margin: a key of `MARGINS`; "absolute" is the bare cosine.
-      retrieval: whose choices count: "forward" the sources', "backward" the targets',
-        "intersection" those that agree, "max" both, best first, each sentence in one pair only.
-
-    Raises:
-      ValueError: another margin or retrieval, or a side without sentences.
+    z are the k neighbours of x among the targets, and of y among the sources, given sentence
+    vectors [N, D] and [M, D]. Each sentence chooses the best of its k neighbours. `margin` is a key
+    of `MARGINS`; "absolute" is the bare cosine. `retrieval` says whose choices count: "forward" the
+    sources', "backward" the targets', "intersection" those that agree, "max" both, best first, each
+    sentence in one pair only. Defaults are XTREME's for BUCC. Raises ValueError for another margin
+    or retrieval, or a side without sentences.
     """
     if margin not in MARGINS or retrieval not in RETRIEVALS:
         raise ValueError(
@@ -162,13 +145,10 @@ def _best_first(pairs: Mined, keep: np.ndarray | None = None) -> Mined:
 
 
 def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences to mine among, and which of them may be in a pair, as BUCC's baseline does it.
+    """Return [U] first occurrences of the texts, and [U] whether each is the only one.
 
-    A text that occurs several times is searched once; no pair is made of it, as nothing tells which
-    of its ids would be right.
-
-    Returns:
-      [U] numbers of the texts' first occurrences, and [U] whether it is the only one.
+    As in BUCC's baseline, a repeated text is searched once, and no pair is made of it, as nothing
+    tells which of its ids would be right.
     """
     stripped = [text.strip() for text in texts]
     counts = collections.Counter(stripped)
@@ -179,17 +159,11 @@ def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[float, float]:
-    """The threshold of the best F1 of the pairs that score at least it, and that F1.
+    """Return the score threshold with the best F1 of pairs, and that F1; 0 and 0 if none is right.
 
-    The rule of BUCC's baseline: pairs are taken best first; the threshold is half way between the
-    last one taken and the next. Pairs of equal score are taken together. The first best counts.
-
-    Args:
-      scores: [P] in any order.
-      right: [P] whether a pair is one of the gold pairs.
-
-    Returns:
-      Threshold and F1; 0 and 0 if no pair is right.
+    The rule of BUCC's baseline: pairs are taken best first, those of equal score together. The
+    threshold is half way between the last one taken and the next. The first best counts. `scores`
+    [P] and `right` [P] may be in any order.
     """
     order = np.argsort(-scores, kind="stable")
     ranked, correct = scores[order], np.cumsum(right[order])
@@ -207,14 +181,7 @@ def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[fl
 def mining_scores(
     gold: Collection[tuple[str, str]], predicted: Collection[tuple[str, str]]
 ) -> dict[str, float]:
-    """Precision, recall and F1 of pairs of ids (BUCC); a pair counts once.
-
-    Returns:
-      "f1", "precision", "recall"; all 0 if no pair is right.
-
-    Raises:
-      ValueError: there are no gold pairs.
-    """
+    """Return "f1", "precision", "recall" of distinct id pairs (BUCC); ValueError without gold."""
     wanted, found = set(gold), set(predicted)
     if not wanted:
         raise ValueError("there are no gold pairs to score against")

@@ -1,8 +1,8 @@
-"""Scores of a tag a word: named entities (WikiANN) and parts of speech (UD-POS), by seqeval.
+"""Scores of one tag a word: named entities (WikiANN) and parts of speech (UD-POS), by seqeval.
 
-Both count chunks, as XTREME's evaluation does for both: a chunk is right if its type, first word
-and last word are. seqeval's default mode, that of conlleval, reads any sequence of tags: a chunk
-starts at B-, and also at I- after O, after another type, or at the start of a sentence.
+Both count chunks, as XTREME's evaluation does: a chunk is right if its type, first word and last
+word are. seqeval's default mode, that of conlleval, reads any sequence of tags: a chunk starts at
+B-, and also at I- after O, after another type, or at the start of a sentence.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,10 @@ Tags = Sequence[Sequence[str]]
 
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Precision, recall and F1 over all entities of all sentences (micro-averaged).
+    """Return micro-averaged "f1", "precision" and "recall" over entities; 0 if there are none.
 
-    Args:
-      gold, predicted: the tags of each sentence: "O", "B-PER", "I-PER", ...; of BIOES, BILOU and
-        BMES too.
-
-    Returns:
-      "f1", "precision", "recall"; 0 where nothing can be counted.
-
-    Raises:
-      ValueError: there are none, or they differ in number or in length; the message names the
-        first.
+    Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES. Raises ValueError if
+    there are no sentences, or gold and predictions differ in number or length.
     """
     _check(gold, predicted)
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -36,36 +28,22 @@ def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
 
 
 def part_of_speech_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """F1 of universal parts of speech as XTREME reports it, and accuracy over words.
+    """Return "f1", "precision", "recall" of parts of speech as in XTREME; "accuracy" over words.
 
-    XTREME's evaluate.py gives the bare tags to seqeval, so its F1 is over chunks here too: a run of
-    words with the same tag is one chunk, with the exception of SCONJ and SYM, of which each word is
-    one, since seqeval takes their S for "single". It is stricter than accuracy: one wrong word
-    makes the run wrong. The papers' numbers are this F1.
+    XTREME's evaluate.py gives the bare tags to seqeval, so its F1, which papers print, is over
+    chunks: a run of words with the same tag. One wrong word makes the run wrong. Each word of SCONJ
+    and SYM is a chunk, since seqeval takes their S for "single".
 
-    seqeval of 2020, which XTREME was published with, takes the whole tag for the type; since
-    version 1 its first letter is cut off, which makes CCONJ and SCONJ one type. The tags are
-    therefore spelled so that both read the same: "S-SCONJ", "I-NOUN".
-
-    Returns:
-      "f1", "precision", "recall", "accuracy".
-
-    Raises:
-      ValueError: as `entity_scores`.
+    The seqeval of 2020, with which XTREME was published, takes the whole tag for the type. Since
+    version 1 it cuts off the first letter, which makes CCONJ and SCONJ one type. Tags are therefore
+    spelled so that both read the same: "S-SCONJ", "I-NOUN".
     """
     chunks = entity_scores(_as_chunks(gold), _as_chunks(predicted))
     return chunks | {"accuracy": _accuracy(gold, predicted)}
 
 
 def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Scores of tags that are no chunks, over words: each word counts, whatever stands beside it.
-
-    Returns:
-      "macro_f1", the mean over the tags that occur, in either, of the tag's F1; "accuracy".
-
-    Raises:
-      ValueError: as `entity_scores`.
-    """
+    """Return "macro_f1" (over tags in gold or predictions) and "accuracy", word by word."""
     _check(gold, predicted)
     right, found = ([tag for tags in side for tag in tags] for side in (gold, predicted))
     f1 = metrics.f1_score(right, found, average="macro", zero_division=0) if right else 0.0

@@ -1,7 +1,4 @@
-"""Scores of translations: BLEU, chrF, and the case-insensitive tokenised BLEU of papers.
-
-By sacreBLEU (Post 2018), whose signatures name all that a score depends on.
-"""
+"""BLEU, chrF, and case-insensitive tokenised BLEU by sacreBLEU (Post 2018), with signatures."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +6,8 @@ from typing import Any
 
 from xlm.common import packages
 
-# Tokenizers of BLEU that need no download, of languages that the default, of mteval-v13a, does not
-# cut into words. Results with MeCab for Japanese and Korean differ.
+# Tokenizers of BLEU, without downloads, for languages that the default of mteval-v13a does not cut
+# into words. Results with MeCab for Japanese and Korean differ.
 _TOKENIZERS = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char"),
@@ -26,24 +23,17 @@ def scores(
     *,
     is_tokenized: bool = False,
 ) -> dict[str, float]:
-    """BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
+    """Return BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
       chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
       tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
 
     multi-bleu.perl expects tokenised text and cuts it at blanks. With `is_tokenized` so does
-    `tokenized_bleu`, and equals that script's score but for its rounding; plain text is tokenised
-    as for `bleu`, since papers use the scripts of Moses, which differ a little and are not part of
-    sacreBLEU.
-
-    Args:
-      references, hypotheses: a translation of each sentence, in the same order; may be empty.
-      language: code of the target language, for its tokenizer; with script or region or without.
-      is_tokenized: whether the text is tokenised, with blanks between tokens.
-
-    Raises:
-      ValueError: there are no sentences, or the lengths differ.
+    `tokenized_bleu`, and equals that script's score up to rounding. Plain text is tokenised as for
+    `bleu`: papers use the scripts of Moses, which differ a little and are not part of sacreBLEU.
+    `language` is the code of the target language, for its tokenizer, with or without script or
+    region. Raises ValueError if there are no sentences, or the lengths differ.
     """
     if len(references) != len(hypotheses) or not references:
         raise ValueError(
@@ -59,7 +49,7 @@ def scores(
 
 
 def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
-    """Signatures of sacreBLEU for each of `scores`, to be reported with them."""
+    """Return sacreBLEU's signature of each of `scores`, to be reported with them."""
     found = {}
     for name, metric in _metrics(language, is_tokenized).items():
         metric.corpus_score([""], [[""]])  # a signature has the number of references
