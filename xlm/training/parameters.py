@@ -9,10 +9,7 @@ _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 
 
 def parameter_table(params: Any) -> str:
-    """Format one line per array: name, shape, dtype, mesh axes, number of elements; and the total.
-
-    Args:
-      params: arrays, or their shapes with shardings.
+    """Format a line per array or its shape (name, shape, dtype, mesh axes, elements) and a total.
     """
     rows = [_HEADINGS]
     total = 0
@@ -32,7 +29,7 @@ def parameter_table(params: Any) -> str:
 
 
 def num_parameters(params: Any) -> int:
-    """Number of elements of all arrays."""
+    """Count the elements of all arrays."""
     return sum(math.prod(array.shape) for array in jax.tree.leaves(params))
 
 

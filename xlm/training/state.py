@@ -16,12 +16,8 @@ class TrainState:
 
     Attributes:
       step: scalar int32, steps taken.
-      params: the objective's parameters.
-      opt_state: the optimizer's state.
-      key_data: uint32, the root random key; every step folds its number into it, so the root key
-        never changes.
-      extra: the objective's learned state besides parameters, such as a neighbour index. An exact
-        resume requires it.
+      key_data: uint32, the root random key. A step folds its number into it; it never changes.
+      extra: learned state besides parameters, such as a neighbour index; an exact resume needs it.
     """
 
     step: jax.Array
