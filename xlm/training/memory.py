@@ -50,15 +50,12 @@ class ActivationSizes:
         return stored + self.work_bytes() + self.weight_bytes() + 2 * 4 * self.logits
 
     def work_bytes(self) -> int:
-        """Return the bytes of the layer in work, part of `bytes`; one of several encoders has it.
-        """
+        """Return the bytes of the layer in work, part of `bytes`; one encoder at a time has it."""
         in_work = 1 if self.remat == "none" else 2
         return self.tokens * in_work * self._layer("none")
 
     def weight_bytes(self) -> int:
-        """Return the bytes of all layers' bfloat16 kernels, stored without `remat`; part of
-        `bytes`.
-        """
+        """Return the bytes of all bfloat16 kernels, stored without `remat`; part of `bytes`."""
         if self.bytes_per_value == 4 or self.remat != "none":
             return 0
         kernels = 4 * self.hidden_size**2 // self.head_shards

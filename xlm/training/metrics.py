@@ -31,9 +31,7 @@ class MetricsWriter:
             file.write(_line({"step": step, **finite}))
 
     def sync(self) -> None:
-        """Wait until the records are on disk, before a checkpoint of their steps; errors as
-        `write`.
-        """
+        """Wait until the records are on disk, before a checkpoint of them; errors as `write`."""
         with self._reported():
             artifacts.sync(self._path)
 

@@ -9,8 +9,7 @@ _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 
 
 def parameter_table(params: Any) -> str:
-    """Format a line per array or its shape (name, shape, dtype, mesh axes, elements) and a total.
-    """
+    """Format a line per array (name, shape, dtype, mesh axes, number of elements), and a total."""
     rows = [_HEADINGS]
     total = 0
     for path, array in jax.tree.leaves_with_path(params):
