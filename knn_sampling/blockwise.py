@@ -112,10 +112,9 @@ def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, shardin
 
 
 class _Block(NamedTuple):
-    """Consecutive table rows from id `start` on: [B, D] in the dtype of the hidden states.
+    """Consecutive table rows [B, D], from id `start` on, in the dtype of the hidden states.
 
-    `bias` is [B] float32, `losses.ABSENT` for padding; `is_new` [B] bool marks rows in no earlier
-    block.
+    `bias` [B] float32 is `ABSENT` for padding; `is_new` [B] bool marks rows in no earlier block.
     """
 
     start: jax.Array

@@ -58,10 +58,9 @@ def union_of_neighbours(
 def union_of_classes(
     targets: jax.Array, weights: jax.Array, extra: jax.Array, vocab_size: int
 ) -> Candidates:
-    """Return V' = the targets and the classes `extra` [G, S] int32, for each group.
+    """Return V' = the targets [G, Wg] of positive weight and the classes `extra` [G, S].
 
-    Classes may be repeated, and S may be 0. Targets [G, Wg] int32 of weight zero are ignored. The
-    capacity is min(Wg + S, V), so V' never overflows.
+    Both are int32, S may be 0. The capacity is min(Wg + S, V), so V' never overflows.
     """
     used = jnp.where(weights > 0, targets, vocab_size)
     found = jnp.concatenate([used, extra], axis=1)

@@ -25,10 +25,9 @@ TILE = 128
 
 
 class Draws(NamedTuple):
-    """Classes drawn at the masked positions, all [B, M] int32; 0 at positions of weight zero.
+    """Drawn classes, their rows in the table of the draw, and the likeliest classes (for accuracy).
 
-    `rows` are the rows of `ids` in the table of the draw. `best` are the likeliest classes, for
-    accuracy; the first of equal ones.
+    All are [B, M] int32, 0 at positions of weight zero. `best` is the first of equal classes.
     """
 
     ids: jax.Array
@@ -48,10 +47,7 @@ def draw_from_table(
     block_size: int,
     sharding: TableSharding = ONE_DEVICE,
 ) -> Draws:
-    """Draw from softmax((h . v + b) / T) over the `num_valid` first rows of a table [V, E].
-
-    Arguments are those of `OutputLayer.draw`, block size and errors those of `draw_slots`.
-    """
+    """Draw from softmax((h . v + b) / T) over `num_valid` rows of a table; args of `draw_slots`."""
     is_class = jnp.arange(bias.shape[0]) < num_valid
     ids, best = draw_slots(
         key,
@@ -228,7 +224,7 @@ def _search(
 
 
 class _Leader(NamedTuple):
-    """Tile with the highest score [W] among those visited, of each position.
+    """Tile with the highest score so far, of each of W positions.
 
     `first` [W] int32 is the id of its first class, `values` [TILE, W] are log masses of its
     classes.
@@ -306,10 +302,8 @@ def _search_group(
 
 
 def _blocks(num_classes: int, block_size: int) -> tuple[int, int]:
-    """Return number and size of equal blocks of whole tiles; a rest is a last, shorter one.
-
-    Blocks end where tiles do, unlike those of the losses, which may overlap.
-    """
+    """Return number and size of equal blocks of whole tiles; a rest is a last, shorter one."""
+    # Blocks end where tiles do, unlike those of the losses, which may overlap.
     num_blocks = -(-num_classes // (block_size or num_classes))
     size = -(-num_classes // (num_blocks * TILE)) * TILE
     return num_classes // size, size
@@ -324,10 +318,9 @@ def _tiles(logits: jax.Array) -> jax.Array:
 
 
 def _gumbel(key: jax.Array, *shape: int) -> jax.Array:
-    """Draw Gumbel noise of 32-bit resolution in the upper tail, where maxima come from.
-
-    `jax.random.gumbel` has 23 bits by default: its values end at 16, near maxima over millions.
-    """
+    """Draw standard Gumbel noise of 32-bit resolution in the upper tail, where maxima come from."""
+    # `jax.random.gumbel` has 23 bits there by default: its values end at 16, near the maxima of
+    # tables of millions.
     bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
     uniform = jnp.minimum((bits + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))

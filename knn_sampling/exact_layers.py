@@ -15,8 +15,7 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True)
 class _ExactSoftmax:
-    """Softmax over all `num_valid` classes, by any computation of its loss; later rows are padding.
-    """
+    """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
 
     num_valid: int
 

@@ -11,11 +11,7 @@ _LEAST = 1e-12
 
 
 class NeighbourIndex(NamedTuple):
-    """State of k-NN target sampling between two refreshes.
-
-    `neighbours` are [V, K] int32 (`nearest_neighbours`), `inclusion` is [V] float32 (`inclusion`),
-    None without a correction.
-    """
+    """Index between refreshes: neighbours [V, K] int32, `inclusion` [V] float32 if corrected."""
 
     neighbours: jax.Array
     inclusion: jax.Array | None
@@ -25,7 +21,7 @@ def inclusion(neighbours: jax.Array, target_probabilities: jax.Array) -> jax.Arr
     """Return q_j [V] float32, the probability that one target brings token j into V'.
 
     A target w contributes w and I_k(w): q_j = sum of p(w) over the w with j = w or j in I_k(w).
-    `neighbours` are [V, K] int32. `target_probabilities` [V] float, p(w), sum to one.
+    `target_probabilities` p [V] sum to one.
     """
     p = target_probabilities.astype(jnp.float32)
     lists_itself = (neighbours == jnp.arange(p.size)[:, None]).any(axis=1)

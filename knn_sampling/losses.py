@@ -21,10 +21,7 @@ def full_softmax_loss(
     *,
     num_valid: int,
 ) -> jax.Array:
-    """Return log sum_j exp(h . v_j + b_j) - (h . v_w + b_w) over the `num_valid` first rows.
-
-    The table is [V, D], the bias [V]. Rows from `num_valid` on are padding without probability.
-    """
+    """Return log sum_j exp(h . v_j + b_j) - (h . v_w + b_w) over `num_valid` rows [V, D], b [V]."""
     bias = jnp.where(jnp.arange(table.shape[0]) < num_valid, bias.astype(jnp.float32), ABSENT)
     return candidate_softmax_loss(hidden, targets, weights, table, bias)
 
@@ -34,10 +31,9 @@ def candidate_softmax_loss(
 ) -> jax.Array:
     """Return log sum_{j in V'} exp(h . v_j + b_j) - (h . v_w + b_w) (Eq. 4).
 
-    With V' the whole vocabulary, value and gradient are those of the full softmax. A smaller V'
-    underestimates the partition function, and so the loss, unless the bias carries a correction
-    (see `inclusion.log_inclusion`). Targets are slots in V', `table` [C, D] and `bias` [C] those of
-    V', `ABSENT` for unused slots.
+    Targets are slots in V', `table` [C, D] and `bias` [C] those of V', `ABSENT` for unused slots. A
+    V' smaller than the vocabulary underestimates the partition function, and so the loss, unless
+    the bias carries a correction (see `inclusion.log_inclusion`).
     """
     counts = weights > 0
     # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.

@@ -86,10 +86,7 @@ def nearest_neighbours(
 
 
 def _block_size(vocab_size: int, recomputed: int) -> int:
-    """Derive the queries per device at a time.
-
-    `recomputed` counts the numbers in the rows that a device gathers per query of its team, or 0.
-    """
+    """Derive the queries per device at a time, which gather `recomputed` numbers each."""
     most = 256 if jax.default_backend() == "cpu" else 4096  # 256 was measured best on a CPU
     block = min(max(_NUMBERS_AT_A_TIME // vocab_size // 64 * 64, 64), most)
     return max(min(block, _NUMBERS_AT_A_TIME // max(recomputed, 1)), 1)
@@ -141,13 +138,10 @@ def _on_mesh(
 
 
 class _Shard(NamedTuple):
-    """Table shard [N, E] of a device; the devices of a team together hold the whole table.
+    """Table shard [N, E] of a device, from id `start` on; a team of devices holds the whole table.
 
-    Attributes:
-      start: id of the first row.
-      num_valid: number of tokens, the first of the rows; the rest is padding.
-      axes: mesh axes of the team; empty for a single device.
-      others: the other axes of the mesh.
+    The first `num_valid` rows are tokens, the rest is padding. `axes` are the mesh axes of the
+    team, empty for a single device, and `others` all other axes.
     """
 
     rows: jax.Array
@@ -170,11 +164,9 @@ class _Shard(NamedTuple):
         return tuple(x[:, :k] for x in _ordered(*lists))
 
     def grouped(self, k: int, dtype: jnp.dtype) -> jax.Array:
-        """Group rows to [size, N / size, E] to select k from: row i is i % size of i // size.
-
-        With members first, the maxima of groups are maxima of whole vectors, which is much faster
-        on a CPU than along the last axis. Padding rows become NaN.
-        """
+        """Group rows to [size, N / size, E] to select k from: row i is i % size of i // size."""
+        # With members first, maxima of groups are maxima of whole vectors, which is about ten times
+        # faster on a CPU than along the last axis. Padding rows become NaN.
         size = _GROUP if k * _GROUP < len(self.rows) else 1
         is_token = jnp.arange(len(self.rows)) < self.num_valid
         rows = jnp.where(is_token[:, None], self.rows, jnp.nan)
@@ -182,18 +174,16 @@ class _Shard(NamedTuple):
         return rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1).astype(dtype)
 
     def select(self, queries: jax.Array, grouped: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-        """Return the k best of this shard, or all: scores, local ids [Q, k], by (-score, id).
-
-        The k groups with the best maxima, by (-maximum, group), hold the k best tokens. Each of
-        these groups has a better token than any token elsewhere: its maximum is greater or, if they
-        are equal, its ids are smaller. As the groups stay in order, so do ties.
-        """
+        """Return the k best of this shard, or all: scores, local ids [Q, k], by (-score, id)."""
         size, num_groups, width = grouped.shape
         scores = _products("qe,ne->qn", queries.astype(grouped.dtype), grouped.reshape(-1, width))
         scores = scores.reshape(-1, size, num_groups)
         maxima = jnp.full((len(scores), num_groups), _LOWEST)
         for member in range(size):  # not max(): NaN fails any comparison at no cost
             maxima = jnp.where(scores[:, member] > maxima, scores[:, member], maxima)
+        # The k groups with the best maxima, by (-maximum, group), hold the k best tokens. Each has
+        # a better token than any other group: its maximum is greater or, if they are equal, its ids
+        # are smaller. As the groups stay in order, so do ties.
         groups = jnp.sort(self.top_k(maxima, size * jnp.arange(num_groups)[None, :], k)[1])
         inside = jnp.take_along_axis(scores, groups[:, None, :], axis=2).swapaxes(1, 2)
         local_ids = groups[:, :, None] * size + jnp.arange(size)[None, None, :]  # [Q, k, size]
@@ -254,8 +244,7 @@ def _in_float32(shard: _Shard, k: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _in_bfloat16(shard: _Shard, k: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """Build the search by bfloat16, ordered in float32; it also returns [block] bool, proven exact.
-    """
+    """Build the same by bfloat16, ordered in float32; also returns [block] bool, proven exact."""
     grouped = shard.grouped(2 * k, jnp.bfloat16)
     lengths = greatest_lengths(shard.rows)  # padding can only loosen the bound
 

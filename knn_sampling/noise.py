@@ -34,16 +34,15 @@ def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
 
 
 def classes_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
-    """Return [S] int32, the class that owns each of integers [S] uint32: thresholds at or below it.
-    """
-    # The cut threshold leaves the largest integer without a class, so it is clipped.
+    """Return [S] int32, the class that owns each of `integers` [S] uint32."""
+    # A class is the number of thresholds at or below its integers. The cut threshold leaves the
+    # largest integer without a class, so it is clipped.
     integers = jnp.minimum(integers, jnp.uint32(_RANGE - 2))
     return jnp.searchsorted(thresholds, integers, side="right").astype(jnp.int32)
 
 
 def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax.Array:
-    """Sample [S] int32 classes independently, repeats included, by inversion of `thresholds` [V].
-    """
+    """Sample [S] int32 classes independently, with repeats, by inversion of `thresholds` [V]."""
     return classes_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
 
 

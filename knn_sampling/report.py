@@ -16,10 +16,8 @@ def staleness(old: jax.Array, fresh: jax.Array, num_valid: int) -> jax.Array:
 
 
 def same_group_share(neighbours: jax.Array, groups: jax.Array) -> jax.Array:
-    """Return the share of neighbours [V, K], but for the token itself, in its group: float32.
-
-    `groups` [V] int32 is the group (language) of each token; negative for none.
-    """
+    """Return the share of neighbours [V, K], the token itself excluded, of its group: float32."""
+    # `groups` [V] int32 are languages, negative for none.
     tokens = _spread(len(neighbours))
     listed = neighbours[tokens]  # [N, K]
     own, theirs = groups[tokens][:, None], groups[listed]

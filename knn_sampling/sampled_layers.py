@@ -34,17 +34,14 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CandidateSoftmax:
-    """Softmax over V' (Eq. 4), for any choice of V'.
+    """Softmax over V' (Eq. 4) of each group of `group_size` sequences, 0 for the whole batch.
 
-    Attributes:
-      num_valid: number of classes; table rows from here on are padding.
-      group_size: sequences that share a V'; 0 for the whole batch.
-      log_q_correction: correct the logits by `inclusion.log_inclusion`. The paper does not; without
-        it the loss leaves rare classes too probable.
-      block_size: classes per block of the softmax; blocks past the last candidate are skipped.
-      num_buckets: number of bucket sizes, evenly spaced up to the capacity; a step takes the
-        smallest that its candidates fit into. Only for a table with sharded rows, where the devices
-        share the logits of all candidates at once: blocks would be gathered one by one.
+    Table rows from `num_valid` on are padding. `log_q_correction` corrects the logits by
+    `inclusion.log_inclusion`. The paper does not; without it the loss leaves rare classes too
+    probable. The softmax is in blocks of `block_size` classes, up to the last candidate. Only for a
+    table with sharded rows, where blocks would be gathered one by one, the devices share the logits
+    of all candidates at once. A step then takes the smallest of `num_buckets` sizes, evenly spaced
+    up to the capacity, that its candidates fit into.
     """
 
     num_valid: int
@@ -110,10 +107,10 @@ class _CandidateSoftmax:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KNNSampling(_CandidateSoftmax):
-    """k-NN target sampling: V' holds the targets and their nearest neighbours (Section 3.1).
+    """k-NN target sampling: V' holds the targets and their `k` nearest neighbours (Section 3.1).
 
-    There are K = `k` neighbours per target, C = `capacity` slots per group, and `refresh_every` = n
-    steps between refreshes of the index (Algorithm 2).
+    There are C = `capacity` slots per group, and `refresh_every` = n steps between refreshes of the
+    index (Algorithm 2).
     """
 
     k: int
@@ -135,10 +132,7 @@ class KNNSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Select the targets and their neighbours, see `OutputLayer.sample`.
-
-        Raises ValueError if the index is missing, or the capacity is too small for the batch.
-        """
+        """Select targets and neighbours; ValueError without an index, or for a small capacity."""
         if index is None:
             raise ValueError("output_layer.kind 'knn' needs the neighbour index; see refresh()")
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
@@ -161,10 +155,7 @@ class KNNSampling(_CandidateSoftmax):
     def refresh(
         self, neighbours: jax.Array, table: jax.Array, statistics: TokenStatistics
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Recompute neighbours [V, K] int32 from output embeddings [V, E] (Algorithm 2).
-
-        Also returns the scalars `staleness` and `same_language`, see `report`.
-        """
+        """Recompute neighbours [V, K] int32 from a table [V, E] (Algorithm 2); add a `report`."""
         fresh = nearest_neighbours(
             table,
             k=self.k,
@@ -241,8 +232,8 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 class _SharedNegatives:
     """Logistic regressions against negatives that a group of sequences shares.
 
-    Table rows from `num_valid` on are padding. A group of `group_size` sequences, 0 for the whole
-    batch, has S = `num_negatives` classes drawn from the unigram distribution.
+    Each group, of `group_size` sequences or the whole batch for 0, has S = `num_negatives` classes
+    drawn from the unigram distribution. Table rows from `num_valid` on are padding.
     """
 
     num_valid: int

@@ -1,4 +1,4 @@
-"""Sampled classes of a step's loss, by groups of sequences, and gathered inputs of the losses.
+"""Sampled classes of a loss by groups of sequences, and gathered inputs of the losses.
 
 A batch of B sequences with M masked positions each has G groups of Wg = B M / G positions.
 """
@@ -59,10 +59,10 @@ def values_at(values: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def example_axes(sample: Sample, num_shards: int) -> Sample | None:
-    """Return the axis of the sequences in each array of a sample, None where shards read it whole.
+    """Return the axis of the sequences in each array of a sample; None for arrays read whole.
 
-    Equal shards of the batch hold whole groups, or parts of a single one. The result is None if
-    groups cross shards.
+    Equal shards of the batch hold whole groups, or parts of a single one; None if groups cross
+    shards.
     """
     groups = sample.candidates.ids.shape[0]
     if groups != 1 and groups % num_shards:

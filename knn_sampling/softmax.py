@@ -50,12 +50,11 @@ def knn_softmax_loss(
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
-      targets: [W] int32 target ids.
+      targets, weights: [W] int32 target ids, and weights of the positions, 1 by default.
       table, bias: output embeddings [V, D] and output bias [V].
       neighbours: [V, K] int32 index, from `neighbours.nearest_neighbours`.
-      capacity: C, slots of V'; at least min(W, V), so that all targets fit, and at most V (else
-        ValueError). Beyond it the farthest neighbours are left out.
-      weights: [W] weights of the positions; 1 by default.
+      capacity: C, slots of V', from min(W, V), which fits all targets, to V (else ValueError).
+        Beyond it the farthest neighbours are left out.
     """
     weights = jnp.ones(targets.shape) if weights is None else weights
     found = union_of_neighbours(neighbours, targets[None], weights[None], capacity)

@@ -21,10 +21,7 @@ class TableSharding(NamedTuple):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Those of `vocab_axes` that the compiler handles, not the mapped ones in `jax.shard_map`.
-
-        A device has the whole table along mapped axes.
-        """
+        """Those of `vocab_axes` along which `jax.shard_map` does not already give whole tables."""
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(axis for axis in self.vocab_axes if axis not in mapped)
 
@@ -43,8 +40,7 @@ class TableSharding(NamedTuple):
     def shard_map(self, function: Callable, *, in_specs: Any, out_specs: Any) -> Callable:
         """Map a function over the devices that split the rows, also inside another map.
 
-        Specs are over `row_axes` only; the compiler handles all other axes. Results must be the
-        same on all these devices.
+        Specs are over `row_axes` only. Results must be the same on all these devices.
         """
         outer = jax.sharding.get_abstract_mesh()
         return jax.shard_map(
@@ -57,11 +53,9 @@ class TableSharding(NamedTuple):
         )
 
     def split(self, rows: jax.Array) -> jax.Array:
-        """Constrain candidate rows [G, C, E] to the sharding of the table's rows.
-
-        Axes that shard the positions are left out: with rows split over these as well, XLA's
-        partitioner computes wrong gradients of the hidden states (jax 0.10).
-        """
+        """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""
+        # Not over axes that shard the positions: with rows split over these as well, XLA's
+        # partitioner computes wrong gradients of the hidden states (jax 0.10).
         axes = tuple(axis for axis in self.row_axes if axis not in _BATCH)
         if self.mesh is None or not axes or not self.splits_rows:
             return rows

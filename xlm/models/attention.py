@@ -234,13 +234,10 @@ def _blockwise(
     key: jax.Array,
     dropout_rate: float,
 ) -> jax.Array:
-    """Return attention [B, Q, H, D / H] with dropout, holding the weights of a block at a time.
-
-    The backward pass recomputes the weights of a block of queries, with the same dropout key.
-    cuDNN's own dropout depends on the number of calls on the device instead of a key. In a scan
-    over layers, whose backward pass starts at the last layer, it would use the dropout mask of
-    another layer.
-    """
+    """Return attention [B, Q, H, D / H] with dropout, holding the weights of a block at a time."""
+    # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
+    # dropout depends on the number of calls on the device instead of a key: in a scan over layers,
+    # whose backward pass starts at the last layer, it would use the mask of another layer.
     num_queries = query.shape[1]
     size = max(n for n in range(1, min(num_queries, _BLOCK) + 1) if num_queries % n == 0)
 

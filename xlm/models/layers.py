@@ -11,7 +11,8 @@ from flax.linen.spmd import with_logical_partitioning
 INIT_STDDEV = 0.02
 
 
-# Kernel initializers of dense layers, by model.initializer.
+# Kernel initializers of dense layers, by model.initializer: that of XLM-R, and one by the number of
+# inputs, with a standard deviation of one over its root.
 _INITIALIZERS = {
     "normal": nn.initializers.normal(INIT_STDDEV),
     "fan_in": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
@@ -19,10 +20,9 @@ _INITIALIZERS = {
 
 
 class Dense(nn.Module):
-    """`nn.Dense` with float32 parameters, and the bias's gradient summed in float32.
+    """`nn.Dense`, but for the gradient of the bias, which is summed in float32 at any `dtype`.
 
-    In bfloat16 a sum over a batch's tokens would be off by percents. The kernel is [input,
-    features].
+    In bfloat16 a sum over a batch's tokens would be off by percents. Parameters are float32.
     """
 
     features: int
@@ -47,11 +47,7 @@ def dense(
     initializer: str = "normal",
     name: str | None = None,
 ) -> Dense:
-    """Build a dense layer whose kernel has the logical axis names `axes`, [input, output].
-
-    `initializer` is "normal" for a standard deviation of 0.02, as in XLM-R, or "fan_in" for one
-    over the root of the number of inputs.
-    """
+    """Build a dense layer; `axes` are the logical axis names of its kernel, [input, output]."""
     kernel_init = with_logical_partitioning(_INITIALIZERS[initializer], axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
     return Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)

@@ -30,13 +30,11 @@ def split_batch(x: jax.Array) -> jax.Array:
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences.
-
-    To avoid communicating the large table, a device looks up its own columns for the sequences of
-    all devices with the same `data` index, which then exchange the results: B L E elements.
-    """
+    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences."""
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
+    # To avoid communicating the large table, a device looks up its own columns for the sequences of
+    # all devices with the same `data` index, which then exchange the results: B L E elements.
     data, fsdp = (axis if axis in _auto_axes() else None for axis in SEQUENCES)
     if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
         fsdp = None
@@ -51,8 +49,8 @@ def on_each_shard(
 ) -> jax.Array:
     """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
-    It must be independent across sequences and heads. `axes` has, for each axis of each input up to
-    the last sharded one, `SEQUENCES`, `HEADS` or None.
+    It must be independent across sequences and heads. `axes` has `SEQUENCES`, `HEADS` or None for
+    each axis of each input, up to the last sharded one.
     """
     query = inputs[0]
     assert query is not None

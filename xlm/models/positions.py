@@ -107,11 +107,9 @@ class DistanceBias(NamedTuple):
 
 
 def by_index(by_distance: jax.Array) -> jax.Array:
-    """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L].
-
-    A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one from
-    row to row. This needs no gather, and the gradient is a sum of rows instead of a scatter.
-    """
+    """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L]."""
+    # A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one
+    # from row to row. This needs no gather, and the gradient is a sum of rows, not a scatter.
     *others, num_distances = by_distance.shape
     length = num_distances // 2 + 1
     before, after = by_distance[..., : length - 1], by_distance[..., length - 1 :]

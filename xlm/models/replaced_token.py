@@ -10,12 +10,10 @@ from xlm.models.layout import split_batch
 
 
 class ReplacedTokenHead(nn.Module):
-    """Logit of each token to have been replaced: dense, GELU, dense.
+    """Logit of each token to have been replaced: dense, GELU, dense."""
 
-    The head is ELECTRA's (Clark et al. 2020, arXiv 2003.10555); XY-LENT and XLM-E describe none.
-    """
-
-    settings: EncoderSettings
+    # ELECTRA's head (Clark et al. 2020, arXiv 2003.10555); XY-LENT and XLM-E describe none.
+    settings: EncoderSettings  # of the discriminator
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:

@@ -35,14 +35,11 @@ def segment_attention(
 ) -> jax.Array:
     """Return self-attention [B, L, H, D] in the dtype of `values`; no gradient for `segments`.
 
-    Scores are q . k / sqrt(D), and their softmax is in float32. On a mesh, call it inside
-    `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not partition
-    kernels. Raises ValueError if shapes differ, as in attention to another sequence.
-
-    Args:
-      query, keys, values: [B, L, H, D], all float32 or all bfloat16.
-      segments: [B, L] int32, above the smallest int32: a query sees the keys of its own segment.
-      interpret: run the kernel without a TPU, slowly.
+    Query, keys and values are [B, L, H, D], all float32 or all bfloat16. A query sees the keys of
+    its own segment, [B, L] int32 above the smallest int32. Scores are q . k / sqrt(D), and their
+    softmax is in float32. `interpret` runs the kernel without a TPU, slowly. On a mesh, call this
+    inside `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not
+    partition kernels. Raises ValueError if shapes differ, as in attention to another sequence.
     """
     shape = query.shape
     if keys.shape != shape or values.shape != shape or segments.shape != shape[:2]:

@@ -52,10 +52,9 @@ class Order(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Sequence that a decoder attends to: [B, K, D] states of an encoder, and who sees them.
+    """Sequence that a decoder attends to: states [B, K, D] of an encoder, None if cached.
 
-    `states` is None where a cache has their keys and values. `mask` is bool that broadcasts to [B,
-    H, L, K], see `xlm.models.masks`.
+    `mask` is bool that broadcasts to [B, H, L, K], see `xlm.models.masks`.
     """
 
     states: jax.Array | None
@@ -152,10 +151,7 @@ def cross_attention(settings: EncoderSettings, name: str | None = None) -> Atten
 def context_keys_values(
     settings: EncoderSettings, params: Mapping[str, Any], states: jax.Array
 ) -> KeysValues:
-    """Return each layer's keys and values of a context [B, K, D], [layers, B, K, H, D / H].
-
-    `params` are the "layers" of a decoder.
-    """
+    """Return each layer's keys and values of states [B, K, D], [layers, B, K, H, D / H]."""
     attention = cross_attention(settings)
 
     def of_layer(params: Any) -> KeysValues:
@@ -173,8 +169,8 @@ def empty_cache(
 ) -> LayerCache:
     """Build the cache of all layers before the first token of N hypotheses per example.
 
-    `params` are the "layers" of a decoder, `states` [B, K, D] of an encoder. `capacity` is the
-    length of the longest hypothesis, first token included.
+    `states` are [B, K, D] of an encoder, `params` "layers" of a decoder. The longest hypothesis has
+    `capacity` tokens, the first included.
     """
     one = cross_attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
     own = jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_layers, *x.shape)), one)
@@ -193,14 +189,12 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
 
 
 def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
-    """Build a scan over the first `num_layers` layers: (layer, arguments) -> results.
-
-    The layer is compiled once; its parameters have a leading axis of layers.
-    """
+    """Build a scan over the first `num_layers` layers, a function of a layer and its arguments."""
 
     def step(layer: nn.Module, *args):
         return layer(*args)
 
+    # The layer is compiled once; its parameters have a leading axis of layers.
     loop = nn.scan(
         step,
         variable_axes={"params": 0},

@@ -19,10 +19,10 @@ _MAX_HALVINGS = 2000
 
 
 class BestResponse(NamedTuple):
-    """Worst distribution p in the ball, [N] float64 `weights` that sum to one.
+    """Worst distribution p in the ball, [N] float64, and D(p, q), at most rho.
 
-    `divergence` is D(p, q), at most rho. `eta` is the threshold, in units of the losses, below
-    which weights are at their lower bound; -inf if p is q.
+    `eta` is the threshold, in units of the losses, with weights at their lower bound; -inf if p is
+    q.
     """
 
     weights: np.ndarray
@@ -48,10 +48,7 @@ def check_min_ratio(min_ratio: float) -> None:
 
 
 def divergence(weights: np.ndarray, base: np.ndarray) -> float:
-    """Return the divergence D(p, q) of `weights` p from `base` q, both [N].
-
-    It is infinite if p_i > 0 where q_i = 0.
-    """
+    """Return D(p, q) of `weights` p from `base` q, both [N]; infinite if p_i > 0 where q_i = 0."""
     inside = base > 0
     if (weights[~inside] > 0).any():
         return np.inf
@@ -114,11 +111,9 @@ def _normalised(base: ArrayLike) -> np.ndarray:
 
 
 def _ratios(losses: np.ndarray, q: np.ndarray, rho: float) -> tuple[np.ndarray, float]:
-    """Return p / q [N] of the best response, and eta, for positive q and losses that differ.
-
-    With x = (l - max l) / (max l - min l) in [-1, 0], p is proportional to q max(0, x + s), and its
-    divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
-    """
+    """Return p / q [N] of the best response, and eta, for positive q and losses that differ."""
+    # With x = (l - max l) / (max l - min l) in [-1, 0], p is proportional to q max(0, x + s), and
+    # its divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
     top, spread = losses.max(), np.ptp(losses)
     x = (losses - top) / spread
     mean = q @ x

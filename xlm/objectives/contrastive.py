@@ -21,11 +21,10 @@ _EPSILON = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceContrast(OnMaskedLM):
-    """Masked LM on the separate sentences of a pair, with a contrastive loss between the two.
+    """Masked LM on a pair's sentences as two segments, with a contrastive loss between them.
 
     A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
-    terms share one encoder pass over the same masked batch, pairs as two segments
-    (`translation_lm`).
+    terms share one encoder pass over the same masked batch.
     """
 
     masked_lm: MaskedLM

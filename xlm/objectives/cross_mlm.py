@@ -25,10 +25,7 @@ from xlm.objectives.translation_lm import TranslationLM
 
 
 class Plan(NamedTuple):
-    """IS-MLM's plan, whose segments do not cross sides, and the sides of tokens.
-
-    `sides` are [B, L] int32, 1 for tokens of x, 2 for those of y, 0 for padding.
-    """
+    """IS-MLM's plan, within sides; `sides` [B, L] int32: 1 for x, 2 for y, 0 for padding."""
 
     masked_lm: MaskedPlan
     sides: jax.Array

@@ -89,10 +89,7 @@ class FineTuning(Objective):
         dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
     ) -> jax.Array:
-        """Return the head's outputs for a batch, float32; without a key, no dropout.
-
-        `rows` [R, E] are the embeddings of a planned batch's tokens, in place of the table.
-        """
+        """Return the head's float32 outputs; `rows` [R, E] replace the table of a planned batch."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         hidden = self.hidden(params["encoder"], batch, keys[0], rows)
         rngs = None if keys[1] is None else {"dropout": keys[1]}

@@ -28,8 +28,7 @@ class Plan(NamedTuple):
     """Masked batch and the classes of its softmax.
 
     Attributes:
-      segments: [B, L] int32, tokens attend within their segment.
-      positions: [B, L] int32, of tokens.
+      segments, positions: [B, L] int32; tokens attend within their segment.
       tokens: [B, L] int32, `masked.inputs` as indices of the rows given to the loss.
       sample: the classes of the softmax; None for the whole vocabulary.
       num_rows: scalar int32, number of table rows that the step needs; None without sampling.

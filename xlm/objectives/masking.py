@@ -9,13 +9,10 @@ from xlm.objectives.settings import MaskSettings
 
 
 class Masked(NamedTuple):
-    """Masked batch.
+    """Masked batch: `inputs` [B, L] int32, and chosen positions of each sequence, [B, M] int32.
 
-    Attributes:
-      inputs: [B, L] int32 tokens with masks applied.
-      positions: [B, M] int32 chosen positions of each sequence.
-      targets: [B, M] int32 original tokens at these positions.
-      weights: [B, M] float32, 1 for chosen positions and 0 for unused slots.
+    `targets` [B, M] int32 are the original tokens there. `weights` [B, M] float32 are 1 for chosen
+    positions and 0 for unused slots.
     """
 
     inputs: jax.Array

@@ -92,11 +92,7 @@ class Objective:
         raise NotImplementedError(f"{names} are due, but nothing renews them")
 
     def at_step(self, step: int) -> "Objective":
-        """Return the objective of step `step`, another object in each phase of training.
-
-        Each phase must always be the same object, since each object is compiled separately. Its
-        parameters and extra state are those of this objective.
-        """
+        """Return the objective of step `step`, always one object per phase: each is compiled."""
         del step
         return self
 

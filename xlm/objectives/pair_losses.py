@@ -43,10 +43,8 @@ def update_pair_losses(state: PairSums, observed: PairSums, rate: float) -> Pair
 
 
 def mean_pair_losses(state: PairSums) -> jax.Array:
-    """Return the moving average [N] float32 of each pair's loss, NaN for a pair never seen.
-
-    A loss that was not finite makes it infinite, which `best_response` refuses.
-    """
+    """Return each pair's mean loss [N] float32: NaN if never seen, infinite if ever not finite."""
+    # `best_response` refuses infinite losses.
     seen = state.weight > 0
     mean = state.loss / jnp.where(seen, state.weight, 1.0)
     return jnp.where(seen, jnp.where(jnp.isfinite(mean), mean, jnp.inf), jnp.nan)

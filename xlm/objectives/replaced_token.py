@@ -50,13 +50,10 @@ class Plan(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """Tokens [B, L] int32, sampled at masked positions, as rows of the table given to the loss.
+    """Batch with sampled tokens in the masked positions."""
 
-    `is_replaced` [B, L] bool marks tokens that differ from the original ones.
-    """
-
-    tokens: jax.Array
-    is_replaced: jax.Array
+    tokens: jax.Array  # [B, L] int32, as indices of the table rows given to the loss
+    is_replaced: jax.Array  # [B, L] bool, tokens that differ from the original ones
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,10 +185,7 @@ class ReplacedToken(OnMaskedLM):
         }, self._pair_sums(plan, of_masked, of_text)
 
     def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
-        """Sum L_MLM + lambda L_RTD by language pair, without examples that have no masked token.
-
-        `of_masked` [B, M] and `of_text` [B, L] are the losses of generator and discriminator.
-        """
+        """Sum L_MLM + lambda L_RTD of each example with text by language pair."""
         if plan.pair is None:
             return None
         num_masked = plan.generator.masked.weights.sum(axis=1)  # [B]

@@ -20,12 +20,10 @@ _DATA = "data"
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Number of parts into which a batch is split.
+    """Split of batches into A = `steps` parts.
 
-    Attributes:
-      steps: A, number of parts of a batch.
-      warmup_steps: steps over which the number of parts in use grows from 1 to A; 0 uses all parts
-        from the first step on. The step skips the sequences of unused parts.
+    Over `warmup_steps`, the number of parts in use grows from 1 to A (0: all from the first step
+    on). The step skips the sequences of unused parts.
     """
 
     steps: int
@@ -176,10 +174,7 @@ def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
-    """Map `gradients` over the S shards of the examples, to [S, ...] sharded over `data`.
-
-    `axes` are the `example_axes` of the plan.
-    """
+    """Map `gradients` over S shards, along `example_axes`, to [S, ...] sharded over `data`."""
     mesh = jax.sharding.get_abstract_mesh()
     by_example = jax.tree.map(
         lambda axis: P() if axis is None else P(*[None] * axis, _DATA),

@@ -84,7 +84,7 @@ class Checkpoints:
         read_only: bool = False,
         verify: str = "first_and_last",
     ):
-        """Open the checkpoints in `folder`; ValueError if its name is not one to write below."""
+        """Open the checkpoints in `folder`; ValueError if one cannot write below its name."""
         # The system takes two slashes at the start of a path for one, tensorstore does not.
         self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
         artifacts.check_plain(self._folder)
@@ -211,11 +211,7 @@ class Checkpoints:
         return self._latest(lambda step: self.restore(step, abstract_after(step)))
 
     def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
-        """Restore the up-to-date parameters of the latest usable checkpoint as (step, params).
-
-        Reads the rest of the state only if updates of table rows are pending. Raises as
-        `restore_latest`.
-        """
+        """Restore the latest up-to-date parameters, (step, params); see `restore_latest`."""
         return self._latest(lambda step: self._params(step, functions))
 
     def mean_params(

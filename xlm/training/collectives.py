@@ -37,10 +37,7 @@ class Collective(NamedTuple):
     times: int = 1
 
     def is_over(self, stride: int, size: int) -> bool:
-        """Return whether devices at different places along a mesh axis of `size` exchange data.
-
-        `stride` is the number of devices of the axes after that one.
-        """
+        """Return whether devices exchange data along a mesh axis with `stride` devices after it."""
         return any(len({d // stride % size for d in group}) > 1 for group in self.groups)
 
     def sent_bytes(self) -> float:
@@ -125,14 +122,12 @@ def _executions(
 
 
 def _trips(line: str, lines: Mapping[str, list[str]]) -> int:
-    """Return the iterations of a loop's line; 1 for other lines and loops of unknown length.
-
-    TPU programs do not state them: the condition of a scan compares with the number instead.
-    """
+    """Return the iterations of a loop's line; 1 for other lines and loops of unknown length."""
     if match := _TRIPS.search(line):
         return int(match[1])
     if " while(" not in line or not (match := re.search(r"condition=%([\w.\-]+)", line)):
         return 1
+    # TPU programs do not state them: the condition of a scan compares with the number instead.
     condition = "\n".join(lines.get(match[1], []))
     compared = re.search(r"compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT", condition)
     if not compared:

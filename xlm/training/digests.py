@@ -53,25 +53,21 @@ def named(state: Any) -> list[tuple[str, Any]]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _on_devices(arrays: Sequence[jax.Array], spans: _Spans) -> Any:
-    """Run `_found` as one program over all arrays.
-
-    Hosts could run several programs with collectives in different orders, and wait forever.
-    """
+    """Run `_found` as one program over all arrays."""
+    # Hosts could run several programs with collectives in different orders, and wait forever.
     return _found(arrays, spans, jnp, _sums)
 
 
 def _found(
     arrays: Sequence[Any], spans: _Spans, xp: Any, sums: Callable[[list[Any]], Sequence[Any]]
 ) -> tuple[Any, Any]:
-    """Return the digest of each span (first, end) of arrays, and whether each array is finite.
-
-    The first array of a span has index 0 in its digest. `sums` is `_sums` or `_sums_of_numpy`.
-    """
+    """Return the digest of each span (first, end) of arrays, and whether each array is finite."""
     totals = [xp.zeros(1, np.uint32) for _ in spans]  # numpy's scalars would warn of overflow
     is_finite = []
     for number, array in enumerate(arrays):
         array = xp.atleast_1d(array)
         within = [place for place, (first, end) in enumerate(spans) if first <= number < end]
+        # The first array of a span has index 0 in its digest.
         words = [_hashed(array, number - spans[place][0], xp) for place in within]
         *found, unfit = sums([*words, (~xp.isfinite(array)).astype(np.uint32)])
         for place, hashes in zip(within, found, strict=True):

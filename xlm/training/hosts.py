@@ -14,10 +14,10 @@ from xlm.training import host_memory
 
 
 def define_flags() -> Callable[[], None]:
-    """Define the flags of a command that runs on several hosts; return a function `join`.
+    """Define the flags of a command on several hosts; return a function that joins the hosts.
 
-    `join` joins the hosts if the flags ask for it, and sets up the memory of CPU hosts. Call it
-    before any other use of jax.
+    Call it before any other use of jax. It does nothing unless the flags ask for it, but for
+    setting up the memory of CPU hosts.
     """
     flags.disclaim_key_flags()  # they count as the command's flags, not this module's
     distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
@@ -61,10 +61,7 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
-    """Lock the folder of a stage on the first host, for all hosts, and claim it if `claims`.
-
-    Raises ValueError on all hosts if another process holds the folder, see `Stage.held`.
-    """
+    """Hold (and claim) a stage's folder on the first host for all; ValueError on all if taken."""
     with contextlib.ExitStack() as stack:
         fault: Exception | None = None
         try:
@@ -84,10 +81,7 @@ def wait_for_all(what: str) -> None:
 
 
 def as_on_first(flags_here: list[bool]) -> list[bool]:
-    """Return the first host's findings, such as which files exist, on every host.
-
-    `flags_here` are this host's findings, of the same length on all hosts.
-    """
+    """Return the first host's `flags_here`, such as which files exist; all have the same length."""
     if jax.process_count() == 1 or not flags_here:
         return flags_here
     return np.asarray(multihost_utils.broadcast_one_to_all(np.array(flags_here))).tolist()

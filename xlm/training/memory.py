@@ -63,22 +63,19 @@ class ActivationSizes:
         return self.num_layers * self.bytes_per_value * kernels
 
     def _layer(self, remat: str) -> int:
-        """Return the bytes that a layer stores per token.
-
-        "full" stores its input, "dots" also six products. "none" stores, of size D, three float32
-        values and the output of each LayerNorm, query, key, value and attention output, and two
-        dropout masks; of size F, four intermediates of the GELU; of size H L, the attention weights
-        in float32 and in the activations' dtype, and their dropout mask.
-        """
+        """Return the bytes that a layer stores per token."""
         hidden = self.bytes_per_value * self.hidden_size
         mlp = self.bytes_per_value * self.mlp_size
-        if remat == "full":
+        if remat == "full":  # its input
             return hidden
-        if remat == "dots":
+        if remat == "dots":  # and six products
             return 3 * hidden + 3 * hidden // self.head_shards + mlp // self.mlp_shards
+        # Of size H L: attention weights in float32 and in the activations' dtype, dropout mask.
         weights = self.num_heads * self.length * (4 + self.bytes_per_value + 1)
         if not self.has_attention_weights:
             weights = 0
+        # Of size D: three float32 values and the output of each LayerNorm, query, key, value and
+        # attention output, and two dropout masks. Of size F: four intermediates of the GELU.
         whole = 2 * hidden + (6 * 4 + 2) * self.hidden_size
         return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
 

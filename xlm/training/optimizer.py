@@ -122,9 +122,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Build the optimizer of all parameters for a run of `num_steps`.
 
-    `tables` are the paths of tables that may be read by rows, such as "embeddings/table". The first
-    step has the rate of step `first_step`. Stages and frozen parameters are up to
-    `stage_optimizer`.
+    `tables`, such as "embeddings/table", may be read by rows. The first step has the rate of step
+    `first_step`. Stages and frozen parameters are up to `stage_optimizer`.
     """
     schedule = _schedule(settings, num_steps, first_step)
     numbers = {

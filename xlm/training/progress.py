@@ -105,10 +105,8 @@ class Progress:
             self._profiling = True
 
     def after_step(self, step: int, metrics: LossAndMetrics) -> None:
-        """Record the metrics of a step just dispatched, and read those of the previous one.
-
-        Reading waits for the device. One step late, the device already has the next step queued.
-        """
+        """Record the metrics of a step just dispatched, and read those of the previous one."""
+        # Reading waits for the device. One step late, the device has the next step queued.
         self.flush_metrics()
         self._pending = (step, metrics)
         self._bar.update()

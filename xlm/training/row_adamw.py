@@ -27,14 +27,10 @@ _NEGLIGIBLE = 1e-3
 
 
 class RowAdamWState(NamedTuple):
-    """State of `row_adamw`.
+    """State of `row_adamw`: `count` int32 steps taken, moments [V, E] float32.
 
-    Attributes:
-      count: scalar int32, steps taken.
-      log_decay: scalar float32, sum of log(1 - lr_j weight_decay) over all steps taken.
-      first_moment, second_moment: [V, E] float32.
-      last_step: [V] int32, step up to which a row and its moments are up to date.
-      last_log_decay: [V] float32, `log_decay` at that step.
+    A row and its moments are up to date to step `last_step` [V] int32, when `log_decay` was
+    `last_log_decay` [V]. `log_decay` float32 sums log(1 - lr_j weight_decay) over all steps taken.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
@@ -46,12 +42,10 @@ class RowAdamWState(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Up-to-date rows of a table.
+    """Up-to-date rows of a table: values and moments [R, E] float32, zeros in unused slots.
 
-    Attributes:
-      ids: [R] int32, distinct, in any order; V in unused slots. None: all rows in order, R = V.
-      values: [R, E] float32, zeros in unused slots.
-      first_moment, second_moment: [R, E] float32.
+    `ids` [R] int32 are distinct, in any order, V in unused slots; None for all rows in order, R =
+    V.
     """
 
     ids: jax.Array | None

@@ -18,11 +18,7 @@ from xlm.training.settings import AXES, MeshSettings, as_tuple
 
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Create the mesh of `settings` over `devices`, by default all of them.
-
-    Raises ValueError if the axes do not multiply to the number of devices, or if the devices are
-    not of as many slices, of equal size, as the settings say.
-    """
+    """Create the mesh over `devices`, by default all; ValueError if `settings` do not fit them."""
     devices = list(devices or jax.devices())
     shape = _mesh_shape(settings, len(devices))
     # Auto: the compiler propagates shardings, as Linen's partitioned modules expect.
@@ -33,10 +29,8 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
 
 
 def _across_slices(shape: Sequence[int], slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-    """Order the devices so that the data axis goes through the slices one after the other.
-
-    A slice is the devices of equal `slice_index`, or of one process if there are as many processes.
-    """
+    """Order the devices so that the data axis goes through the slices one after the other."""
+    # A slice is the devices of equal `slice_index`, or of one process if there are as many of them.
     found = {
         name: Counter(getattr(device, name, None) for device in devices)
         for name in ("slice_index", "process_index")
@@ -151,10 +145,9 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSettings):
-    """Return shardings of parameters, or their shapes, by the rules for their logical axis names.
+    """Return shardings of parameters by the rules for their boxes' logical axis names.
 
-    `nn.with_logical_partitioning` must have boxed them. Raises ValueError if the devices that an
-    axis of a parameter is sharded over do not divide it.
+    Raises ValueError if the devices that an axis is sharded over do not divide it.
     """
     specs = nn.get_partition_spec(boxed_params)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))

@@ -24,9 +24,8 @@ from xlm.training.subtrees import excluding, merged, selected
 class Stage:
     """Steps `start` to `end` (exclusive), in which the same parameters are trained.
 
-    Attributes:
-      trained: part of the path of every trained parameter; "" for all parameters.
-      frozen: groups of parameters that are never trained.
+    `trained` is part of the path of every trained parameter, "" for all parameters. Groups of
+    parameters in `frozen` are never trained.
     """
 
     trained: str
@@ -45,10 +44,7 @@ class Stage:
 
 
 def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
-    """Return the stages of a run of `num_steps`; the last one trains all that is not frozen.
-
-    Raises ValueError if the stages leave no step for the last one, or a stage is too short.
-    """
+    """Return the stages of a run, the last for all parameters; ValueError if they do not fit."""
     found, start = [], 0
     for trained, steps in settings.stages:
         found.append(Stage(trained, start, start + steps, settings.frozen))
@@ -80,10 +76,8 @@ def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
 def stage_optimizer(
     settings: OptimizerSettings, stage: Stage, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
-    """Build the optimizer of a stage, whose gradients and state have only trained parameters.
-
-    `tables` are those of `make_optimizer`; a table that is not trained is read and never updated.
-    """
+    """Build the optimizer of a stage, whose gradients and state have only trained parameters."""
+    # A table that is not trained is read and never updated.
     own = tuple(
         path
         for path in tables

@@ -12,12 +12,10 @@ from xlm.training.settings import PRNGS
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """State that a step reads and updates.
+    """State that a step reads and updates, after `step` (scalar int32) steps.
 
-    Attributes:
-      step: scalar int32, steps taken.
-      key_data: uint32, the root random key. A step folds its number into it; it never changes.
-      extra: learned state besides parameters, such as a neighbour index; an exact resume needs it.
+    `key_data`, uint32, is the root random key. A step folds its number into it and never changes
+    it. An exact resume needs `extra`, learned state besides parameters such as a neighbour index.
     """
 
     step: jax.Array
