@@ -47,7 +47,7 @@ def draw_from_table(
     block_size: int,
     sharding: TableSharding = ONE_DEVICE,
 ) -> Draws:
-    """Draw from softmax((h . v + b) / T) over `num_valid` rows of a table; args of `draw_slots`."""
+    """Draw from softmax((h . v + b) / T) over `num_valid` table rows; see `OutputLayer.draw`."""
     is_class = jnp.arange(bias.shape[0]) < num_valid
     ids, best = draw_slots(
         key,

@@ -182,8 +182,8 @@ class _Shard(NamedTuple):
         for member in range(size):  # not max(): NaN fails any comparison at no cost
             maxima = jnp.where(scores[:, member] > maxima, scores[:, member], maxima)
         # The k groups with the best maxima, by (-maximum, group), hold the k best tokens. Each has
-        # a better token than any other group: its maximum is greater or, if they are equal, its ids
-        # are smaller. As the groups stay in order, so do ties.
+        # a token that is better than all of any other group: its maximum is greater or, if they are
+        # equal, its ids are smaller. As the groups stay in order, so do ties.
         groups = jnp.sort(self.top_k(maxima, size * jnp.arange(num_groups)[None, :], k)[1])
         inside = jnp.take_along_axis(scores, groups[:, None, :], axis=2).swapaxes(1, 2)
         local_ids = groups[:, :, None] * size + jnp.arange(size)[None, None, :]  # [Q, k, size]

@@ -21,7 +21,8 @@ class TableSharding(NamedTuple):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Those of `vocab_axes` along which `jax.shard_map` does not already give whole tables."""
+        """Those of `vocab_axes` that `jax.shard_map` does not map: it gives devices whole tables.
+        """
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(axis for axis in self.vocab_axes if axis not in mapped)
 

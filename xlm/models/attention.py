@@ -214,7 +214,7 @@ def _cudnn(
     bias: jax.Array | None,
     gate: jax.Array | None,
 ) -> jax.Array:
-    """Return attention [B, Q, H, D / H] by the fused kernel, which has no gated bias's gradient."""
+    """Return attention [B, Q, H, D / H] by the fused kernel: no gradient for a gated bias."""
     assert gate is None
     # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
     bias = None if bias is None else bias.astype(query.dtype)

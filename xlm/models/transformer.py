@@ -42,7 +42,7 @@ class Order(NamedTuple):
       mask: bool that broadcasts to [B, H, L, L], see `xlm.models.masks`; None: all see all.
       bias: of the scores; None if the position encoding has none.
       positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
-      segments: [B, L] int32, if tokens see their segment and the mask says nothing else.
+      segments: [B, L] int32, if tokens see their segment and the mask says nothing else, or None.
     """
 
     mask: jax.Array | None
