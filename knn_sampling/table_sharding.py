@@ -21,8 +21,7 @@ class TableSharding(NamedTuple):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Those of `vocab_axes` that `jax.shard_map` does not map: it gives devices whole tables.
-        """
+        """Those of `vocab_axes` that `jax.shard_map` does not map, where devices have all rows."""
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(axis for axis in self.vocab_axes if axis not in mapped)
 

@@ -21,7 +21,7 @@ _MAX_HALVINGS = 2000
 class BestResponse(NamedTuple):
     """Worst distribution p in the ball, [N] float64, and D(p, q), at most rho.
 
-    `eta` is the threshold, in units of the losses, with weights at their lower bound; -inf if p is
+    Weights are at their lower bound below the threshold `eta`, in units of the losses; -inf if p is
     q.
     """
 

@@ -92,7 +92,7 @@ class Objective:
         raise NotImplementedError(f"{names} are due, but nothing renews them")
 
     def at_step(self, step: int) -> "Objective":
-        """Return the objective of step `step`, always one object per phase: each is compiled."""
+        """Return the objective of step `step`: one object per phase, since each is compiled."""
         del step
         return self
 

@@ -16,8 +16,7 @@ from xlm.training import host_memory
 def define_flags() -> Callable[[], None]:
     """Define the flags of a command on several hosts; return a function that joins the hosts.
 
-    Call it before any other use of jax. It does nothing unless the flags ask for it, but for
-    setting up the memory of CPU hosts.
+    Call it before any other use of jax, also on one host: it sets up the memory of CPU hosts too.
     """
     flags.disclaim_key_flags()  # they count as the command's flags, not this module's
     distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
