@@ -1,7 +1,7 @@
 """Exact softmax cross-entropy over the whole vocabulary, without materialising the logits.
 
-Blocks of the vocabulary are visited one after another. The forward pass keeps a running maximum and
-sum of exponentials per position; the backward pass recomputes each block's logits.
+The forward pass visits blocks of the vocabulary one after another, with a running maximum and sum
+of exponentials per position. The backward pass recomputes each block's logits.
 """
 
 import functools
@@ -24,7 +24,7 @@ _TILE = 128
 
 
 def vocabulary_block_size() -> int:
-    """Classes per block of the softmax over the whole vocabulary, on the default backend."""
+    """Return classes per block of the whole vocabulary's softmax, on the default backend."""
     return DEFAULT_BLOCK_SIZE if jax.default_backend() == "cpu" else _ACCELERATOR_BLOCK_SIZE
 
 
@@ -40,14 +40,16 @@ def blockwise_softmax_loss(
     num_used: jax.Array | None = None,
     sharding: TableSharding = ONE_DEVICE,
 ) -> jax.Array:
-    """Cross-entropy log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), over all rows of a table.
+    """Return [W] weighted losses log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), float32 nats.
 
-    Value and gradient are those of `losses.full_softmax_loss`; with the rows of V' as the table
-    they are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the gradients is a few
-    times W * block_size floats instead of W * V; a gradient costs one more matrix product, and a
-    value alone none. Each block of the table is cast to the dtype of `hidden`; products accumulate
-    in float32. Devices that hold different rows visit the blocks of their own, and exchange [W]
-    normalisers and target logits.
+    Value and gradient are those of `losses.full_softmax_loss` over all rows of a table. With the
+    rows of V' they are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the
+    gradients is a few times W * block_size floats instead of W * V. A gradient costs one more
+    matrix product, a value alone none. Blocks are cast to the dtype of `hidden`; products
+    accumulate in float32. Devices that hold different rows visit their own blocks, and exchange [W]
+    normalisers and target logits. The running normaliser is Milakov and Gimelshein 2018
+    (arXiv:1805.02867). Recomputing blocks for the gradient follows Wijmans et al. 2024
+    (arXiv:2411.09009).
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -69,19 +71,11 @@ def blockwise_softmax_loss(
       table: [V, D] output embeddings of any float dtype, which is also that of their gradient.
       bias: [V] output bias.
       num_valid: number of classes; table rows from here on are padding and get no probability.
-      block_size: most classes per block; need not divide V. 0 puts all into one block.
-      num_used: scalar int32; blocks of classes from here on are skipped. All these classes must be
-        absent, by a bias of `losses.ABSENT`. None for V.
+      block_size: most classes per block; need not divide V. 0 puts all into one block, a negative
+        one is a ValueError.
+      num_used: scalar int32; blocks of classes from here on are skipped. All these classes must
+        have the bias `losses.ABSENT`. None for V.
       sharding: of the table; if it splits the rows, evenly, and `num_used` is None.
-
-    Returns:
-      [W] float32 weighted losses, nats.
-
-    Raises:
-      ValueError: `block_size` is negative.
-
-    Source: the running normaliser is Milakov and Gimelshein 2018 (arXiv:1805.02867); recomputing
-    blocks of logits for the gradient follows Wijmans et al. 2024 (arXiv:2411.09009).
     """
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
@@ -98,7 +92,7 @@ def blockwise_softmax_loss(
 
 
 def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, sharding):
-    """Unweighted losses [W] by devices that each have some of the rows."""
+    """Return unweighted losses [W] by devices that each have some of the rows."""
     axes = sharding.row_axes
 
     def on_device(hidden, targets, rows, bias):
@@ -118,13 +112,9 @@ def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, shardin
 
 
 class _Block(NamedTuple):
-    """Consecutive table rows.
+    """Consecutive table rows [B, D], from id `start` on, in the dtype of the hidden states.
 
-    Attributes:
-      start: scalar int32, id of the first row.
-      rows: [B, D] embeddings in the dtype of the hidden states.
-      bias: [B] float32; `losses.ABSENT` for padding.
-      is_new: [B] bool, whether no earlier block held the row.
+    `bias` [B] float32 is `ABSENT` for padding; `is_new` [B] bool marks rows in no earlier block.
     """
 
     start: jax.Array
@@ -133,18 +123,18 @@ class _Block(NamedTuple):
     is_new: jax.Array
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Logits [B, W] float32."""
+        """Return logits [B, W] float32."""
         products = jnp.dot(self.rows, hidden.T, preferred_element_type=jnp.float32)
         return products + self.bias[:, None]
 
     def is_target(self, targets: jax.Array) -> jax.Array:
-        """[B, W] bool: target mask; a comparison, so that XLA fuses it into its consumer."""
+        """Return the target mask [B, W], a comparison that XLA fuses into its consumer."""
         ids = self.start + jnp.arange(len(self.bias), dtype=jnp.int32)
         return ids[:, None] == targets[None, :]
 
 
 def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
-    """Number of blocks and their equal size, chosen so that the last one overlaps least."""
+    """Return number and equal size of blocks, such that the last one overlaps least."""
     block_size = min(block_size or vocab_size, vocab_size)
     num_blocks = -(-vocab_size // block_size)
     even = -(-vocab_size // num_blocks)
@@ -152,7 +142,7 @@ def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
 
 
 def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> _Block:
-    """Block at index `number`; the last one is shifted back to end with the table."""
+    """Return the block at index `number`; the last one is shifted back to end with the table."""
     first_new = number * size
     start = jnp.minimum(first_new, table.shape[0] - size)
     ids = start + jnp.arange(size, dtype=jnp.int32)
@@ -163,12 +153,12 @@ def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _parts(hidden, targets, table, bias, num_used, num_valid, block_size):
-    """Logarithms of the normalisers [W], and logits [W] of the targets, 0 of those out of range."""
+    """Return log normalisers [W], and logits [W] of the targets, 0 of those out of range."""
     return _forward(hidden, targets, table, bias, num_used, num_valid, block_size)[0]
 
 
 def _visited(num_blocks: int, size: int, num_used: jax.Array) -> jax.Array:
-    """Number of blocks that hold used classes, at least one."""
+    """Return the number of blocks that hold used classes, at least one."""
     return jnp.clip((num_used + size - 1) // size, 1, num_blocks)
 
 
@@ -199,7 +189,7 @@ def _forward(hidden, targets, table, bias, num_used, num_valid, block_size):
 def _backward(block_size, saved, by_parts):
     hidden, targets, table, bias, num_used, num_valid, log_normaliser = saved
     by_normaliser, by_target = by_parts
-    # Of a loss, the difference of both parts, it is zero.
+    # Zero for a loss, which is the difference of both parts.
     rest = by_normaliser + by_target
     num_blocks, size = _split(table.shape[0], block_size)
 
@@ -211,8 +201,8 @@ def _backward(block_size, saved, by_parts):
         by_logit = by_normaliser[None, :] * (probabilities - is_target)  # [B, W]
         by_logit += jnp.where(is_target, rest[None, :], 0.0)
         short = by_logit.astype(hidden.dtype)
-        # For classes in two overlapping blocks both write the same gradient to the table, but only
-        # the first may add to the gradient of the hidden states.
+        # Two overlapping blocks write the same gradient of a shared class to the table, but only
+        # the first may add it to the gradient of the hidden states.
         new_rows = jnp.where(block.is_new[:, None], block.rows, 0)
         by_hidden += jnp.dot(new_rows.T, short, preferred_element_type=jnp.float32)  # [D, W]
         by_rows = jnp.dot(short, hidden, preferred_element_type=jnp.float32)

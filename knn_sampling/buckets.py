@@ -11,7 +11,7 @@ _MULTIPLE = 128
 
 
 def bucket_sizes(capacity: int, num_buckets: int) -> tuple[int, ...]:
-    """Ascending, evenly spaced bucket sizes up to the capacity."""
+    """Return ascending, evenly spaced bucket sizes up to the capacity."""
     sizes = {
         min(-(-capacity * i // (num_buckets * _MULTIPLE)) * _MULTIPLE, capacity)
         for i in range(1, num_buckets + 1)
@@ -24,15 +24,9 @@ def loss_in_bucket(
 ) -> jax.Array:
     """Compute `loss(*args, size=size)` at the smallest size that holds `needed`, or the largest.
 
+    The shape of the losses must not depend on the size, nor their values on slots from `needed` on.
     Only the chosen branch runs. The backward pass recomputes it (rematerialisation), since
     residuals would otherwise be stored for the branches of all sizes.
-
-    Args:
-      loss: (*args, size=) -> losses of a shape that does not depend on the size; it must ignore the
-        slots from `needed` on.
-      sizes: ascending static sizes.
-      needed: scalar int32.
-      *args: differentiable arguments of `loss`.
     """
     if len(sizes) == 1:
         return loss(*args, size=sizes[0])

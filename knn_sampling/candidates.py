@@ -1,7 +1,7 @@
 """Candidate set V': the classes in the softmax of a group of sequences (Eq. 5).
 
-V' is defined per group of sequences, not per device, so that the loss does not depend on the number
-of devices. G groups have Wg targets each; every function here treats the groups independently.
+V' is defined per group of sequences, not per device, so the loss does not depend on the number of
+devices. Every function treats the G groups, of Wg targets each, independently.
 """
 
 from typing import NamedTuple
@@ -24,27 +24,20 @@ class Candidates(NamedTuple):
     union_size: jax.Array
 
     def overflow(self) -> jax.Array:
-        """[G] int32: number of candidates dropped for lack of capacity."""
+        """Return the number of candidates dropped for lack of capacity, [G] int32."""
         return jnp.maximum(self.union_size - self.ids.shape[1], 0)
 
 
 def union_of_neighbours(
     neighbours: jax.Array, targets: jax.Array, weights: jax.Array, capacity: int
 ) -> Candidates:
-    """V' = union over targets w of {w} and I_k(w) (Eq. 5), for each group.
+    """Return V' = union over targets w of {w} and I_k(w) (Eq. 5), for each group.
 
     Each target is in V' even if its own list misses it. If V' exceeds the capacity, targets are
-    kept first, then the nearest neighbours of all targets, then the second nearest, and so on;
-    within the first rank that does not fit completely, smaller ids are kept.
-
-    Args:
-      neighbours: [V, K] int32 index, see `nearest_neighbours`.
-      targets: [G, Wg] int32 target ids.
-      weights: [G, Wg] float; targets of weight zero are ignored.
-      capacity: C, slots per group; at least min(Wg, V), so that all targets fit.
-
-    Raises:
-      ValueError: the capacity is below min(Wg, V) or above V.
+    kept first, then the nearest neighbours of all targets, then the second nearest, and so on. Of
+    the first rank that does not fit completely, smaller ids are kept. The index is [V, K] int32,
+    targets are [G, Wg] int32; those with zero `weights` [G, Wg] are ignored. Raises ValueError if
+    the capacity C is below min(Wg, V), so that targets may not fit, or above V.
     """
     vocab_size = neighbours.shape[0]
     used = jnp.where(weights > 0, targets, vocab_size)  # vocab_size is out of range: dropped
@@ -65,15 +58,9 @@ def union_of_neighbours(
 def union_of_classes(
     targets: jax.Array, weights: jax.Array, extra: jax.Array, vocab_size: int
 ) -> Candidates:
-    """V' = the targets and the given classes, for each group; never overflows.
+    """Return V' = the targets [G, Wg] of positive weight and the classes `extra` [G, S].
 
-    Args:
-      targets: [G, Wg] int32 target ids.
-      weights: [G, Wg] float; targets of weight zero are ignored.
-      extra: [G, S] int32 further classes, possibly repeated, or none (S = 0).
-
-    Returns:
-      Candidates of capacity min(Wg + S, V).
+    Both are int32, S may be 0. The capacity is min(Wg + S, V), so V' never overflows.
     """
     used = jnp.where(weights > 0, targets, vocab_size)
     found = jnp.concatenate([used, extra], axis=1)
@@ -83,7 +70,7 @@ def union_of_classes(
 
 
 def marked(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """[V] bool: whether each id occurs in `ids`, of any shape; values from V on are ignored."""
+    """Return [V] bool: whether each id occurs in `ids` of any shape; ids from V on are ignored."""
     return jnp.zeros(vocab_size, bool).at[ids.reshape(-1)].set(True, mode="drop")
 
 
@@ -99,7 +86,7 @@ def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
 
 
 def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) -> jax.Array:
-    """[V] bool: the candidates of one group that are kept; lists [Wg, K], used [Wg]."""
+    """Return [V] bool: the candidates of one group that are kept; lists [Wg, K], used [Wg]."""
     k = lists.shape[1]
     # rank[v]: 0 for targets, r if v is at best the r-th neighbour of a target, k + 1 for others.
     rank = jnp.full(vocab_size, k + 1, jnp.int32)

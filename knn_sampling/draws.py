@@ -1,12 +1,12 @@
 """Classes drawn from the softmax over a table, without materialising the logits.
 
-Replaced-token detection (ELECTRA, Clark et al. 2020) puts classes drawn from a generator's output
-distribution in the place of masked tokens. Blocks of the table are visited once. The classes of a
-tile of `TILE` have the log mass m = log sum_j exp(l_j / T), and the tile with the greatest m + g,
-g standard Gumbel noise, is drawn with probability proportional to exp(m): the maximum of the
-perturbed logits of a tile has that distribution (Maddison et al. 2014, arXiv:1411.0030). Only the
-logits of the winning tile are kept, and the class is drawn from them by the same rule. So there is
-one random number for a tile, not one for a logit, which would take longer than the logits do.
+Replaced-token detection (ELECTRA, Clark et al. 2020) replaces masked tokens by classes drawn from a
+generator's output distribution. Blocks of the table are visited once. A tile of `TILE` classes has
+the log mass m = log sum_j exp(l_j / T). The tile with the greatest m + g, g standard Gumbel noise,
+wins with probability proportional to exp(m): the maximum of the perturbed logits of a tile has that
+distribution (Maddison et al. 2014, arXiv:1411.0030). Only the logits of the winning tile are kept,
+and the class is drawn from them by the same rule. One random number per tile is faster than one per
+logit, which would take longer than the logits.
 """
 
 import functools
@@ -25,12 +25,9 @@ TILE = 128
 
 
 class Draws(NamedTuple):
-    """Classes drawn at the masked positions, all [B, M] int32; 0 at positions of weight zero.
+    """Drawn classes, their rows in the table of the draw, and the likeliest classes (for accuracy).
 
-    Attributes:
-      ids: the drawn classes.
-      rows: their rows in the table that they were drawn with.
-      best: the likeliest classes, for accuracy; of equal ones the first.
+    All are [B, M] int32, 0 at positions of weight zero. `best` is the first of equal classes.
     """
 
     ids: jax.Array
@@ -50,16 +47,7 @@ def draw_from_table(
     block_size: int,
     sharding: TableSharding = ONE_DEVICE,
 ) -> Draws:
-    """Draw from softmax((h . v + b) / T) over all rows of a table [V, E].
-
-    Args:
-      key, hidden, weights, table, bias, temperature: as for `OutputLayer.draw`.
-      num_valid: number of classes; table rows from here on are padding and are never drawn.
-      block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
-
-    Raises:
-      ValueError: as for `draw_slots`.
-    """
+    """Draw from softmax((h . v + b) / T) over `num_valid` table rows; see `OutputLayer.draw`."""
     is_class = jnp.arange(bias.shape[0]) < num_valid
     ids, best = draw_slots(
         key,
@@ -89,18 +77,11 @@ def draw_from_sample(
 ) -> Draws:
     """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
 
-    Q is of `Sample.log_q`, 1 where that is None.
-
-    Given the target y of a position, y is in V' with certainty and counts without 1 / Q_y; the sum
-    over V' is then an unbiased estimate of the sum over all classes, as far as the other classes
-    are independent of y. Slots that are unused, or have no row in the table, are never drawn.
-
-    Args:
-      key, hidden, weights, table, bias, sample, temperature: as for `OutputLayer.draw`.
-      block_size: as for `draw_from_table`.
-
-    Raises:
-      ValueError: as for `draw_slots`.
+    Q is of `Sample.log_q`, 1 where that is None. The target y of a position is in V' with certainty
+    and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the sum over all
+    classes, as far as the other classes are independent of y. Slots that are unused, or have no row
+    in the table, are never drawn. Arguments are those of `OutputLayer.draw`, block size and errors
+    those of `draw_slots`.
     """
     if sharding.splits_rows:
         sample = _in_whole_tiles(sample, table.shape[0], bias.shape[0], sharding)
@@ -153,12 +134,13 @@ def draw_slots(
     correction: tuple[jax.Array, jax.Array] | None = None,
     num_used: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw a class for each position of G groups with a table each; no gradient flows.
+    """Draw classes of G groups with a table each: drawn and likeliest ones [G, Wg] int32.
 
-    Memory is a few times Wg * block_size floats for each group. The noise of a tile is a function
-    of the key, the group, the position and the tile's first class: with keys of "threefry2x32",
-    draws do not depend on the size of the blocks, nor on the sharding if each device holds whole
-    tiles of rows. Otherwise they are equal in distribution.
+    No gradient flows. Memory is a few times Wg * block_size floats for each group. The noise of a
+    tile is a function of the key, the group, the position and the tile's first class. With keys of
+    "threefry2x32", draws do not depend on the size of the blocks, nor on the sharding if each
+    device holds whole tiles of rows. Otherwise they are equal in distribution. Raises ValueError
+    for a negative temperature or block size, or devices with unequal shares of C.
 
     Args:
       hidden: [G, Wg, E], float32 or bfloat16; products accumulate in float32.
@@ -169,14 +151,8 @@ def draw_slots(
       block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
       sharding: of C; each device visits its own classes, and their winners are compared.
       correction: [G, C] float32, at least 0, added to the log masses l_j / T; and [G, Wg] int32,
-        the class of each position that goes without. None for none.
+        the class of each position that is not corrected.
       num_used: scalar int32; blocks of absent classes from here on are skipped. None for C.
-
-    Returns:
-      Drawn and likeliest classes [G, Wg] int32.
-
-    Raises:
-      ValueError: negative temperature or block size, or devices with unequal shares of C.
     """
     if not temperature >= 0:
         raise ValueError(
@@ -201,18 +177,13 @@ def draw_slots(
 
 
 class _Winner(NamedTuple):
-    """Class with the highest score among those seen, of each position.
-
-    Attributes:
-      score: [G, Wg] float32.
-      ids: [G, Wg] int32.
-    """
+    """Class `ids` with the highest `score` among those seen, of each position, [G, Wg]."""
 
     score: jax.Array
     ids: jax.Array
 
     def over(self, axes: tuple[str, ...]) -> "_Winner":
-        """Winner of all devices along mesh axes; of equal ones the smallest id."""
+        """Return the winner of all devices along mesh axes; of equal ones the smallest id."""
         score = jax.lax.pmax(self.score, axes)
         last = jnp.iinfo(jnp.int32).max
         return _Winner(score, jax.lax.pmin(jnp.where(self.score == score, self.ids, last), axes))
@@ -245,7 +216,7 @@ def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Win
 def _search(
     first: jax.Array, num_used: jax.Array, arguments, *, temperature: float, block_size: int
 ) -> tuple[_Winner, _Winner]:
-    """Drawn and likeliest classes of all groups among those with ids from `first` on."""
+    """Return drawn and likeliest classes of all groups among those with ids from `first` on."""
     of_group = functools.partial(
         _search_group, first, num_used, temperature=temperature, block_size=block_size
     )
@@ -253,12 +224,10 @@ def _search(
 
 
 class _Leader(NamedTuple):
-    """Tile with the highest score among those visited, of each position.
+    """Tile with the highest score so far, of each of W positions.
 
-    Attributes:
-      score: [W] float32.
-      first: [W] int32, id of the tile's first class.
-      values: [TILE, W] float32, log masses of its classes.
+    `first` [W] int32 is the id of its first class, `values` [TILE, W] are log masses of its
+    classes.
     """
 
     score: jax.Array
@@ -266,7 +235,7 @@ class _Leader(NamedTuple):
     values: jax.Array
 
     def against(self, scores: jax.Array, first: jax.Array, values: jax.Array) -> "_Leader":
-        """Leader after further tiles; scores [N, W], first classes [N], values [N, TILE, W]."""
+        """Compete with further tiles: scores [N, W], first classes [N], values [N, TILE, W]."""
         tile, score = jnp.argmax(scores, axis=0), scores.max(axis=0)
         wins = score > self.score
         of_tile = jnp.take_along_axis(values, tile[None, None, :], axis=0, mode="clip")[0]
@@ -277,7 +246,7 @@ class _Leader(NamedTuple):
         )
 
     def winner(self, noise: jax.Array | float) -> _Winner:
-        """Class of the tile with the highest value plus noise [TILE, W]."""
+        """Return the class of the tile with the highest value plus noise [TILE, W]."""
         place = jnp.argmax(self.values + noise, axis=0).astype(jnp.int32)
         return _Winner(self.score, self.first + place)
 
@@ -285,7 +254,7 @@ class _Leader(NamedTuple):
 def _search_group(
     first, num_used, key, hidden, table, bias, correction, *, temperature: float, block_size: int
 ) -> tuple[_Winner, _Winner]:
-    """Drawn and likeliest classes [W] among rows [C, E] with the ids from `first` on."""
+    """Return drawn and likeliest classes [W] among rows [C, E] with the ids from `first` on."""
     num_positions, num_classes = hidden.shape[0], bias.shape[0]
     num_blocks, size = _blocks(num_classes, block_size)
     tile_key, class_key = jax.random.split(key)
@@ -293,7 +262,7 @@ def _search_group(
     bias = jnp.where(bias > ABSENT, bias * scale, ABSENT)
 
     def visit(start, size: int, leaders):
-        """Leaders after the `size` classes from local id `start` on."""
+        """Return the leaders after the `size` classes from local id `start` on."""
         rows = jax.lax.dynamic_slice_in_dim(table, start, size).astype(hidden.dtype)
         logits = jnp.dot(rows, hidden.T, preferred_element_type=jnp.float32) * scale
         logits += jax.lax.dynamic_slice_in_dim(bias, start, size)[:, None]  # [size, W]
@@ -308,7 +277,7 @@ def _search_group(
                 local_ids = start + jnp.arange(size, dtype=jnp.int32)
                 is_own = local_ids[:, None] == correction[1][None, :]
                 log_masses = logits + _tiles(jnp.where(is_own, 0.0, shifts[:, None]))
-            # Corrections are far below float32's range of exp, so the greatest logit will do.
+            # Corrections are small for float32's exp, so the greatest uncorrected logit will do.
             masses = jnp.exp(log_masses - highest[:, None, :]).sum(axis=1)
             noise = jax.vmap(lambda i: _gumbel(jax.random.fold_in(tile_key, i), num_positions))(ids)
             drawn = drawn.against(highest + jnp.log(masses) + noise, ids, log_masses)
@@ -333,17 +302,15 @@ def _search_group(
 
 
 def _blocks(num_classes: int, block_size: int) -> tuple[int, int]:
-    """Number of equal blocks of whole tiles, and their size; what is left is a last, shorter one.
-
-    Blocks end where tiles do, unlike those of the losses, which may overlap.
-    """
+    """Return number and size of equal blocks of whole tiles; a rest is a last, shorter one."""
+    # Blocks end where tiles do, unlike those of the losses, which may overlap.
     num_blocks = -(-num_classes // (block_size or num_classes))
     size = -(-num_classes // (num_blocks * TILE)) * TILE
     return num_classes // size, size
 
 
 def _tiles(logits: jax.Array) -> jax.Array:
-    """Logits [size, W] in tiles [N, TILE, W], filled up with absent classes."""
+    """Reshape logits [size, W] to tiles [N, TILE, W], filled up with absent classes."""
     more = -len(logits) % TILE
     if more:
         logits = jnp.pad(logits, ((0, more), (0, 0)), constant_values=ABSENT)
@@ -351,11 +318,9 @@ def _tiles(logits: jax.Array) -> jax.Array:
 
 
 def _gumbel(key: jax.Array, *shape: int) -> jax.Array:
-    """Standard Gumbel noise of a 32-bit resolution in the upper tail, where maxima come from.
-
-    `jax.random.gumbel` has 23 bits there by default: its values end at 16, near the maxima of
-    tables of millions.
-    """
+    """Draw standard Gumbel noise of 32-bit resolution in the upper tail, where maxima come from."""
+    # `jax.random.gumbel` has 23 bits there by default: its values end at 16, near the maxima of
+    # tables of millions.
     bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
     uniform = jnp.minimum((bits + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -jnp.log(-jnp.log1p(-uniform))

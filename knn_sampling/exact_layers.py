@@ -15,11 +15,7 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True)
 class _ExactSoftmax:
-    """Softmax over all classes, by any computation of its loss.
-
-    Attributes:
-      num_valid: number of classes; table rows from here on are padding.
-    """
+    """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
 
     num_valid: int
 
@@ -42,7 +38,7 @@ class _ExactSoftmax:
         bias: jax.Array,
         sample: Sample | None,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`."""
+        """Return weighted losses [B, M], see `OutputLayer.loss`."""
         flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), weights.reshape(-1)
         return self._losses(*flat, table, bias).reshape(weights.shape)
 
@@ -69,21 +65,17 @@ class _ExactSoftmax:
         )
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
-        """Losses [W], of hidden states [W, E], targets, weights, table and bias."""
+        """Return losses [W] of hidden states [W, E], targets, weights, table and bias."""
         raise NotImplementedError
 
     def _blocks(self) -> dict[str, Any]:
-        """Block size of draws, and sharding of the table."""
+        """Return the block size of draws, and the sharding of the table."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class FullSoftmax(_ExactSoftmax):
-    """Softmax over all classes at once, with logits [W, V] in memory.
-
-    Attributes:
-      sharding: sharding of the table.
-    """
+    """Softmax over all classes at once, with logits [W, V] in memory."""
 
     sharding: TableSharding = ONE_DEVICE
 
@@ -96,12 +88,7 @@ class FullSoftmax(_ExactSoftmax):
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseSoftmax(_ExactSoftmax):
-    """Softmax over all classes, block by block, without an array [W, V].
-
-    Attributes:
-      sharding: sharding of the table.
-      block_size: classes per block.
-    """
+    """Softmax over all classes by blocks of `block_size`, without an array [W, V]."""
 
     sharding: TableSharding = ONE_DEVICE
     block_size: int = dataclasses.field(default_factory=vocabulary_block_size)

@@ -1,7 +1,7 @@
 """Softmax cross-entropy over the whole vocabulary, or over a candidate set.
 
-Both take hidden states [W, D], weights [W], embeddings and a bias, and return per-position losses
-[W] in float32 nats, already multiplied by the weights. Matrix products take the dtype of the hidden
+Losses are per position, [W] float32 nats, multiplied by `weights` [W]; where these are zero, hidden
+states [W, D] and targets [W] int32 are arbitrary. Matrix products take the dtype of the hidden
 states and accumulate in float32.
 """
 
@@ -21,19 +21,7 @@ def full_softmax_loss(
     *,
     num_valid: int,
 ) -> jax.Array:
-    """Cross-entropy log sum_j exp(h . v_j + b_j) - (h . v_w + b_w), over the whole vocabulary.
-
-    Args:
-      hidden: [W, D] hidden states.
-      targets: [W] int32 target ids below `num_valid`.
-      weights: [W] weights of the positions.
-      table: [V, D] output embeddings.
-      bias: [V] output bias.
-      num_valid: number of classes; table rows from here on are padding and get no probability.
-
-    Returns:
-      [W] float32 weighted losses, nats.
-    """
+    """Return log sum_j exp(h . v_j + b_j) - (h . v_w + b_w) over `num_valid` rows [V, D], b [V]."""
     bias = jnp.where(jnp.arange(table.shape[0]) < num_valid, bias.astype(jnp.float32), ABSENT)
     return candidate_softmax_loss(hidden, targets, weights, table, bias)
 
@@ -41,21 +29,11 @@ def full_softmax_loss(
 def candidate_softmax_loss(
     hidden: jax.Array, targets: jax.Array, weights: jax.Array, table: jax.Array, bias: jax.Array
 ) -> jax.Array:
-    """Cross-entropy log sum_{j in V'} exp(h . v_j + b_j) - (h . v_w + b_w) (Eq. 4).
+    """Return log sum_{j in V'} exp(h . v_j + b_j) - (h . v_w + b_w) (Eq. 4).
 
-    With V' the whole vocabulary, value and gradient are those of the full softmax. A smaller V'
-    underestimates the partition function, and so the loss, unless the bias carries a correction
-    (see `inclusion.log_inclusion`).
-
-    Args:
-      hidden: [W, D] hidden states.
-      targets: [W] int32 slot of each target in V'.
-      weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
-      table: [C, D] output embeddings of V'.
-      bias: [C] their bias; `ABSENT` for unused slots.
-
-    Returns:
-      [W] float32 weighted losses, nats.
+    Targets are slots in V', `table` [C, D] and `bias` [C] those of V', `ABSENT` for unused slots. A
+    V' smaller than the vocabulary underestimates the partition function, and so the loss, unless
+    the bias carries a correction (see `inclusion.log_inclusion`).
     """
     counts = weights > 0
     # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.

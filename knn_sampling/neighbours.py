@@ -47,33 +47,27 @@ def nearest_neighbours(
     block_size: int | None = None,
     scores: str | None = None,
 ) -> jax.Array:
-    """Neighbour lists I_k(w_i) = top-k over w_j in V of v_i . v_j (Eq. 6; line 3 of Algorithm 2).
+    """Return I_k(w_i) = top-k over w_j in V of v_i . v_j, by descending score (Eq. 6).
 
-    Exact, with products summed in float32 at the highest matmul precision. Ties are broken towards
-    the smaller id. NaN and -inf count as the smallest score, where a plain top-k would rank NaN
-    first. On a GPU with jax 0.11 or later the platform chooses which of several tokens with equal
-    scores takes the last slot. On a mesh the result is that of a single device.
+    The result is [V, K] or [Q, K] int32 ids (line 3 of Algorithm 2). A token is usually, not
+    always, its own neighbour. The lists of padding hold arbitrary valid ids. The search is exact,
+    with products summed in float32 at the highest matmul precision. Ties go to the smaller id. NaN
+    and -inf count as the smallest score, where a plain top-k would rank NaN first. On a GPU with
+    jax 0.11 or later the platform chooses which of several equal scores takes the last slot. A mesh
+    gives the result of a single device. Arguments out of range, rows that do not split evenly over
+    the devices, and query ids together with a mesh are a ValueError.
 
     Args:
       table: [V, E] float output embeddings.
-      k: K, neighbours per token.
+      k: K, neighbours per token, in 1..num_valid.
       num_valid: number of tokens; table rows from here on are padding and never neighbours.
       query_ids: [Q] int32 query tokens, without a mesh; None for all V rows.
-      mesh: devices that hold the table; None for a single one.
       vocab_axes, embed_axes: mesh axes that the table's dimensions are sharded over. The search
         shards its rows over all of them, S devices, so that none holds more than its share.
       block_size: queries per device at a time, for block_size * V scores and, with
         "bfloat16_exact", S * block_size * 2 k rows to recompute; None to derive it.
       scores: "float32"; "bfloat16_exact", where products in bfloat16 select 2 k tokens, float32
         orders them and recomputes the lists that rounding may have changed; None to derive it.
-
-    Returns:
-      [V, K] or [Q, K] int32 ids by descending score. A token is usually, not always, its own
-      neighbour. The lists of padding hold arbitrary valid ids.
-
-    Raises:
-      ValueError: `k` is not in 1..num_valid, `block_size` is below 1, `scores` is unknown, the rows
-        do not split evenly over the devices, or there are query ids and a mesh.
     """
     vocab_size = len(table)
     scores = scores or ("float32" if vocab_size < LARGE_TABLE else "bfloat16_exact")
@@ -92,12 +86,7 @@ def nearest_neighbours(
 
 
 def _block_size(vocab_size: int, recomputed: int) -> int:
-    """Derive the queries per device at a time.
-
-    Args:
-      recomputed: numbers in the rows that a device gathers for a query of each of its team; 0 for
-        none.
-    """
+    """Derive the queries per device at a time, which gather `recomputed` numbers each."""
     most = 256 if jax.default_backend() == "cpu" else 4096  # 256 was measured best on a CPU
     block = min(max(_NUMBERS_AT_A_TIME // vocab_size // 64 * 64, 64), most)
     return max(min(block, _NUMBERS_AT_A_TIME // max(recomputed, 1)), 1)
@@ -123,7 +112,7 @@ def _on_mesh(
     vocab_axes: tuple[str, ...],
     embed_axes: tuple[str, ...],
 ) -> jax.Array:
-    """Neighbours [V, K] by teams of devices that hold the table; each team has a share of V."""
+    """Find neighbours [V, K] by teams of devices that hold the table; each has a share of V."""
     axes = vocab_axes + embed_axes
     others = tuple(axis for axis in mesh.axis_names if axis not in axes)
     shards, teams = (math.prod(mesh.shape[axis] for axis in some) for some in (axes, others))
@@ -149,14 +138,10 @@ def _on_mesh(
 
 
 class _Shard(NamedTuple):
-    """Table shard of a device; the devices of a team together hold the whole table.
+    """Table shard [N, E] of a device, from id `start` on; a team of devices holds the whole table.
 
-    Attributes:
-      rows: [N, E].
-      start: id of the first row.
-      num_valid: number of tokens, the first of the rows; the rest is padding.
-      axes: mesh axes of the team; empty for a single device.
-      others: the other axes of the mesh.
+    The first `num_valid` rows are tokens, the rest is padding. `axes` are the mesh axes of the
+    team, empty for a single device, and `others` all other axes.
     """
 
     rows: jax.Array
@@ -166,7 +151,7 @@ class _Shard(NamedTuple):
     others: tuple[str, ...] = ()
 
     def queries(self, local_ids: jax.Array) -> jax.Array:
-        """Gather rows [S * block, E] at the `local_ids` [block] of each of the team's S devices."""
+        """Gather rows [S * block, E] at `local_ids` [block] of each of the team's S devices."""
         own = self.rows.at[local_ids].get(mode="clip")
         return jax.lax.all_gather(own, self.axes, tiled=True) if self.axes else own
 
@@ -179,11 +164,9 @@ class _Shard(NamedTuple):
         return tuple(x[:, :k] for x in _ordered(*lists))
 
     def grouped(self, k: int, dtype: jnp.dtype) -> jax.Array:
-        """Rows in groups [size, N / size, E] to select k from: row i is i % size of i // size.
-
-        The axis of members comes first so that the maxima of groups are maxima of whole vectors,
-        about ten times faster on a CPU than along the last axis. Padding rows become NaN.
-        """
+        """Group rows to [size, N / size, E] to select k from: row i is i % size of i // size."""
+        # With members first, maxima of groups are maxima of whole vectors, which is about ten times
+        # faster on a CPU than along the last axis. Padding rows become NaN.
         size = _GROUP if k * _GROUP < len(self.rows) else 1
         is_token = jnp.arange(len(self.rows)) < self.num_valid
         rows = jnp.where(is_token[:, None], self.rows, jnp.nan)
@@ -191,18 +174,16 @@ class _Shard(NamedTuple):
         return rows.reshape(-1, size, rows.shape[1]).swapaxes(0, 1).astype(dtype)
 
     def select(self, queries: jax.Array, grouped: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-        """The k best tokens of this shard, or all: scores and local ids [Q, k], by (-score, id).
-
-        The k groups with the best maxima, by (-maximum, group), hold the k best tokens. For a token
-        of any other group, each of the k has one that is better: its maximum is greater or, if they
-        are equal, its ids are smaller. As the groups stay in order, so do ties.
-        """
+        """Return the k best of this shard, or all: scores, local ids [Q, k], by (-score, id)."""
         size, num_groups, width = grouped.shape
         scores = _products("qe,ne->qn", queries.astype(grouped.dtype), grouped.reshape(-1, width))
         scores = scores.reshape(-1, size, num_groups)
         maxima = jnp.full((len(scores), num_groups), _LOWEST)
         for member in range(size):  # not max(): NaN fails any comparison at no cost
             maxima = jnp.where(scores[:, member] > maxima, scores[:, member], maxima)
+        # The k groups with the best maxima, by (-maximum, group), hold the k best tokens. Each has
+        # a token that is better than all of any other group: its maximum is greater or, if they are
+        # equal, its ids are smaller. As the groups stay in order, so do ties.
         groups = jnp.sort(self.top_k(maxima, size * jnp.arange(num_groups)[None, :], k)[1])
         inside = jnp.take_along_axis(scores, groups[:, None, :], axis=2).swapaxes(1, 2)
         local_ids = groups[:, :, None] * size + jnp.arange(size)[None, None, :]  # [Q, k, size]
@@ -211,21 +192,21 @@ class _Shard(NamedTuple):
         return best, jnp.take_along_axis(local_ids, places, axis=1)
 
     def top_k(self, scores: jax.Array, local_ids: jax.Array, k: int) -> tuple[jax.Array, ...]:
-        """The k best of each row, or all, and their indices, by (-score, index)."""
+        """Return the k best of each row, or all, and their indices, by (-score, index)."""
         scores, k = self.ranked(scores, local_ids), min(k, scores.shape[1])
         if _UNSTABLE and jax.default_backend() == "gpu":
             return _ordered(*jax.lax.top_k(scores, k, **_UNSTABLE))
         return tuple(jax.lax.top_k(scores, k))
 
     def ranked(self, scores: jax.Array, local_ids: jax.Array) -> jax.Array:
-        """Scores made sortable, ascending: padding, then NaN and -inf, then the rest."""
+        """Make scores sortable, ascending: padding, then NaN and -inf, then the rest."""
         scores = jnp.where(scores > _LOWEST, scores, _LOWEST)
         scores = jnp.where(scores == 0, 0.0, scores)  # top-k ranks 0 before -0; here they tie
         return jnp.where(local_ids < self.num_valid, scores, -jnp.inf)
 
 
 def _search(shard: _Shard, local_ids: jax.Array, k: int, block_size: int, scores: str) -> jax.Array:
-    """Neighbours [Q, K] of the rows `local_ids` [Q] of this device."""
+    """Return neighbours [Q, K] of the rows `local_ids` [Q] of this device."""
     block = min(block_size, local_ids.size)
     padded = jnp.pad(local_ids, (0, -local_ids.size % block))
     blocks = padded.reshape(-1, block)
@@ -252,7 +233,7 @@ def _search(shard: _Shard, local_ids: jax.Array, k: int, block_size: int, scores
 
 
 def _in_float32(shard: _Shard, k: int) -> Callable[[jax.Array], jax.Array]:
-    """Neighbours [block, K] of the rows `local_ids` [block], by float32 products."""
+    """Build the search for neighbours [block, K] of `local_ids` [block], by float32 products."""
     grouped = shard.grouped(k, jnp.float32)
 
     def answer(local_ids: jax.Array) -> jax.Array:
@@ -263,7 +244,7 @@ def _in_float32(shard: _Shard, k: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _in_bfloat16(shard: _Shard, k: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """Neighbours [block, K] by bfloat16, ordered in float32; [block] bool, proven exact."""
+    """Build the same by bfloat16, ordered in float32; also returns [block] bool, proven exact."""
     grouped = shard.grouped(2 * k, jnp.bfloat16)
     lengths = greatest_lengths(shard.rows)  # padding can only loosen the bound
 

@@ -1,8 +1,8 @@
 """Sampling from the unigram distribution, and the losses NCE and NEG against it (paper Table 2).
 
-NCE and negative sampling turn the softmax into logistic regressions, target against classes drawn
-from the unigram distribution. The negatives are shared by all positions of a group, so that one
-matrix product scores them.
+NCE and negative sampling turn the softmax into logistic regressions of the target against classes
+drawn from the unigram distribution. All positions of a group share the negatives, so one matrix
+product scores them.
 """
 
 import jax
@@ -14,21 +14,13 @@ _RANGE = 2**32  # values of a random 32-bit integer
 
 
 def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
-    """Cumulative distribution in 32-bit integers: t_j = round(2^32 sum_{i <= j} p_i).
+    """Return [V] uint32 ascending, the distribution function t_j = round(2^32 sum_{i <= j} p_i).
 
-    Class j owns the integers from t_{j-1} up to t_j, and so gets its probability to within 2^-32;
-    a float32 running sum would lose every class below 2^-24. Classes below 2^-33 may get nothing.
-    Computed on the host in float64, once. The last threshold does not fit into 32 bits and is cut
-    by one, see `classes_at`.
-
-    Args:
-      probabilities: [V] probability of each class, at least 0; normalised to sum to one.
-
-    Returns:
-      [V] uint32 ascending.
-
-    Raises:
-      ValueError: a probability is negative or not finite, or all are zero.
+    Class j owns the integers from t_{j-1} up to t_j, and so gets its probability to within 2^-32,
+    while a float32 running sum would lose every class below 2^-24. Classes below 2^-33 may get
+    nothing. Computed once, on the host in float64. The last threshold does not fit into 32 bits and
+    is cut by one, see `classes_at`. `probabilities` [V] are normalised to sum to one. Raises
+    ValueError if one is negative or not finite, or all are zero.
     """
     p = np.asarray(probabilities, np.float64)
     total = p.sum()
@@ -42,52 +34,31 @@ def cumulative_thresholds(probabilities: ArrayLike) -> jax.Array:
 
 
 def classes_at(thresholds: jax.Array, integers: jax.Array) -> jax.Array:
-    """Class that owns each integer: the number of thresholds at or below it.
-
-    Args:
-      thresholds: [V] uint32, from `cumulative_thresholds`.
-      integers: [S] uint32.
-
-    Returns:
-      [S] int32 ids.
-    """
-    # The cut threshold leaves the largest integer without a class; it is clipped to the one below.
+    """Return [S] int32, the class that owns each of `integers` [S] uint32."""
+    # A class is the number of thresholds at or below its integers. The cut threshold leaves the
+    # largest integer without a class, so it is clipped.
     integers = jnp.minimum(integers, jnp.uint32(_RANGE - 2))
     return jnp.searchsorted(thresholds, integers, side="right").astype(jnp.int32)
 
 
 def sample_classes(key: jax.Array, thresholds: jax.Array, num_samples: int) -> jax.Array:
-    """Sample classes independently from the distribution of the thresholds, by inversion.
-
-    Args:
-      thresholds: [V] uint32, from `cumulative_thresholds`.
-
-    Returns:
-      [S] int32 ids, repeats included.
-    """
+    """Sample [S] int32 classes independently, with repeats, by inversion of `thresholds` [V]."""
     return classes_at(thresholds, jax.random.bits(key, (num_samples,), jnp.uint32))
 
 
-# Later than any class of non-negligible probability arrives; finite, so that 0 t is not NaN.
+# Later than the arrival of any class of non-negligible probability. Finite: 0 t must not be NaN.
 _NEVER = 1e30
 
 
 def draw_distinct(
     key: jax.Array, probabilities: jax.Array, is_out: jax.Array, num_samples: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Sample S distinct classes without replacement.
+    """Sample S distinct classes for each of G groups without replacement.
 
-    Class j arrives at a time from the exponential distribution of rate p_j, and the first S are
-    kept, which is equivalent to drawing one by one and discarding repeats.
-
-    Args:
-      probabilities: [V] float, p; classes of probability zero are not drawn.
-      is_out: [G, V] bool, classes excluded from the draws of a group.
-      num_samples: S, at least 1; if there are fewer classes, all are drawn.
-
-    Returns:
-      [G, min(S, V)] int32 ids, V for empty slots; [G, 1] float32, the arrival time of the next
-      class, before which all drawn ones arrived.
+    Class j arrives at a time from the exponential distribution of rate p_j, p [V] float. The first
+    S >= 1 are kept, which is equivalent to drawing one by one and discarding repeats. Classes of
+    probability zero, and those in `is_out` [G, V] bool, are not drawn. Returns [G, min(S, V)] int32
+    ids, V for empty slots, and [G, 1] float32, the arrival time of the next class.
     """
     vocab_size = probabilities.size
     p = probabilities[None, :]
@@ -111,21 +82,12 @@ def nce_loss(
     *,
     num_negatives: int,
 ) -> jax.Array:
-    """Noise-contrastive loss -log sigma(x_w) - sum_c n_c log sigma(-x_c).
+    """Return the noise-contrastive loss -log sigma(x_w) - sum_c n_c log sigma(-x_c).
 
-    The logit is x_c = h . v_c + b_c - log(S p_c), with S shared draws from p. Negatives equal to
-    the target are kept: the estimate is consistent because the noise distribution is exactly p,
-    which removing the target would change. Its optimum is h . v_c + b_c = log p(c | h),
-    self-normalised.
-
-    Args:
-      hidden, targets, weights, table, counts: as for `neg_loss`.
-      bias: [C] output bias less the log noise, b_c - log p_c.
-
-    Returns:
-      [W] float32 weighted losses, nats.
-
-    Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012.
+    The logit is x_c = h . v_c + b_c - log(S p_c), with S shared draws from p. `bias` [C] is b_c -
+    log p_c. Negatives equal to the target are kept: the estimate is consistent because the noise
+    distribution is exactly p. Its optimum is h . v_c + b_c = log p(c | h), self-normalised (Gutmann
+    and Hyvarinen 2010; Mnih and Teh 2012). All else is as for `neg_loss`.
     """
     shifted = bias.astype(jnp.float32) - jnp.log(jnp.float32(num_negatives))
     return neg_loss(hidden, targets, weights, table, shifted, counts)
@@ -139,24 +101,18 @@ def neg_loss(
     bias: jax.Array,
     counts: jax.Array,
 ) -> jax.Array:
-    """Negative-sampling loss -log sigma(s_w) - sum_c n_c log sigma(-s_c), s_c = h . v_c + b_c.
+    """Return the loss -log sigma(s_w) - sum_c n_c log sigma(-s_c), s_c = h . v_c + b_c.
 
-    This is NCE without the noise correction of the logits. Its optimum is therefore not
-    log p(c | h) but log p(c | h) - log(S p_c), pointwise mutual information minus log S.
+    This is negative sampling (Mikolov et al. 2013, Eq. 4): NCE without the noise correction of the
+    logits. Its optimum is therefore log p(c | h) - log(S p_c), pointwise mutual information minus
+    log S (Levy and Goldberg 2014). The result is [W] float32 weighted losses, nats.
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
       targets: [W] int32 slot of each target among the C classes.
       weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
-      table: [C, D] embeddings of the distinct classes of targets and negatives.
-      bias: [C] their output bias.
-      counts: [C] float32 n_c, number of draws of each class; 0 for classes that are targets only
-        and for unused slots.
-
-    Returns:
-      [W] float32 weighted losses, nats.
-
-    Source: Mikolov et al. 2013, Eq. 4; Levy and Goldberg 2014 for the optimum.
+      table, bias: embeddings [C, D] of the distinct targets and negatives, and their bias [C].
+      counts: [C] float32 n_c, draws of each class; 0 for mere targets and unused slots.
     """
     used = weights > 0
     # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.

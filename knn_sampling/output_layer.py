@@ -1,9 +1,8 @@
 """Output layers: six kinds behind one interface, selected by one config key.
 
-A step makes two calls. `sample` selects the classes of the step's loss from the targets and the
-neighbour index alone, so that the caller can gather their table rows before differentiation.
-`loss` then scores hidden states against these rows, and `draw` draws classes from their
-distribution.
+`sample` selects the classes of a step's loss from the targets and the neighbour index alone, so
+that the caller can gather their table rows before differentiation. `loss` then scores hidden states
+against these rows, and `draw` draws classes from their distribution.
 """
 
 from typing import Any, Protocol
@@ -37,14 +36,9 @@ class OutputLayer(Protocol):
     ) -> Sample | None:
         """Select the classes in the loss of a batch; None for all.
 
-        Args:
-          targets: [B, M] int32 target ids.
-          weights: [B, M] float, 0 for unused positions.
-          statistics: of the tokens, for a table of V rows.
-          index: neighbour index, for "knn" only.
-
-        Raises:
-          ValueError: groups that do not divide the batch.
+        `targets` are [B, M] int32 ids, `weights` [B, M] float, 0 for unused positions. Statistics
+        are of a table of V rows. Only "knn" reads `index`. Raises ValueError if groups do not
+        divide the batch.
         """
 
     def loss(
@@ -56,11 +50,11 @@ class OutputLayer(Protocol):
         bias: jax.Array,
         sample: Any,
     ) -> jax.Array:
-        """Weighted losses [B, M] of the positions, float32 nats.
+        """Return weighted losses [B, M] of the positions, float32 nats.
 
         Args:
           hidden: [B, M, E] hidden states.
-          targets: [B, M] int32; weights: [B, M] float, both as passed to `sample`.
+          targets, weights: [B, M] as passed to `sample`.
           table: [R, E] table rows, at least those of the sample; the whole table if `sample` is
             None, or if its `candidate_rows` are its ids, as `sample` returns them.
           bias: [V] output bias.
@@ -79,16 +73,10 @@ class OutputLayer(Protocol):
     ) -> Draws:
         """Draw a class at each position from softmax((h . v + b) / temperature).
 
-        Sampled layers draw from V'. If they know the probability Q_j that V' holds a class, each is
-        drawn in proportion to exp((h . v_j + b_j) / temperature) / Q_j, as an estimate of the
-        softmax over the vocabulary. No gradient flows.
-
-        Args:
-          hidden, weights, table, bias, sample: as passed to `loss`.
-          temperature: at least 0, static; 0 draws the likeliest class.
-
-        Raises:
-          ValueError: a negative temperature.
+        Sampled layers draw from V'. If they know the probability Q_j that V' holds a class, its
+        probability is proportional to exp((h . v_j + b_j) / temperature) / Q_j, to estimate the
+        softmax over the vocabulary. No gradient flows. The temperature is static, at least 0 (else
+        ValueError); 0 draws the likeliest class. Other arguments are those of `loss`.
         """
 
 
@@ -102,13 +90,9 @@ def make_output_layer(
 ) -> OutputLayer:
     """Build the output layer of the settings' kind.
 
-    Args:
-      num_valid: size of the vocabulary, without padding rows.
-      mesh: devices that the table and the batch are sharded over; None for a single one.
-      vocab_axes, embed_axes: mesh axes that the rows and columns of the table are sharded over.
-
-    Raises:
-      ValueError: more neighbours than pieces, or a kind without a layer.
+    `num_valid` is the size of the vocabulary, without padding rows. `vocab_axes` and `embed_axes`
+    are mesh axes that the rows and columns of the table are sharded over. Raises ValueError for
+    more neighbours than pieces, or a kind without a layer.
     """
     if not settings.is_sampled:
         return make_exact_layer(

@@ -5,16 +5,12 @@ import jax.numpy as jnp
 
 
 def rounding_bound(queries: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Bound [Q] float32 on the excess of q . v over its product in bfloat16, for any row v.
+    """Bound q . v less its product in bfloat16, for queries [Q, E] and any row v: [Q] float32.
 
     q . v - q' . v' = (q - q') . v + q' . (v - v'), where ' is rounding: by Cauchy-Schwarz at most
-    the products of the norms. Sums of E terms in float32 have a relative error of at most E 2^-24
-    of the norms, here four times: both products, the scores that order the result, and the
-    comparison. Infinite where a number is not finite.
-
-    Args:
-      queries: [Q, E] float.
-      lengths: [2] norms of the rows, see `greatest_lengths`.
+    the products of the norms, `lengths` [2] by `greatest_lengths`. Sums of E terms in float32 have
+    a relative error of at most E 2^-24 of the norms, here four times: both products, the scores
+    that order the result, and the comparison. Infinite where a number is not finite.
     """
     queries = queries.astype(jnp.float32)
     rounded = _rounded(queries)
@@ -26,7 +22,7 @@ def rounding_bound(queries: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def greatest_lengths(rows: jax.Array) -> jax.Array:
-    """Greatest norms [2] float32, of v and of v - v', over the rows v [N, E]."""
+    """Return the greatest norms [2] float32, of v and of v - v', over the rows v [N, E]."""
     rows = rows.astype(jnp.float32)
     return jnp.stack([_lengths(rows).max(), _lengths(rows - _rounded(rows)).max()])
 

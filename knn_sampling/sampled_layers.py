@@ -34,18 +34,14 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CandidateSoftmax:
-    """Softmax over V' (Eq. 4), for any choice of V'.
+    """Softmax over V' (Eq. 4) of each group of `group_size` sequences, 0 for the whole batch.
 
-    Attributes:
-      num_valid: number of classes; table rows from here on are padding.
-      group_size: sequences that share a V'; 0 for the whole batch.
-      log_q_correction: correct the logits by `inclusion.log_inclusion`. The paper does not;
-        without it the loss leaves rare classes too probable.
-      sharding: sharding of the table.
-      block_size: classes per block of the softmax; blocks past the last candidate are skipped.
-      num_buckets: number of bucket sizes, evenly spaced up to the capacity; a step takes the
-        smallest that its candidates fit into. For a table with sharded rows, where the devices
-        share the logits of all candidates at once: blocks would be gathered one by one.
+    Table rows from `num_valid` on are padding. `log_q_correction` corrects the logits by
+    `inclusion.log_inclusion`. The paper does not; without it the loss leaves rare classes too
+    probable. The softmax is in blocks of `block_size` classes, up to the last candidate. Only for a
+    table with sharded rows, where blocks would be gathered one by one, the devices share the logits
+    of all candidates at once. A step then takes the smallest of `num_buckets` sizes, evenly spaced
+    up to the capacity, that its candidates fit into.
     """
 
     num_valid: int
@@ -64,7 +60,7 @@ class _CandidateSoftmax:
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`."""
+        """Return weighted losses [B, M], see `OutputLayer.loss`."""
         capacity = sample.candidates.ids.shape[1]
         largest = sample.candidates.union_size.max()
         if not self.sharding.splits_rows:
@@ -111,12 +107,10 @@ class _CandidateSoftmax:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KNNSampling(_CandidateSoftmax):
-    """k-NN target sampling: V' holds the targets and their nearest neighbours (Section 3.1).
+    """k-NN target sampling: V' holds the targets and their `k` nearest neighbours (Section 3.1).
 
-    Attributes:
-      k: neighbours per target, K.
-      capacity: C, slots in a group's candidate set.
-      refresh_every: n of Algorithm 2, steps between refreshes of the index.
+    There are C = `capacity` slots per group, and `refresh_every` = n steps between refreshes of the
+    index (Algorithm 2).
     """
 
     k: int
@@ -124,7 +118,7 @@ class KNNSampling(_CandidateSoftmax):
     refresh_every: int
 
     def init_index(self, vocab_size: int) -> NeighbourIndex:
-        """Placeholder index of the right shapes, to be refreshed before use."""
+        """Return a placeholder index of the right shapes, to be refreshed before use."""
         return NeighbourIndex(
             jnp.zeros((vocab_size, self.k), jnp.int32),
             jnp.zeros(vocab_size, jnp.float32) if self.log_q_correction else None,
@@ -138,15 +132,11 @@ class KNNSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Select the targets and their neighbours, see `OutputLayer.sample`.
-
-        Raises:
-          ValueError: the index is missing, or the capacity is too small for the batch.
-        """
+        """Select targets and neighbours; ValueError without an index, or for a small capacity."""
         if index is None:
             raise ValueError("output_layer.kind 'knn' needs the neighbour index; see refresh()")
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        # All classes fit into as many slots; padding rows beyond them are no candidates.
+        # A capacity of all classes or more becomes V, with a slot for any row.
         vocab_size = statistics.probabilities.shape[0]
         capacity = self.capacity if self.capacity < self.num_valid else vocab_size
         candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
@@ -165,16 +155,7 @@ class KNNSampling(_CandidateSoftmax):
     def refresh(
         self, neighbours: jax.Array, table: jax.Array, statistics: TokenStatistics
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Recompute the neighbours from the embeddings (Algorithm 2).
-
-        Args:
-          neighbours: [V, K] int32, before the refresh.
-          table: [V, E] output embeddings.
-          statistics: of the tokens.
-
-        Returns:
-          [V, K] int32; `staleness` and `same_language`, scalars, see `report`.
-        """
+        """Recompute neighbours [V, K] int32 from a table [V, E] (Algorithm 2); add a `report`."""
         fresh = nearest_neighbours(
             table, k=self.k, num_valid=self.num_valid, **self.sharding._asdict()
         )
@@ -184,7 +165,7 @@ class KNNSampling(_CandidateSoftmax):
         }
 
     def inclusion(self, neighbours: jax.Array, statistics: TokenStatistics) -> jax.Array:
-        """Inclusion probability [V] of each class per target, see `inclusion`."""
+        """Return the inclusion probability [V] of each class per target, see `inclusion`."""
         return inclusion(neighbours, statistics.probabilities)
 
 
@@ -193,11 +174,9 @@ class TargetSampling(_CandidateSoftmax):
     """Softmax over the group's targets and sampled classes (Jean et al. 2015), of Table 2.
 
     The paper samples 50,000 "negative subword units per batch" for target sampling, NCE and NEG
-    alike, and does not say from which distribution; here all three draw from the unigram
-    distribution. Target sampling draws distinct non-targets, since V' is a set.
-
-    Attributes:
-      num_negatives: S, classes sampled for a group; 0 for the targets alone.
+    alike, and does not name the distribution; here all three draw from the unigram distribution.
+    Target sampling draws S = `num_negatives` distinct non-targets per group, since V' is a set; 0
+    for targets alone.
     """
 
     num_negatives: int = 0
@@ -229,19 +208,19 @@ class TargetSampling(_CandidateSoftmax):
 
 
 def _num_live(weights: jax.Array) -> jax.Array:
-    """[G, 1] int32: targets of each group, without the slots that short sequences leave unused."""
+    """Count the targets of each group with positive weight, [G, 1] int32."""
     return (weights > 0).sum(axis=1, keepdims=True, dtype=jnp.int32)
 
 
 def _distinct_targets(candidates: Candidates, weights: jax.Array) -> jax.Array:
-    """[G, 1]: number of distinct targets of each group, counted by their slots."""
+    """Count the distinct targets of each group, [G, 1], by their slots."""
     capacity = candidates.ids.shape[1]
     slots = jnp.where(weights > 0, candidates.labels, capacity)
     return jax.vmap(marked, in_axes=(0, None))(slots, capacity).sum(axis=1, keepdims=True)
 
 
 def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> Sample:
-    """Sample for a softmax, corrected by log Q [G, C] if given."""
+    """Build the sample for a softmax, corrected by log Q [G, C] if given."""
     logit_bias = jnp.zeros(candidates.ids.shape, jnp.float32) if log_q is None else -log_q
     return Sample(candidates, logit_bias, None, candidates.ids, log_q)
 
@@ -250,11 +229,8 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 class _SharedNegatives:
     """Logistic regressions against negatives that a group of sequences shares.
 
-    Attributes:
-      num_valid: number of classes; table rows from here on are padding.
-      group_size: sequences that share their negatives; 0 for the whole batch.
-      num_negatives: S, classes drawn from the unigram distribution for a group.
-      sharding: sharding of the table.
+    Each group, of `group_size` sequences or the whole batch for 0, has S = `num_negatives` classes
+    drawn from the unigram distribution. Table rows from `num_valid` on are padding.
     """
 
     num_valid: int
@@ -290,11 +266,9 @@ class _SharedNegatives:
 class NCE(_SharedNegatives):
     """Noise-contrastive estimation with shared negatives, of Table 2.
 
-    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative:
-    Q is the probability of at least one among the negatives and the targets of the group, not the
-    noise in `Sample.logit_bias`.
-
-    Attributes: those of `_SharedNegatives`.
+    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative.
+    So Q is the probability of at least one among the negatives and the targets of the group, not
+    the noise in `Sample.logit_bias`.
     """
 
     def sample(
@@ -322,7 +296,7 @@ class NCE(_SharedNegatives):
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
+        """Return weighted losses [B, M], not log-likelihoods, see `OutputLayer.loss`."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
         return jax.vmap(loss)(**inputs).reshape(weights.shape)
@@ -332,11 +306,9 @@ class NCE(_SharedNegatives):
 class NegativeSampling(_SharedNegatives):
     """Negative sampling: NCE without the noise correction of the logits, of Table 2.
 
-    Draws are not corrected. A logit is log p(c | h) - log(S p_c) at the optimum, and V' holds a
-    rare class with about S p_c: together they draw from p(c | h), which the softmax of these logits
-    is not.
-
-    Attributes: those of `_SharedNegatives`.
+    Draws are not corrected. At the optimum a logit is log p(c | h) - log(S p_c), and V' holds a
+    rare class with probability about S p_c. Together they draw from p(c | h), unlike the softmax of
+    these logits.
     """
 
     def sample(
@@ -361,7 +333,7 @@ class NegativeSampling(_SharedNegatives):
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Weighted losses [B, M], see `OutputLayer.loss`; not negative log-likelihoods."""
+        """Return weighted losses [B, M], not log-likelihoods, see `OutputLayer.loss`."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
 

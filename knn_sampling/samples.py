@@ -1,7 +1,6 @@
-"""Sampled classes of a step's loss, by groups of sequences, and gathered inputs of the losses.
+"""Sampled classes of a loss by groups of sequences, and gathered inputs of the losses.
 
-A batch of B sequences with M masked positions each is split into G groups of Wg = B M / G
-positions.
+A batch of B sequences with M masked positions each has G groups of Wg = B M / G positions.
 """
 
 from typing import Any, NamedTuple
@@ -34,13 +33,12 @@ class Sample(NamedTuple):
 
     Attributes:
       candidates: V' of each group.
-      logit_bias: [G, C] float32, added to the classes' output bias: a correction, or the negative
-        log noise.
-      counts: [G, C] float32, number of draws of each class as a negative; None for softmaxes.
-      candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or
-        more for unused slots; None if the candidates are the table's first C rows and G is 1.
-      log_q: [G, C] float32, log probability of each class to be in V', by which draws are
-        corrected; None for no correction. Of whole groups: shards of a batch may hold parts.
+      logit_bias: [G, C] float32, added to the output bias: a correction, or the negative log noise.
+      counts: [G, C] float32, draws of each class as a negative; None for softmaxes.
+      candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or more
+        for unused slots; None if the candidates are the table's first C rows and G is 1.
+      log_q: [G, C] float32, log probability of each class to be in V', to correct draws; None for
+        no correction. Of whole groups, although shards of a batch may hold parts.
     """
 
     candidates: Candidates
@@ -61,12 +59,10 @@ def values_at(values: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def example_axes(sample: Sample, num_shards: int) -> Sample | None:
-    """Axis of the sequences in each array of a sample, None for arrays that shards read whole.
+    """Return the axis of the sequences in each array of a sample; None for arrays read whole.
 
-    Equal shards of the batch hold whole groups, or parts of a single one.
-
-    Returns:
-      The axes; None in place of all if groups cross shards.
+    Equal shards of the batch hold whole groups, or parts of a single one; None if groups cross
+    shards.
     """
     groups = sample.candidates.ids.shape[0]
     if groups != 1 and groups % num_shards:
@@ -103,18 +99,10 @@ def group_inputs(
 ) -> dict[str, Any]:
     """Gather the arguments of a loss over candidates by name, with a leading axis of groups.
 
-    Slots that are unused, or have no row in the table, become absent classes by the bias
-    `losses.ABSENT`.
-
-    Args:
-      sample: from the layer's `sample`.
-      hidden: [B, M, E]; weights: [B, M].
-      table: [R, E] table rows indexed by `sample.candidate_rows`.
-      bias: [V] output bias.
-
-    Returns:
-      hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32, and,
-      with negatives, counts [G, C].
+    Returns hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32
+    and, with negatives, counts [G, C]. Slots that are unused, or have no row in the table, become
+    absent classes by the bias `losses.ABSENT`. `hidden` is [B, M, E], `weights` [B, M], `bias` [V].
+    `table` [R, E] are the rows that `sample.candidate_rows` indexes.
     """
     ids, labels = sample.candidates.ids, sample.candidates.labels
     is_class = ids < bias.shape[0]

@@ -1,4 +1,4 @@
-"""The softmax over the neighbours of a batch's targets, on anybody's model."""
+"""The softmax over the neighbours of a batch's targets, for any model."""
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,11 @@ def knn_softmax_loss(
     capacity: int,
     weights: jax.Array | None = None,
 ) -> jax.Array:
-    """Cross-entropy over V', the union of the targets and their neighbours (Eq. 4 and 5).
+    """Return [W] weighted losses over V', the targets and their neighbours (Eq. 4 and 5).
 
-    The gradient of the table is zero outside of V'. Without a correction the loss underestimates
-    the partition function, as in the paper; `output_layer.make_output_layer` has the corrected
-    layer, sharded tables and updates by rows.
+    Losses are float32 nats. The gradient of the table is zero outside of V'. As in the paper, the
+    loss is uncorrected and underestimates the partition function. `output_layer.make_output_layer`
+    has the corrected layer, sharded tables and updates by rows.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -50,19 +50,11 @@ def knn_softmax_loss(
 
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
-      targets: [W] int32 target ids.
-      table: [V, D] output embeddings.
-      bias: [V] output bias.
+      targets, weights: [W] int32 target ids, and weights of the positions, 1 by default.
+      table, bias: output embeddings [V, D] and output bias [V].
       neighbours: [V, K] int32 index, from `neighbours.nearest_neighbours`.
-      capacity: C, slots of V'; at least min(W, V), so that all targets fit. Beyond it the farthest
-        neighbours are left out.
-      weights: [W] weights of the positions; 1 by default.
-
-    Returns:
-      [W] float32 weighted losses, nats.
-
-    Raises:
-      ValueError: the capacity is too small, or above V.
+      capacity: C, slots of V', from min(W, V), which fits all targets, to V (else ValueError).
+        Beyond it the farthest neighbours are left out.
     """
     weights = jnp.ones(targets.shape) if weights is None else weights
     found = union_of_neighbours(neighbours, targets[None], weights[None], capacity)

@@ -13,13 +13,7 @@ _BATCH = ("data", "fsdp")
 
 
 class TableSharding(NamedTuple):
-    """Sharding of the table [V, E] over a mesh.
-
-    Attributes:
-      mesh: devices that the table and the batch are sharded over; None for a single one.
-      vocab_axes: mesh axes that the rows of the table are sharded over.
-      embed_axes: mesh axes that its columns are sharded over.
-    """
+    """Sharding of the rows and columns of the table [V, E] over mesh axes; no mesh: one device."""
 
     mesh: Mesh | AbstractMesh | None = None
     vocab_axes: tuple[str, ...] = ()
@@ -27,10 +21,7 @@ class TableSharding(NamedTuple):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Those of `vocab_axes` that the compiler sees to: in `jax.shard_map` not the mapped ones.
-
-        A device has the table whole along mapped axes.
-        """
+        """Those of `vocab_axes` that `jax.shard_map` does not map, where devices have all rows."""
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(axis for axis in self.vocab_axes if axis not in mapped)
 
@@ -47,11 +38,9 @@ class TableSharding(NamedTuple):
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
     def shard_map(self, function: Callable, *, in_specs: Any, out_specs: Any) -> Callable:
-        """Map a function over the devices that split the rows, also inside of another map.
+        """Map a function over the devices that split the rows, also inside another map.
 
-        Args:
-          function: the results must be the same on all these devices.
-          in_specs, out_specs: over `row_axes` only; the compiler sees to all other axes.
+        Specs are over `row_axes` only. Results must be the same on all these devices.
         """
         outer = jax.sharding.get_abstract_mesh()
         return jax.shard_map(
@@ -64,11 +53,9 @@ class TableSharding(NamedTuple):
         )
 
     def split(self, rows: jax.Array) -> jax.Array:
-        """Constrain candidate rows [G, C, E] to the sharding of the table's rows.
-
-        Not over axes that the positions are sharded over: from rows that are split over these as
-        well XLA's partitioner makes wrong gradients of the hidden states (jax 0.10).
-        """
+        """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""
+        # Not over axes that shard the positions: with rows split over these as well, XLA's
+        # partitioner computes wrong gradients of the hidden states (jax 0.10).
         axes = tuple(axis for axis in self.row_axes if axis not in _BATCH)
         if self.mesh is None or not axes or not self.splits_rows:
             return rows

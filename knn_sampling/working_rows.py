@@ -1,9 +1,9 @@
 """Working rows: the rows of the embedding table that a step touches, as a small table.
 
 A step reads the rows of V' and of its input tokens, a small part of a large vocabulary. Gathered
-once, they replace the table: the model embeds its tokens from them, the output layer finds V' in
-them, and the gradient, the optimizer's update and the all-reduce of gradients have R rows instead
-of V. No intermediate array of [V, E] is created.
+once, they replace the table: the model embeds its tokens from them and the output layer finds V' in
+them. The gradient, its all-reduce and the optimizer's update have R rows instead of V. No
+intermediate array is [V, E].
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class WorkingRows(NamedTuple):
       tokens: [B, L] int32, row of each input token.
       candidates: [G, C] int32, row of each candidate, R for unused slots and for dropped
         candidates; None if the candidates are rows 0 to C - 1 of a single group.
-      num_needed: scalar int32, number of rows that would hold all candidates.
+      num_needed: scalar int32, number of rows that would hold all candidates and tokens.
     """
 
     ids: jax.Array
@@ -44,15 +44,9 @@ def working_rows(
     Without a capacity R = min(G C, V) + min(B L, V), so that any batch fits. In practice groups
     share most of their candidates and tokens: a capacity measured on a run makes R several times
     smaller. If a batch needs more, all tokens and targets are kept, then candidates of smaller ids.
-
-    Args:
-      candidate_ids: [G, C] int32, unused slots V.
-      tokens: [B, L] int32.
-      capacity: R, `output_layer.row_capacity`; 0 for the bound that holds for any batch.
-      required: W int32 ids, of any shape: the targets, whose rows are kept if they are candidates.
-
-    Raises:
-      ValueError: the capacity is below min(B L + W, V).
+    Candidate ids are [G, C] int32, V in unused slots, tokens [B, L] int32. `required` are the W
+    targets, whose rows are kept if they are candidates. Raises ValueError for a capacity below
+    min(B L + W, V).
     """
     num_groups, num_candidates = candidate_ids.shape
     most_candidates = min(num_groups * num_candidates, vocab_size)
@@ -79,7 +73,7 @@ def working_rows(
 
 
 def num_distinct_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -> jax.Array:
-    """Number of distinct rows of candidates and input tokens, scalar int32; args as above."""
+    """Count the distinct rows of candidates and input tokens, scalar int32; args as above."""
     is_touched = marked(candidate_ids, vocab_size) | marked(tokens, vocab_size)
     return is_touched.sum(dtype=jnp.int32)
 
@@ -96,12 +90,12 @@ def check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size:
 
 
 def _within(capacity: int, is_required: jax.Array, is_candidate: jax.Array) -> jax.Array:
-    """[V] bool: the required ids, and the first candidates that fit."""
+    """Return [V] bool: the required ids, and the first candidates that fit."""
     is_optional = is_candidate & ~is_required
     room = capacity - is_required.sum()
     return is_required | (is_optional & (jnp.cumsum(is_optional) <= room))
 
 
 def _numbered(chosen: jax.Array, size: int) -> jax.Array:
-    """Ids [size] int32 of the chosen rows; the rest holds V."""
+    """Return ids [size] int32 of the chosen rows; the rest holds V."""
     return jnp.nonzero(chosen, size=size, fill_value=chosen.shape[0])[0].astype(jnp.int32)

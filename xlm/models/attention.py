@@ -15,7 +15,7 @@ from xlm.models.segment_attention import segment_attention
 from xlm.models.settings import Kernel
 from xlm.models.softmax_attention import attend, attention_weights
 
-# Queries per block where attention is computed block by block.
+# Most queries per block of `_blockwise` attention.
 _BLOCK = 128
 
 
@@ -27,15 +27,11 @@ class KeysValues(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens decoded so far, in arrays of fixed capacity.
+    """Keys and values [B, H, C, D / H] of the `length` tokens decoded so far, of fixed capacity C.
 
-    Heads come before tokens, as the product with a single query reads them: on a CPU attention of
-    one query to arrays [160, 96, 4, 32] takes six times as long as to [160, 4, 96, 32].
-
-    Attributes:
-      keys, values: [B, H, C, D / H]; entries after the first `length` are not read. Of several
-        layers they have a leading axis.
-      length: scalar int32, tokens so far; the caller ensures that it does not exceed C.
+    The caller ensures that `length` does not exceed C. Caches of several layers have a leading
+    axis. Heads come before tokens, which a product with a single query reads several times faster
+    on a CPU.
     """
 
     keys: jax.Array
@@ -44,11 +40,11 @@ class Cache(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """C, tokens that there is room for."""
+        """C, the number of tokens that fit."""
         return self.keys.shape[-2]
 
     def keys_values(self) -> KeysValues:
-        """Return all keys and values, those that are not read among them."""
+        """Return all keys and values, including unused entries."""
         return KeysValues(self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2))
 
     def appended(self, new: KeysValues) -> "Cache":
@@ -70,14 +66,13 @@ class Attention(nn.Module):
     """Attention with queries of one sequence, and keys and values of the same or another.
 
     Attributes:
-      hidden_size: D.
-      num_heads: H, divides D.
+      hidden_size, num_heads: D and H, which divides D.
       dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16".
-      kernel: "xla" on any backend; on a GPU "cudnn" for its fused kernel, which takes bfloat16 and
-        has no gradient for a gated bias; on a TPU "splash" for `segment_attention`, which is for
-        self-attention within segments without a bias. "cudnn" is for even lengths; other attention
-        of such a module is plain. With dropout both compute attention by blocks of queries instead.
+      kernel: "xla" on any backend. On a GPU "cudnn" for its fused kernel, for bfloat16 and even
+        lengths, without a gradient for a gated bias. On a TPU "splash" for `segment_attention`, for
+        self-attention within segments without a bias. Other attention of such a module is plain,
+        and with dropout by blocks of queries.
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
       initializer: of kernels, see `layers.dense`.
@@ -108,11 +103,7 @@ class Attention(nn.Module):
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.int32(0))
 
     def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
-        """Project a sequence [B, K, D] to keys and values, for repeated attention to it.
-
-        Args:
-          positions: [B, K] int32 to rotate the keys by; None for no rotation.
-        """
+        """Project [B, K, D] to keys, rotated by any positions [B, K] int32, and values."""
         keys = self._by_head(self.key(x))
         return KeysValues(self._rotated(keys, positions), self._by_head(self.value(x)))
 
@@ -134,26 +125,22 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         deterministic: bool,
     ) -> tuple[jax.Array, Cache | None]:
-        """Apply attention of `x` to itself, to `context`, or to the tokens in `cache` and itself.
+        """Apply attention of `x` [B, Q, D] to itself, to `context`, or to `cache` and itself.
+
+        Returns [B, Q, D], and the cache extended by the tokens of `x`, None without one. Raises
+        ValueError if both a context and a cache are given.
 
         Args:
-          x: [B, Q, D].
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
           mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.masks`.
-          bias: float that broadcasts to [B, H, Q, K], added to the scores, or its factors; scaled
-            by the gate if there is one.
+          bias: float that broadcasts to [B, H, Q, K], or its factors; added to the scores, scaled
+            by any gate.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
           segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else; kernels
             that mask by segments read them in place of the mask. None for any other mask.
-          cache: of the tokens before `x`; attention over `x` is then causal, and K is the
-            capacity C.
+          cache: of the tokens before `x`. Attention over `x` is then causal, and K is the capacity
+            C.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
-
-        Returns:
-          [B, Q, D]; the cache extended by the tokens of `x`, None without one.
-
-        Raises:
-          ValueError: both a context and a cache are given.
         """
         if context is not None and cache is not None:
             raise ValueError("attention to another sequence takes its keys_values, not a cache")
@@ -184,13 +171,13 @@ class Attention(nn.Module):
         deterministic: bool,
         kernel: Kernel,
     ) -> jax.Array:
-        """Attention output [B, Q, H, D / H], values averaged by their weights."""
+        """Return values averaged by attention weights, [B, Q, H, D / H]."""
         has_dropout = self.dropout_rate and not deterministic
         if kernel == "splash" and segments is not None and bias is None and not has_dropout:
             return _splash(query, pair, segments)
         if isinstance(bias, DistanceBias):
-            # One for all examples, to which JAX adds the mask before it calls cuDNN's kernel: that
-            # has a bias [B, H, Q, K] and a gradient as large.
+            # One for all examples: JAX adds the mask before it calls cuDNN's kernel, which so gets
+            # a bias [B, H, Q, K] and has a gradient as large.
             bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
         if bias is not None:
             _, num_queries, num_heads, _ = query.shape
@@ -208,12 +195,12 @@ class Attention(nn.Module):
         return _cudnn(*inputs) if kernel == "cudnn" and is_even else attend(*inputs)
 
     def _by_head(self, projected: jax.Array) -> jax.Array:
-        """[B, L, D] -> [B, L, H, D / H]."""
+        """Reshape [B, L, D] to [B, L, H, D / H]."""
         return projected.reshape(*projected.shape[:2], self.num_heads, -1)
 
 
 def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array) -> jax.Array:
-    """Attention [B, Q, H, D / H] within segments by the splash kernel, on each device's shard."""
+    """Return attention [B, Q, H, D / H] within segments by splash on each device's shard."""
     by_head = (SEQUENCES, None, HEADS)
     axes = (by_head, by_head, by_head, (SEQUENCES,))
     return on_each_shard(segment_attention, (query, *pair, segments), axes, out_axes=by_head)
@@ -227,7 +214,7 @@ def _cudnn(
     bias: jax.Array | None,
     gate: jax.Array | None,
 ) -> jax.Array:
-    """Attention [B, Q, H, D / H] by the fused kernel, which has no gradient for a gated bias."""
+    """Return attention [B, Q, H, D / H] by the fused kernel: no gradient for a gated bias."""
     assert gate is None
     # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
     bias = None if bias is None else bias.astype(query.dtype)
@@ -247,18 +234,15 @@ def _blockwise(
     key: jax.Array,
     dropout_rate: float,
 ) -> jax.Array:
-    """Attention [B, Q, H, D / H] with dropout, holding the weights of one block at a time.
-
-    The backward pass recomputes the weights of a block of queries, with the same dropout key. This
-    replaces the dropout of cuDNN's kernel, which depends on the number of calls on the device
-    instead of a key: the backward pass of a scan over layers, which starts at the last layer, would
-    get the dropout mask of another layer than the forward pass.
-    """
+    """Return attention [B, Q, H, D / H] with dropout, holding the weights of a block at a time."""
+    # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
+    # dropout depends on the number of calls on the device instead of a key: in a scan over layers,
+    # whose backward pass starts at the last layer, it would use the mask of another layer.
     num_queries = query.shape[1]
     size = max(n for n in range(1, min(num_queries, _BLOCK) + 1) if num_queries % n == 0)
 
     def blocks(x: jax.Array, axis: int) -> jax.Array:
-        """[..., Q, ...] -> [Q / size, ..., size, ...]."""
+        """Split [..., Q, ...] into [Q / size, ..., size, ...]."""
         shape = (*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 

@@ -1,6 +1,6 @@
 """XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings.
 
-With cross-attention in its layers the same parameters are a decoder as well (VECO, Section 2.1).
+With cross-attention in its layers the same parameters are also a decoder (VECO, Section 2.1).
 """
 
 import functools
@@ -20,10 +20,10 @@ from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
 from xlm.models.settings import EncoderSettings
 from xlm.models.transformer import Context, LayerCache, Order, layer_loop, make_layer
 
-# Rows [R, E] of token embeddings, or several tables of them whose sum they are.
+# Rows [R, E] of token embeddings, or several such tables to be summed.
 Tables = jax.Array | tuple[jax.Array, ...]
 
-# Parameters of layers that only a decoder reads.
+# Parameters of a layer that only decoders read.
 CROSS_ATTENTION = ("cross_attention", "cross_attention_norm")
 
 
@@ -114,7 +114,9 @@ class Encoder(nn.Module):
         table: Tables | None = None,
         positions_restart: bool = False,
     ) -> jax.Array:
-        """Hidden states [B, L, D] after `num_layers` layers, all by default.
+        """Return hidden states [B, L, D] after `num_layers` layers, all by default.
+
+        Raises ValueError if the encoder has fewer layers.
 
         Args:
           tokens: [B, L] int32 ids.
@@ -122,13 +124,10 @@ class Encoder(nn.Module):
           positions: [B, L] int32 position of each token in its segment.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
           num_layers: number of layers applied; 0 gives the embeddings.
-          table: [R, E] rows indexed by `tokens`, in place of the token embeddings; of several
-            tables the sum of the rows.
+          table: [R, E] rows indexed by `tokens`, in place of the token embeddings; rows of several
+            tables are summed.
           positions_restart: whether positions restart within a segment. Distances are then taken
             from positions; otherwise from indices, which is equivalent and cheaper.
-
-        Raises:
-          ValueError: the encoder has fewer layers.
         """
         total = self.settings.num_layers
         num_layers = total if num_layers is None else num_layers
@@ -155,20 +154,17 @@ class Encoder(nn.Module):
         table: Tables | None = None,
         positions_restart: bool = False,
     ) -> jax.Array:
-        """Hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
+        """Return hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
 
         Each layer is self-attention with the encoder's position encoding, cross-attention without
-        any, and feed-forward. Kernels that mask by segments alone leave causal attention, and that
-        to the context, to the plain one.
+        any, and feed-forward. Kernels that mask by segments alone are used for neither causal nor
+        cross-attention. Other arguments are those of `encode`. Raises ValueError if the layers have
+        no cross-attention.
 
         Args:
-          tokens, segments, positions, deterministic, table, positions_restart: as of `encode`.
           context: states to attend to, and who sees which of them. A token that sees none has a
             uniform mixture of all, of which no loss may be taken.
           is_causal: whether tokens see themselves and earlier tokens of their segment only.
-
-        Raises:
-          ValueError: the layers have no cross-attention.
         """
         s = self.settings
         if not s.cross_attention:
@@ -189,17 +185,16 @@ class Encoder(nn.Module):
     def decode_next(
         self, tokens: jax.Array, index: jax.Array, context_mask: jax.Array, cache: LayerCache
     ) -> tuple[jax.Array, Cache]:
-        """Hidden states of the next token of N hypotheses of each example, as `decode` has them.
+        """Return hidden states [B, N, D] of the next token of N hypotheses per example.
+
+        They are those of `decode`. Also returns the cache's `own` part with these tokens.
 
         Args:
           tokens: [B, N] int32 last token of each hypothesis.
           index: scalar int32, their index in the hypotheses.
           context_mask: [B, 1, 1, K] bool, which states of the context they see.
-          cache: of all layers, with the tokens before `index`; its capacity is at most the
-            encoder's positions.
-
-        Returns:
-          [B, N, D]; the cache's `own` part with these tokens.
+          cache: of all layers, with the tokens before `index`, capacity at most the encoder's
+            positions.
         """
         s = self.settings
         positions = jnp.broadcast_to(index, tokens.shape)
@@ -210,15 +205,15 @@ class Encoder(nn.Module):
         return self.final_norm(x) if s.norm_position == "pre" else x, own
 
     def _order_of_next(self, index: jax.Array, num_sequences: int, capacity: int) -> Order:
-        """Position information of one token of each sequence, of which `capacity` are cached."""
+        """Return position information of one token per sequence, for a cache of `capacity`."""
         s, bias, positions = self.settings, None, None
         if s.has_bias:
-            by_distance = self.distances()  # [H, 2 N - 1], that of 0 in the middle
+            by_distance = self.distances()  # [H, 2 N - 1], distance 0 in the middle
             first = by_distance.shape[1] // 2 - index
             bias = jax.lax.dynamic_slice_in_dim(by_distance, first, capacity, axis=1)[None, :, None]
         if s.position == "rotary":
             positions = jnp.broadcast_to(index, (num_sequences, 1))
-        return Order(None, bias, positions, None)  # the cache has no tokens but those before
+        return Order(None, bias, positions, None)  # no mask: the cache has only earlier tokens
 
     def _order(self, segments: jax.Array, positions: jax.Array, positions_restart: bool) -> Order:
         s, bias = self.settings, None
@@ -248,10 +243,9 @@ def init_params(
 ) -> dict[str, Any]:
     """Initialise an encoder's parameters, boxed with their logical axis names.
 
-    Args:
-      table: [R, E] token embeddings of another model, in place of a table of its own; without a
-        head only.
-      has_head: also those of the masked-LM head, and of a decoder where the settings have one.
+    `table` [R, E] are token embeddings of another model, in place of a table of its own, without a
+    head only. `has_head` adds the masked-LM head, and a decoder's parameters if the settings have
+    one.
     """
     row = jnp.zeros((1, 1), jnp.int32)
     if has_head:
@@ -271,5 +265,5 @@ def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_table(params) -> tuple[jax.Array, jax.Array]:
-    """Output embeddings [V, E], tied to the input embeddings, and output bias [V]."""
+    """Return output embeddings [V, E], tied to the input embeddings, and output bias [V]."""
     return params["embeddings"]["table"], params["head"]["bias"]

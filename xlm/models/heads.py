@@ -19,10 +19,8 @@ def _dense(features: int, name: str) -> nn.Dense:
 class ClassificationHead(nn.Module):
     """Scores of classes from one state: dropout, dense, tanh, dropout, dense (RoBERTa).
 
-    Attributes:
-      num_outputs: number of classes, or 1 for a regression.
-      dropout_rate: before each dense layer.
-      pooling: "first", the state of `<s>`, or "mean" of the states of all tokens but padding.
+    A regression has one output. `pooling` is "first", the state of `<s>`, or "mean" of the states
+    of all tokens but padding.
     """
 
     num_outputs: int
@@ -33,7 +31,7 @@ class ClassificationHead(nn.Module):
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """[B, L, D] hidden states, `segments` [B, L] for the mean -> [B, num_outputs] float32."""
+        """Map hidden [B, L, D], and `segments` [B, L] for the mean, to [B, num_outputs] float32."""
         dropout = nn.Dropout(self.dropout_rate, deterministic=deterministic)
         is_mean = self.pooling == "mean"
         state = mean_state(hidden, batch["segments"] > 0) if is_mean else hidden[:, 0]
@@ -43,13 +41,7 @@ class ClassificationHead(nn.Module):
 
 
 class TaggingHead(nn.Module):
-    """Scores of the tags of each word: pooling over its tokens, dropout, dense.
-
-    Attributes:
-      num_outputs: number of tags.
-      dropout_rate: before the dense layer.
-      pooling: "mean" of a word's tokens, or "first" token.
-    """
+    """Scores of each word's tags: "mean" or "first" `pooling` of its tokens, dropout, dense."""
 
     num_outputs: int
     dropout_rate: float
@@ -59,22 +51,17 @@ class TaggingHead(nn.Module):
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """[B, L, D] hidden states and `words` [B, L] -> [B, L, num_outputs] float32, by word."""
+        """Map hidden [B, L, D] and `words` [B, L] to [B, L, num_outputs] float32, by word."""
         words = pooled_words(hidden.astype(jnp.float32), batch["words"], self.pooling)
         words = nn.Dropout(self.dropout_rate, deterministic=deterministic)(words)
         return _dense(self.num_outputs, "output")(words)
 
 
 def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array:
-    """Pool the states of the tokens of each word.
+    """Pool states [B, L, D] of each word's tokens, by "mean" or "first", to [B, L, D] by word.
 
-    Args:
-      hidden: [B, L, D] states of tokens.
-      words: [B, L] int32 index of each token's word in its sequence, ascending; -1 for none.
-      pooling: "mean" of the word's tokens, or "first".
-
-    Returns:
-      [B, L, D] by word, of which a sequence has at most L; zeros for the others.
+    `words` [B, L] int32 is each token's word in its sequence, ascending; -1 for none. A sequence
+    has at most L words; the others are zeros.
     """
     length = words.shape[1]
     is_of = words[:, None, :] == jnp.arange(length)[None, :, None]  # [B, word, token]
@@ -92,6 +79,6 @@ class SpanHead(nn.Module):
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """[B, L, D] hidden states -> [B, L, 2] float32; very low at invalid positions."""
+        """Map hidden [B, L, D] to [B, L, 2] float32; very low where not `answerable` [B, L]."""
         scores = _dense(2, "output")(hidden.astype(jnp.float32))
         return jnp.where(batch["answerable"][:, :, None], scores, -1e9)

@@ -11,7 +11,8 @@ from flax.linen.spmd import with_logical_partitioning
 INIT_STDDEV = 0.02
 
 
-# Kernel initializers of dense layers, by model.initializer.
+# Kernel initializers of dense layers, by model.initializer: that of XLM-R, and one by the number of
+# inputs, with a standard deviation of one over its root.
 _INITIALIZERS = {
     "normal": nn.initializers.normal(INIT_STDDEV),
     "fan_in": nn.initializers.variance_scaling(1.0, "fan_in", "normal"),
@@ -21,13 +22,7 @@ _INITIALIZERS = {
 class Dense(nn.Module):
     """`nn.Dense`, but for the gradient of the bias, which is summed in float32 at any `dtype`.
 
-    A sum over a batch's tokens in bfloat16 is percents off.
-
-    Attributes:
-      features: width of the output.
-      dtype: of the computation and the output; parameters are float32.
-      kernel_init: initializer of the kernel, [input, features].
-      bias_init: initializer of the bias, [features].
+    In bfloat16 a sum over a batch's tokens would be off by percents. Parameters are float32.
     """
 
     features: int
@@ -37,7 +32,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., input] -> [..., features] of `dtype`."""
+        """Map [..., input] to [..., features] of `dtype`."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
@@ -52,20 +47,14 @@ def dense(
     initializer: str = "normal",
     name: str | None = None,
 ) -> Dense:
-    """Build a dense layer.
-
-    Args:
-      axes: logical axis names of its kernel, [input, output].
-      initializer: "normal" for a kernel of standard deviation 0.02, as XLM-R has it, "fan_in" for
-        one over the root of its inputs.
-    """
+    """Build a dense layer; `axes` are the logical axis names of its kernel, [input, output]."""
     kernel_init = with_logical_partitioning(_INITIALIZERS[initializer], axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
     return Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
 
 
 def layer_norm(dtype: str, epsilon: float, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm whose variance `epsilon` is added to."""
+    """Build a LayerNorm that adds `epsilon` to the variance."""
     return nn.LayerNorm(
         epsilon=epsilon,
         dtype=dtype,
@@ -76,5 +65,5 @@ def layer_norm(dtype: str, epsilon: float, name: str | None = None) -> nn.LayerN
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Exact GELU; the tanh approximation would differ from the released models."""
+    """Apply the exact GELU; the tanh approximation would differ from the released models."""
     return nn.gelu(x, approximate=False)

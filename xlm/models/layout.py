@@ -1,13 +1,11 @@
 """Sharding of activations on a mesh: by sequences, like the batch.
 
-Parameters are sharded over the mesh by rules (`xlm.training.sharding`), including `fsdp`. Without
-constraints the compiler may shard activations like the parameters, and hold those of all sequences
-on every device. Constraints at layer boundaries make it gather the parameters of a layer instead.
-
-The mesh is the one in context (`jax.set_mesh`, `jax.sharding.use_abstract_mesh`). Nothing is
-constrained without a mesh, if the mesh does not shard batches, or if it does not divide the current
-batch, such as the single sequence for parameter initialisation. Inside `jax.shard_map` the current
-batch is a shard's, and is sharded over the axes that are left to the compiler.
+Parameters are sharded by rules (`xlm.training.sharding`), also over `fsdp`. Unconstrained, the
+compiler may shard activations like them, and hold all sequences on every device. Constraints at
+layer boundaries make it gather a layer's parameters instead. The mesh is the one in context.
+Without a mesh, or if it does not divide the batch (such as the single sequence of parameter
+initialisation), nothing is constrained. Inside `jax.shard_map` the batch is a shard's, and is
+sharded over the axes that are left to the compiler.
 """
 
 import math
@@ -32,13 +30,11 @@ def split_batch(x: jax.Array) -> jax.Array:
 
 
 def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences.
-
-    To avoid communicating the large table, a device looks up its own columns for the sequences of
-    all devices with the same `data` index, which then exchange the results: B L E elements.
-    """
+    """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences."""
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
+    # To avoid communicating the large table, a device looks up its own columns for the sequences of
+    # all devices with the same `data` index, which then exchange the results: B L E elements.
     data, fsdp = (axis if axis in _auto_axes() else None for axis in SEQUENCES)
     if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
         fsdp = None
@@ -53,10 +49,8 @@ def on_each_shard(
 ) -> jax.Array:
     """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
-    Args:
-      function: of arrays, independent across sequences and heads.
-      inputs: arguments of `function`.
-      axes: `SEQUENCES`, `HEADS` or None for each axis of each argument, up to the last sharded.
+    It must be independent across sequences and heads. `axes` has `SEQUENCES`, `HEADS` or None for
+    each axis of each input, up to the last sharded one.
     """
     query = inputs[0]
     assert query is not None
@@ -88,12 +82,12 @@ def gathered(parameter: jax.Array) -> jax.Array:
 
 
 def num_batch_shards(batch_size: int) -> int:
-    """Number of consecutive parts into which the devices split a batch."""
+    """Return the number of consecutive parts into which the devices split a batch."""
     return _num_shards() if batch_size % _num_shards() == 0 else 1
 
 
 def only_data_is_split() -> bool:
-    """Whether no axis of the mesh in context but `data` has more than one device."""
+    """Return whether no axis of the mesh in context but `data` has more than one device."""
     shape = jax.sharding.get_abstract_mesh().shape
     return all(size == 1 for axis, size in shape.items() if axis != "data")
 
@@ -103,17 +97,17 @@ def _splits(batch_size: int) -> bool:
 
 
 def _num_shards() -> int:
-    """Number of parts into which the compiler splits the current batch."""
+    """Return the number of parts into which the compiler splits the current batch."""
     return math.prod(map(_mesh_size, SEQUENCES))
 
 
 def _auto_axes() -> tuple[str, ...]:
-    """Batch axes of the mesh in context that are left to the compiler."""
+    """Return the batch axes of the mesh in context that are left to the compiler."""
     auto_axes = jax.sharding.get_abstract_mesh().auto_axes
     return tuple(axis for axis in SEQUENCES if axis in auto_axes)
 
 
 def _mesh_size(axis: str) -> int:
-    """Devices along an axis of the mesh in context, 1 for axes not left to the compiler."""
+    """Return the devices along an axis of the mesh in context, 1 unless left to the compiler."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.shape[axis] if axis in mesh.auto_axes else 1

@@ -1,10 +1,10 @@
 """Position encodings, at the three places where order can enter an encoder.
 
 - `LearnedPositions` are added to the embeddings of the first layer (BERT, XLM-R).
-- `rotate` turns queries and keys by their positions (rotary embeddings, RoFormer).
-- `DistanceTable` is a bias of the scores for each signed distance of a query and a key, in the
-  buckets of T5, the same in all layers; `RowGate` scales it query by query in each layer (the gated
-  relative position bias of XLM-E, arXiv 2106.16138, which XY-LENT takes over).
+- `rotate` rotates queries and keys by their positions (rotary embeddings, RoFormer).
+- `DistanceTable` is a bias of the scores for each signed distance of query and key, in T5's
+  buckets, the same in all layers. `RowGate` scales it per query in each layer (the gated relative
+  position bias of XLM-E, arXiv 2106.16138, which XY-LENT uses).
 """
 
 from typing import NamedTuple
@@ -20,13 +20,7 @@ from xlm.models.layout import gathered, split_batch
 
 
 class LearnedPositions(nn.Module):
-    """Learned position embeddings as in BERT, to be added to token embeddings.
-
-    Attributes:
-      max_length: number of positions.
-      hidden_size: D.
-      dtype: of the output.
-    """
+    """Learned position embeddings [max_length, D] as in BERT, to be added to token embeddings."""
 
     max_length: int
     hidden_size: int
@@ -34,7 +28,7 @@ class LearnedPositions(nn.Module):
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """Positions [B, L] int32 -> [B, L, D]."""
+        """Map positions [B, L] int32 to [B, L, D]."""
         init = nn.initializers.normal(INIT_STDDEV)
         table = self.param(
             "positions",
@@ -45,15 +39,11 @@ class LearnedPositions(nn.Module):
 
 
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotate queries or keys by their positions, so that products depend on distances (RoFormer).
+    """Rotate queries or keys [B, L, H, D], D even, by their positions [B, L] int32 (RoFormer).
 
-    Elements i and i + D / 2 of a head of width D are a point in a plane, rotated by the angle
-    position * theta^(-2 i / D).
-
-    Args:
-      x: [B, L, H, D], D even.
-      positions: [B, L] int32.
-      theta: bound of the wavelengths, over 2 pi; the longest is 2 pi theta^(1 - 2 / D).
+    Products of both then depend on distances. Elements i and i + D / 2 of a head are a point in a
+    plane, rotated by the angle position * theta^(-2 i / D). Wavelengths are at most 2 pi theta^(1 -
+    2 / D).
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-np.arange(half) / half)
@@ -66,17 +56,11 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def distance_buckets(num_buckets: int, max_distance: int, length: int) -> np.ndarray:
-    """Bucket of each signed distance, key minus query, as in T5.
+    """Return [2 N - 1] int, the bucket of each distance, key minus query, -(N - 1) to N - 1 (T5).
 
-    Half of the buckets are for keys after the query. Within a half, the first half of the buckets
-    hold one distance each, and the others grow logarithmically up to `max_distance`.
-
-    Args:
-      num_buckets: a multiple of 4.
-      max_distance: distance from which on all share the last bucket of their side.
-
-    Returns:
-      [2 N - 1] int, for the distances -(N - 1) to N - 1.
+    Half of the `num_buckets`, a multiple of 4, are for keys after the query. Within a half, the
+    first half of the buckets hold one distance each, and the others grow logarithmically. From
+    `max_distance` on, all distances share the last bucket of their side.
     """
     half, exact = num_buckets // 2, num_buckets // 4
     distances = np.arange(1 - length, length)
@@ -88,7 +72,7 @@ def distance_buckets(num_buckets: int, max_distance: int, length: int) -> np.nda
 
 
 def slopes(num_heads: int) -> np.ndarray:
-    """Slope [H] of each head's preference for near tokens: geometric from 1, above 2^-8."""
+    """Return each head's preference for near tokens, [H] slopes: geometric from 1, above 2^-8."""
     return 2.0 ** (-np.arange(num_heads) * min(1, 8 / num_heads))
 
 
@@ -98,7 +82,7 @@ class DistanceBias(NamedTuple):
     Attributes:
       by_distance: [H, 2 N - 1] float32, of the distances key minus query from -(N - 1) to N - 1.
       segments: [B, L] int32; tokens see their segment only.
-      positions: [B, L] int32 to take distances from, less than N; None if positions are contiguous
+      positions: [B, L] int32 below N to take distances from; None if positions are contiguous
         within a segment, so that distances are those of indices.
     """
 
@@ -107,14 +91,10 @@ class DistanceBias(NamedTuple):
     positions: jax.Array | None = None
 
     def matrix(self, num_groups: int = 1) -> jax.Array:
-        """Bias of queries and keys, for groups of examples.
+        """Return the bias [S, H, L, L], or [B, H, L, L] where it depends on the example.
 
-        Args:
-          num_groups: S, copies of the bias; with one for each part of a batch the devices reduce
-            gradients of [H, 2 L - 1] instead of [H, L, L].
-
-        Returns:
-          [S, H, L, L], or [B, H, L, L] where it depends on the example.
+        With S = `num_groups` copies, one for each part of a batch, the devices reduce gradients of
+        [H, 2 L - 1] instead of [H, L, L].
         """
         zero = self.by_distance.shape[1] // 2
         if self.positions is not None:
@@ -127,11 +107,9 @@ class DistanceBias(NamedTuple):
 
 
 def by_index(by_distance: jax.Array) -> jax.Array:
-    """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L].
-
-    A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one from
-    row to row. This needs no gather, and the gradient is a sum of rows instead of a scatter.
-    """
+    """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L]."""
+    # A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one
+    # from row to row. This needs no gather, and the gradient is a sum of rows, not a scatter.
     *others, num_distances = by_distance.shape
     length = num_distances // 2 + 1
     before, after = by_distance[..., : length - 1], by_distance[..., length - 1 :]
@@ -143,14 +121,10 @@ def by_index(by_distance: jax.Array) -> jax.Array:
 
 
 class DistanceTable(nn.Module):
-    """Learned bias of each bucket of distances and each head.
+    """Learned bias of each bucket of distances (`distance_buckets`) and each head.
 
-    Attributes:
-      num_heads: H.
-      num_buckets, max_distance: see `distance_buckets`.
-      slope: the bias of a bucket is initialised to -slope * `slopes` of the head * its mean
-        distance, so that near tokens are preferred from the first step on; 0 for zeros.
-      max_length: N.
+    The initial bias of a bucket is -slope * `slopes` of the head * its mean distance, so that near
+    tokens are preferred from the first step on. `max_length` is N.
     """
 
     num_heads: int
@@ -161,7 +135,7 @@ class DistanceTable(nn.Module):
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        """Bias of each distance, [H, 2 N - 1] float32."""
+        """Return the bias of each distance, [H, 2 N - 1] float32."""
         table = self.param(
             "bias",
             with_logical_partitioning(lambda key, shape: self._first(), (None, None)),
@@ -171,7 +145,7 @@ class DistanceTable(nn.Module):
         return jnp.take(gathered(table), buckets, axis=0).T
 
     def _first(self) -> jax.Array:
-        """Initial bias, [num_buckets, H] float32."""
+        """Return the initial bias, [num_buckets, H] float32."""
         reach = self.max_distance + 1
         buckets = distance_buckets(self.num_buckets, self.max_distance, reach)
         distances = np.abs(np.arange(1 - reach, reach))
@@ -184,13 +158,13 @@ class DistanceTable(nn.Module):
 class RowGate(nn.Module):
     """Factor of the bias for each query and head, of XLM-E's gated relative position bias.
 
-    With vectors u, v and a number w of each head, a query q has the factor
-    1 + g_u + (1 - g_u) w g_v, where g_u = sigmoid(q . u) and g_v = sigmoid(q . v).
+    With vectors u, v and a number w of each head, a query q has the factor 1 + g_u + (1 - g_u) w
+    g_v, where g_u = sigmoid(q . u) and g_v = sigmoid(q . v).
     """
 
     @nn.compact
     def __call__(self, query: jax.Array) -> jax.Array:
-        """Queries [B, L, H, D] -> [B, L, H] float32."""
+        """Map queries [B, L, H, D] to factors [B, L, H] float32."""
 
         def vector(name: str) -> jax.Array:
             init = nn.initializers.normal(INIT_STDDEV)

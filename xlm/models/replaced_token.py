@@ -10,19 +10,14 @@ from xlm.models.layout import split_batch
 
 
 class ReplacedTokenHead(nn.Module):
-    """Logit of each token to have been replaced: dense, GELU, dense (ELECTRA's).
+    """Logit of each token to have been replaced: dense, GELU, dense."""
 
-    ELECTRA is Clark et al. 2020 (arXiv 2003.10555); neither XY-LENT nor XLM-E describes a head.
-
-    Attributes:
-      settings: of the discriminator's encoder.
-    """
-
-    settings: EncoderSettings
+    # ELECTRA's head (Clark et al. 2020, arXiv 2003.10555); XY-LENT and XLM-E describe none.
+    settings: EncoderSettings  # of the discriminator
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """[B, L, D] states -> [B, L] float32 logits; positive ones predict a replacement."""
+        """Map states [B, L, D] to logits [B, L] float32; positive ones predict a replacement."""
         s = self.settings
         hidden = split_batch(hidden)
         hidden = gelu(

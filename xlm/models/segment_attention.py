@@ -1,12 +1,9 @@
 """Self-attention within segments by JAX's splash kernel, for TPUs.
 
-The kernel (`jax.experimental.pallas.ops.tpu.splash_attention`) computes attention by blocks with a
-running softmax (FlashAttention, Dao et al. 2022) and its gradient by recomputation, so that no
-array over all pairs of queries and keys is materialised. It knows masks and segments, no bias of
-the scores and no dropout on weights.
-
-The kernel has been run in Pallas' interpret mode, and compiled for TPU v5p in whole steps
-(docs/scaling.md). It has not been run or timed on a TPU here.
+The kernel computes attention by blocks with a running softmax (FlashAttention, Dao et al. 2022) and
+its gradient by recomputation, so no array over all pairs of queries and keys is materialised. It
+knows masks and segments, but no bias of the scores and no dropout. We ran it in Pallas' interpret
+mode and compiled it for TPU v5p in whole steps (docs/scaling.md). Not run or timed on a TPU.
 """
 
 import functools
@@ -24,7 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask impo
 # Tokens of a block are a multiple of the lanes of a vector register.
 _LANES = 128
 _MAX_BLOCK = 512
-# Segment of what a sequence is padded with here, distinct from those of tokens.
+# Segment of the padding added here, distinct from those of tokens.
 _NO_SEGMENT = -(2**31)
 
 
@@ -36,22 +33,13 @@ def segment_attention(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Self-attention, differentiable with respect to all arguments but `segments`.
+    """Return self-attention [B, L, H, D] in the dtype of `values`; no gradient for `segments`.
 
-    Scores are q . k / sqrt(D), and their softmax is in float32. On a mesh, call it inside
-    `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not partition
-    kernels.
-
-    Args:
-      query, keys, values: [B, L, H, D], all float32 or all bfloat16.
-      segments: [B, L] int32, above the smallest int32: a query sees the keys of its own segment.
-      interpret: run the kernel without a TPU, slowly.
-
-    Returns:
-      [B, L, H, D] in the dtype of `values`.
-
-    Raises:
-      ValueError: shapes do not agree, as where attention is to another sequence.
+    Query, keys and values are [B, L, H, D], all float32 or all bfloat16. A query sees the keys of
+    its own segment, [B, L] int32 above the smallest int32. Scores are q . k / sqrt(D), and their
+    softmax is in float32. `interpret` runs the kernel without a TPU, slowly. On a mesh, call this
+    inside `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not
+    partition kernels. Raises ValueError if shapes differ, as in attention to another sequence.
     """
     shape = query.shape
     if keys.shape != shape or values.shape != shape or segments.shape != shape[:2]:
@@ -72,7 +60,7 @@ def segment_attention(
 
 
 def _kernel(length: int, num_heads: int, interpret: bool):
-    """Attention of one example, [H, L, D] three times and segments -> [H, L, D]."""
+    """Build attention of one example, [H, L, D] three times and segments -> [H, L, D]."""
     block = next(n for n in range(_MAX_BLOCK, 0, -_LANES) if length % n == 0)
     make = functools.partial(make_splash_mha, head_shards=1, q_seq_shards=1, interpret=interpret)
     sizes = BlockSizes(

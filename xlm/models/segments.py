@@ -7,16 +7,11 @@ import jax.numpy as jnp
 def packed_segments(
     tokens: jax.Array, *, bos: int, pad: int, across_documents: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Segment number and position of every token of packed sequences.
+    """Return segments and positions [B, L] int32 of packed sequences [B, L] int32.
 
-    Args:
-      tokens: [B, L] int32 sequences of segments `<s> ... </s>`, then padding.
-      bos, pad: ids of `<s>` and padding.
-      across_documents: treat a whole sequence as one segment, so that attention crosses documents.
-
-    Returns:
-      segments [B, L] int32, 1, 2, ... along a sequence and 0 for padding; positions [B, L] int32,
-      counted from the beginning of the segment.
+    A sequence is segments `<s> ... </s>`, then padding. Segments are 1, 2, ... along a sequence, 0
+    for padding. Positions count from the beginning of the segment. `across_documents` makes a whole
+    sequence one segment, so attention crosses documents.
     """
     index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     is_text = tokens != pad
@@ -33,13 +28,8 @@ def split_in_halves(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Split sequences in the middle, and the segment that crosses it into two.
 
-    Args:
-      segments: [B, L] int32, 0 for padding.
-      positions: [B, L] int32, counted from the beginning of the segment.
-
-    Returns:
-      segments [B, L] int32, 0 for padding and otherwise a number for each; positions [B, L] int32;
-      halves [B, L] int32, 1 or 2, and 0 for padding.
+    Segments (0 for padding) and positions, counted from the beginning of the segment, are [B, L]
+    int32. Returns both for the split sequences, and halves [B, L] int32, 1 or 2, and 0 for padding.
     """
     index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
     middle = segments.shape[1] // 2
@@ -48,6 +38,6 @@ def split_in_halves(
     start = index - positions
     start = jnp.where(is_second, jnp.maximum(start, middle), start)
     halves = (1 + is_second) * is_text
-    # Two numbers for each segment, of which one that does not cross the middle uses one.
+    # Two numbers for each segment; a segment that does not cross the middle uses one of them.
     numbers = (2 * segments - 1 + is_second) * is_text
     return numbers.astype(jnp.int32), index - start, halves.astype(jnp.int32)

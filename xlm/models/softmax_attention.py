@@ -1,7 +1,7 @@
 """Attention with materialised weights and a hand-written gradient.
 
-The automatic gradient takes twice as long on a CPU, and even longer with a gated bias, since it
-makes more passes over arrays [B, H, Q, K].
+The automatic gradient makes more passes over arrays [B, H, Q, K]. It takes twice as long on a CPU,
+and even longer with a gated bias.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def attention_weights(
     bias: jax.Array | None,
     gate: jax.Array | None,
 ) -> jax.Array:
-    """Weights [B, H, Q, K] of keys for each query, in the dtype of the queries; see `attend`."""
+    """Return weights [B, H, Q, K] of keys for each query, in the queries' dtype; see `attend`."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32)
     scores = scores * query.shape[-1] ** -0.5
     if bias is not None:
@@ -53,18 +53,15 @@ def attend(
     bias: jax.Array | None = None,
     gate: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention of H heads, in float32 except for the matrix products.
+    """Return softmax attention [B, Q, H, D] of H heads, in float32 but for the matrix products.
 
     Args:
       query: [B, Q, H, D].
       keys, values: [B, K, H, D].
       mask: bool that broadcasts to [B, H, Q, K], True where a query sees a key.
-      bias: [S, H, Q, K] float32, each added to the scores of one S-th of the examples, in order; S
-        divides B.
+      bias: [S, H, Q, K] float32, S divides B. Each is added to the scores of B / S examples, in
+        order.
       gate: [B, Q, H] float32, scales the bias of each query.
-
-    Returns:
-      [B, Q, H, D].
     """
     return _forward(query, keys, values, mask, bias, gate)[0]
 
@@ -81,7 +78,7 @@ def _forward(query, keys, values, mask, bias, gate) -> tuple[jax.Array, _Kept]:
 
 
 def _backward(kept: _Kept, grad: jax.Array):
-    """Gradients of query, keys, values, mask (none), bias and gate."""
+    """Return gradients of query, keys, values, mask (none), bias and gate."""
     query, keys, values, mask, bias, gate, weights, output = kept
     scale = query.shape[-1] ** -0.5
     of_values = jnp.einsum("bhqk,bqhd->bkhd", weights, grad)

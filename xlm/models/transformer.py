@@ -39,11 +39,10 @@ class Order(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
-      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.masks`; None for all that there
-      is. bias: of the scores; None if the position encoding has none.
+      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.masks`; None: all see all.
+      bias: of the scores; None if the position encoding has none.
       positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
-      segments: [B, L] int32, if tokens see their segment and the mask says nothing else; None
-        otherwise.
+      segments: [B, L] int32, if tokens see their segment and the mask says nothing else, or None.
     """
 
     mask: jax.Array | None
@@ -53,11 +52,9 @@ class Order(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Sequence that a decoder attends to.
+    """Sequence that a decoder attends to: states [B, K, D] of an encoder, None if cached.
 
-    Attributes:
-      states: [B, K, D] states of an encoder; None where a cache has what layers need of them.
-      mask: bool that broadcasts to [B, H, L, K], see `xlm.models.masks`.
+    `mask` is bool that broadcasts to [B, H, L, K], see `xlm.models.masks`.
     """
 
     states: jax.Array | None
@@ -65,13 +62,10 @@ class Context(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """Memory of a layer, or with a leading axis of all layers, in decoding token by token.
+    """Memory of a layer, or of all with a leading axis, for decoding token by token.
 
-    N hypotheses of each of B examples are decoded side by side.
-
-    Attributes:
-      own: keys and values of the tokens so far, of B N sequences.
-      context: keys and values of the context, of B sequences.
+    N hypotheses of each of B examples are decoded side by side. `own` has the keys and values of
+    the tokens so far, of B N sequences, `context` those of the context, of B sequences.
     """
 
     own: Cache
@@ -81,8 +75,8 @@ class LayerCache(NamedTuple):
 class EncoderLayer(nn.Module):
     """Self-attention, cross-attention to any context, and feed-forward.
 
-    Each has a residual sum and a LayerNorm. The parameters of cross-attention are neither created
-    nor read without a context.
+    Each has a residual sum and a LayerNorm. Without a context, parameters of cross-attention are
+    neither created nor read.
     """
 
     settings: EncoderSettings
@@ -96,16 +90,11 @@ class EncoderLayer(nn.Module):
         context: Context | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[jax.Array, Cache | None]:
-        """Apply the layer, as a step of `nn.scan`; return the hidden states after it.
+        """Apply the layer to hidden states [B, L, D], as a step of `nn.scan`.
 
-        Args:
-          x: [B, L, D] hidden states before it; with a cache those of L hypotheses of an example,
-            one token of each.
-          context: of a decoder; None for an encoder.
-          cache: of the tokens before, which a decoder then does not see again.
-
-        Returns:
-          [B, L, D]; the cache's `own` part with the tokens of `x`, None without a cache.
+        An encoder has no context. With a cache, L hypotheses of an example have one token each in
+        `x`, which sees the tokens in the cache. Returns [B, L, D], and the cache's `own` part with
+        the tokens of `x`, None without a cache.
         """
         s = self.settings
         attention = Attention(
@@ -132,7 +121,7 @@ class EncoderLayer(nn.Module):
             attend_across = cross_attention(s, name="cross_attention")
 
             def attend_to_context(x: jax.Array) -> jax.Array:
-                # Hypotheses of an example are queries of one context, which is not repeated.
+                # Hypotheses of an example share one context, which is not repeated.
                 states = context.states if cache is None else cache.context
                 return attend_across(
                     x, context=states, mask=context.mask, deterministic=deterministic
@@ -151,7 +140,7 @@ class EncoderLayer(nn.Module):
 
 
 def cross_attention(settings: EncoderSettings, name: str | None = None) -> Attention:
-    """Attention of a decoder's layer to its context."""
+    """Build the attention of a decoder's layer to its context."""
     s = settings
     return Attention(
         s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
@@ -162,12 +151,7 @@ def cross_attention(settings: EncoderSettings, name: str | None = None) -> Atten
 def context_keys_values(
     settings: EncoderSettings, params: Mapping[str, Any], states: jax.Array
 ) -> KeysValues:
-    """Keys and values of a context for the cross-attention of each layer, [layers, B, K, H, D / H].
-
-    Args:
-      params: its "layers".
-      states: [B, K, D] of an encoder.
-    """
+    """Return each layer's keys and values of states [B, K, D], [layers, B, K, H, D / H]."""
     attention = cross_attention(settings)
 
     def of_layer(params: Any) -> KeysValues:
@@ -183,12 +167,10 @@ def empty_cache(
     num_hypotheses: int,
     capacity: int,
 ) -> LayerCache:
-    """Cache of all layers before the first token of N hypotheses of each example.
+    """Build the cache of all layers before the first token of N hypotheses per example.
 
-    Args:
-      params: its "layers".
-      states: [B, K, D] of an encoder.
-      capacity: tokens of the longest hypothesis, the first one included.
+    `states` are [B, K, D] of an encoder, `params` "layers" of a decoder. The longest hypothesis has
+    `capacity` tokens, the first included.
     """
     one = cross_attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
     own = jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_layers, *x.shape)), one)
@@ -196,7 +178,7 @@ def empty_cache(
 
 
 def make_layer(settings: EncoderSettings) -> nn.Module:
-    """Encoder layer with its rematerialisation policy."""
+    """Build an encoder layer with its rematerialisation policy."""
     if settings.remat == "none":
         return EncoderLayer(settings)
     # XLA does not merge a loop with its recomputation, so `prevent_cse` is not needed.
@@ -207,19 +189,17 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
 
 
 def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
-    """Scan over the first `num_layers` layers, as a function of the layer and its arguments.
-
-    The layer is compiled once; its parameters have a leading axis of layers.
-    """
+    """Build a scan over the first `num_layers` layers, a function of a layer and its arguments."""
 
     def step(layer: nn.Module, *args):
         return layer(*args)
 
+    # The layer is compiled once; its parameters have a leading axis of layers.
     loop = nn.scan(
         step,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
-        in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches are of a layer each
+        in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # each layer has its own cache
         length=num_layers,
         unroll=min(settings.unroll, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},

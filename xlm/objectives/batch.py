@@ -9,14 +9,10 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Batch of a step.
+    """Batch of a step: arrays [B, ...], or their shapes, by name, and the kind of its examples.
 
-    The kind is static: each kind of batch has its own compiled program.
-
-    Attributes:
-      arrays: [B, ...] jax arrays, or their shapes, by name.
-      kind: of the examples, such as "packed" for sequences packed with documents; determines the
-        names of the arrays.
+    The kind, such as "packed" for packed documents, determines the names of the arrays. It is
+    static: each kind has its own compiled program.
     """
 
     arrays: dict[str, Any]

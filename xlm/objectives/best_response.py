@@ -4,9 +4,9 @@
     D(p, q) = 1/2 sum_i q_i (p_i / q_i - 1)^2
 
 is solved by p_i = q_i max(0, l_i - eta) / sum_j q_j max(0, l_j - eta), with the eta at which the
-divergence is rho. The paper does not define its chi-square; the factor 1/2 is that of the public
-code of Zhou et al. (2021), whose method it follows. Under the definition without it the same ball
-has twice the radius. Numpy, float64: solved on the host, a few times in a run.
+divergence is rho. The paper does not define its chi-square. The factor 1/2 is that of the code of
+Zhou et al. (2021), whose method it follows; without it the same ball has twice the radius. Numpy,
+float64: solved on the host, a few times in a run.
 """
 
 from typing import NamedTuple
@@ -14,18 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-# Halvings of the interval of eta; it is as narrow as float64 allows after fewer.
+# Most halvings of the interval of eta; after fewer it is as narrow as float64 allows.
 _MAX_HALVINGS = 2000
 
 
 class BestResponse(NamedTuple):
-    """Worst distribution in the ball.
+    """Worst distribution p in the ball, [N] float64, and D(p, q), at most rho.
 
-    Attributes:
-      weights: [N] float64, p; sums to one.
-      divergence: D(p, q), at most rho.
-      eta: threshold in units of the losses, below which weights are at their lower bound; -inf if
-        p is q.
+    Weights are at their lower bound below the threshold `eta`, in units of the losses; -inf if p is
+    q.
     """
 
     weights: np.ndarray
@@ -51,10 +48,7 @@ def check_min_ratio(min_ratio: float) -> None:
 
 
 def divergence(weights: np.ndarray, base: np.ndarray) -> float:
-    """Divergence D(p, q) = 1/2 sum_i q_i (p_i / q_i - 1)^2 of `weights` p from `base` q, both [N].
-
-    Infinite if p_i > 0 where q_i = 0.
-    """
+    """Return D(p, q) of `weights` p from `base` q, both [N]; infinite if p_i > 0 where q_i = 0."""
     inside = base > 0
     if (weights[~inside] > 0).any():
         return np.inf
@@ -75,16 +69,14 @@ def best_response(
     A loss of NaN stands for a group that was never seen: it keeps p_i = q_i, and the others are
     solved under that constraint. If rho is so large that all weight goes to the groups of the
     largest loss, they share it in proportion to q. With a lower bound c on the ratios p_i / q_i, p
-    is c q + (1 - c) p' for the p' of radius rho / (1 - c)^2, which is the exact solution.
+    is c q + (1 - c) p' for the p' of radius rho / (1 - c)^2, which is the exact solution. Arguments
+    out of range are a ValueError.
 
     Args:
       losses: [N] mean loss l_i of each group, NaN if unknown.
       base: [N] q at least 0, normalised to sum to one; where it is 0, p is 0.
       baseline: [N] or scalar, subtracted from the losses.
       min_ratio: c, at least 0 and below 1.
-
-    Raises:
-      ValueError: rho, the ratio, the base or the losses are out of range.
     """
     check_rho(rho)
     check_min_ratio(min_ratio)
@@ -99,11 +91,11 @@ def best_response(
     mass = q[seen].sum()
     if not (rho > 0 and mass > 0 and np.ptp(excess[seen]) > 0):
         return BestResponse(q, 0.0, -np.inf)
-    # Both constraints stretch the ball of the distribution that is left to solve for.
+    # Both constraints enlarge the ball of the remaining problem.
     ratios, eta = _ratios(excess[seen], q[seen] / mass, rho / mass / (1 - min_ratio) ** 2)
     weights = q.copy()
     weights[seen] *= min_ratio + (1 - min_ratio) * ratios
-    weights /= weights.sum()  # the last bit
+    weights /= weights.sum()  # to sum to one up to the last bit
     return BestResponse(weights, divergence(weights, q), eta)
 
 
@@ -119,11 +111,9 @@ def _normalised(base: ArrayLike) -> np.ndarray:
 
 
 def _ratios(losses: np.ndarray, q: np.ndarray, rho: float) -> tuple[np.ndarray, float]:
-    """Ratios p / q [N] of the best response, and eta, for positive q and losses that differ.
-
-    With x = (l - max l) / (max l - min l) in [-1, 0], p is proportional to q max(0, x + s), and its
-    divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
-    """
+    """Return p / q [N] of the best response, and eta, for positive q and losses that differ."""
+    # With x = (l - max l) / (max l - min l) in [-1, 0], p is proportional to q max(0, x + s), and
+    # its divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
     top, spread = losses.max(), np.ptp(losses)
     x = (losses - top) / spread
     mean = q @ x
@@ -138,7 +128,7 @@ def _ratios(losses: np.ndarray, q: np.ndarray, rho: float) -> tuple[np.ndarray, 
     largest = x == 0
     if 0.5 * (1 / q[largest].sum() - 1) <= rho:
         return largest / q[largest].sum(), float(top)
-    # Weight on all groups from s = 1 on, where the divergence is var / (2 (mean + s)^2).
+    # From s = 1 on all groups have weight, and the divergence is var / (2 (mean + s)^2).
     low, high = 0.0, max(1.0, np.sqrt(0.5 * q @ (x - mean) ** 2 / rho) - mean)
     for _ in range(_MAX_HALVINGS):
         middle = 0.5 * (low + high)

@@ -21,14 +21,10 @@ _EPSILON = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceContrast(OnMaskedLM):
-    """Masked LM on the separate sentences of a pair, with a contrastive loss between the two.
+    """Masked LM on a pair's sentences as two segments, with a contrastive loss between them.
 
     A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
     terms share one encoder pass over the same masked batch.
-
-    Attributes:
-      masked_lm: on batches of pairs with two segments (`translation_lm`).
-      settings: weight and temperature of the contrast.
     """
 
     masked_lm: MaskedLM
@@ -43,7 +39,7 @@ class SentenceContrast(OnMaskedLM):
         return self.masked_lm.plan(extra, batch, key, step)
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """Masked-LM loss plus the weighted contrastive loss; a pair weighs its masked tokens."""
+        """Add masked-LM and weighted contrastive loss; a pair weighs its masked tokens."""
         states = self.masked_lm.states(params, rows, plan, key)
         hidden = self.masked_lm.predicted(params, states, plan.masked.positions)
         losses = self.masked_lm.token_losses(params, rows, plan, hidden)
@@ -70,18 +66,13 @@ class SentenceContrast(OnMaskedLM):
 def contrastive_loss(
     one: jax.Array, two: jax.Array, temperature: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Negative log-probability of each sentence's translation among all of the batch.
+    """Return [B] float32 losses and accuracies of finding translations in the batch.
 
-    For unit vectors a_i and b_i of a pair, the mean of -log softmax_j(a_i . b_j / temperature)[i]
-    and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834) with in-batch
-    negatives in place of a queue, and in both directions.
-
-    Args:
-      one, two: [B, D] float32 vectors of sentences and their translations.
-
-    Returns:
-      [B] float32 losses; [B] float32 accuracies, 0, 1/2 or 1 if none, one or both sentences of a
-      pair retrieve the other.
+    For unit vectors a_i and b_i of a pair, the loss is the mean of -log softmax_j(a_i . b_j /
+    temperature)[i] and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834)
+    with in-batch negatives in place of a queue, in both directions. `one` and `two` are [B, D]
+    float32 vectors of sentences and translations. An accuracy is 0, 1/2 or 1 if none, one or both
+    sentences of a pair retrieve the other.
     """
     scores = _unit(one) @ _unit(two).T / temperature  # [B, B]
     both = jnp.stack([scores, scores.T])

@@ -1,7 +1,7 @@
 """Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, beside TLM.
 
-VECO is of an anonymous submission to ICLR 2021, Section 2.2; the form published later, at ACL 2021,
-lets both masked sequences see all of themselves, which is `context` "full" here.
+Section and equation numbers are those of VECO's anonymous submission to ICLR 2021. In the form
+published at ACL 2021 both masked sequences see all of themselves: `context` "full" here.
 """
 
 import dataclasses
@@ -25,12 +25,7 @@ from xlm.objectives.translation_lm import TranslationLM
 
 
 class Plan(NamedTuple):
-    """Plan of a step.
-
-    Attributes:
-      masked_lm: IS-MLM's plan; no segment crosses from one side to the other.
-      sides: [B, L] int32, 1 for tokens of x, 2 for those of y, 0 for padding.
-    """
+    """IS-MLM's plan, within sides; `sides` [B, L] int32: 1 for x, 2 for y, 0 for padding."""
 
     masked_lm: MaskedPlan
     sides: jax.Array
@@ -49,12 +44,8 @@ class CrossMLM(OnMaskedLM):
     rows. Eq. 8 is symmetric in x and y and each side has its own positions, so swapping the sides
     of an example changes nothing.
 
-    Attributes:
-      masked_lm: on packed sequences, of which the halves are the sides; or, on pairs whose
-        sentences are separate segments, `TranslationLM`.
-      settings: weights and directions.
-      translation_lm: TLM of a pair as one segment, by the layout of its positions; None for packed
-        sequences.
+    `masked_lm` is on packed sequences, whose halves are the sides and which have no
+    `translation_lm`, or a `TranslationLM` on pairs whose sentences are separate segments.
     """
 
     masked_lm: MaskedLM
@@ -75,13 +66,13 @@ class CrossMLM(OnMaskedLM):
         return Plan(plan._replace(segments=segments, positions=positions), sides), touched
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
-        """Axes of the sequences; None if masked LM has none."""
+        """Return the axes of the sequences; None if masked LM has none."""
         axes = self.masked_lm.example_axes(plan.masked_lm, num_shards)
         by_sequence: Any = 0
         return None if axes is None else Plan(axes, by_sequence)
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """Weighted sum of the terms over the masked tokens; no dropout without a key."""
+        """Return the weighted sum of the terms over masked tokens; without a key, no dropout."""
         one, settings = self.masked_lm, self.settings
         states = one.states(params, rows, plan.masked_lm, key)
         losses = self._losses(one, params, rows, plan.masked_lm, states)
@@ -91,7 +82,7 @@ class CrossMLM(OnMaskedLM):
         total = settings.is_weight * inner
         if settings.cs_weight:
             cross_plan = self._cross_plan(plan)
-            # Detached, as IS-MLM alone is to train the encoder (VECO, Section 2.2).
+            # Detached, since only IS-MLM trains the encoder (VECO, Section 2.2).
             decoded = self.decoded(params, rows, plan, jax.lax.stop_gradient(states), key)
             losses = self._losses(one, params, rows, cross_plan, decoded)
             found |= _by_side("cs_loss", losses, cross_plan, plan.sides)
@@ -106,19 +97,14 @@ class CrossMLM(OnMaskedLM):
 
     @staticmethod
     def _losses(one: MaskedLM, params, rows, plan: MaskedPlan, states: jax.Array) -> jax.Array:
-        """Losses [B, M] of the masked tokens, given the states [B, L, D]."""
+        """Return losses [B, M] of the masked tokens, given the states [B, L, D]."""
         hidden = one.predicted(params, states, plan.masked.positions)
         return one.token_losses(params, rows, plan, hidden)
 
     def decoded(
         self, params, rows, plan: Plan, states: jax.Array, key: jax.Array | None
     ) -> jax.Array:
-        """States [B, L, D] of both sides, each decoded with those of the other one as context.
-
-        Args:
-          params, rows, plan, key: as of `loss`.
-          states: [B, L, D] of IS-MLM.
-        """
+        """Decode both sides with IS-MLM's states [B, L, D] of the other one, to [B, L, D]."""
         one, sides = self.masked_lm, plan.sides
         sees = (sides[:, :, None] != sides[:, None, :]) & (sides > 0)[:, None, :]
         rngs = None if key is None else {"dropout": _of_pass(key, 0)}
@@ -136,20 +122,20 @@ class CrossMLM(OnMaskedLM):
         )
 
     def _cross_plan(self, plan: Plan) -> MaskedPlan:
-        """Plan of CS-MLM, without targets of sides that have no other one to be predicted from."""
+        """Return the plan of CS-MLM, without targets whose side has no other side to see."""
         masked = plan.masked_lm.masked
         sides = _sides_of_targets(masked, plan.sides)
         has_one, has_two = ((plan.sides == side).any(axis=1)[:, None] for side in (1, 2))
         if self.translation_lm is None and not self.settings.flip:
-            has_two = jnp.zeros_like(has_two)  # from which the first side would be predicted
+            has_two = jnp.zeros_like(has_two)  # the first side would be predicted from the second
         weights = masked.weights * jnp.where(sides == 1, has_two, has_one)
         return plan.masked_lm._replace(masked=masked._replace(weights=weights))
 
     def _joined_plan(self, plan: Plan) -> MaskedPlan:
-        """Plan of TLM: each pair as one segment `<s> a </s> </s> b </s>`, as in batches of it."""
+        """Return TLM's plan: each pair is one segment `<s> a </s> </s> b </s>`."""
         found = plan.masked_lm
         is_second = plan.sides == 2
-        starts = is_second & (jnp.roll(plan.sides, 1, axis=1) == 1)  # its <s>, after an </s>
+        starts = is_second & (jnp.roll(plan.sides, 1, axis=1) == 1)  # y's <s>, after an </s>
         tokens = jnp.where(starts, jnp.roll(found.tokens, 1, axis=1), found.tokens)
         positions = found.positions
         assert self.translation_lm is not None
@@ -167,15 +153,12 @@ class CrossMLM(OnMaskedLM):
 
 
 def _sides_of_targets(masked: Masked, sides: jax.Array) -> jax.Array:
-    """Sides [B, M] of the masked tokens, given those [B, L] of all tokens."""
+    """Return the sides [B, M] of the masked tokens, given those [B, L] of all tokens."""
     return jnp.take_along_axis(sides, masked.positions, axis=1)
 
 
 def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -> LossAndMetrics:
-    """Sums and weights of losses [B, M] as `name`, and as name/x and name/y of each side.
-
-    Those of a side are the terms of Eq. 8, with the side that is predicted.
-    """
+    """Sum losses [B, M] as `name`, and by predicted side, the terms of Eq. 8, as name/x, name/y."""
     weights, of_targets = plan.masked.weights, _sides_of_targets(plan.masked, sides)
     found = {name: (losses.sum(), weights.sum())}
     for side, letter in ((1, "x"), (2, "y")):
@@ -185,6 +168,6 @@ def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -
 
 
 def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:
-    """Key of a further pass with dropout; None without one."""
-    # Masked LM splits the key into three, which may be the first three keys folded from it.
+    """Return the key of a further pass with dropout; None without one."""
+    # Masked LM splits the key into three, which may equal the keys folded with 0, 1 and 2.
     return None if key is None else jax.random.fold_in(key, 3 + number)

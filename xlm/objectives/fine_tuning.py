@@ -16,7 +16,7 @@ from xlm.objectives.loss_and_metrics import LossAndMetrics
 from xlm.objectives.objective import Extra, Objective, Touched
 
 TABLE = "encoder/embeddings/table"
-# Indices of a batch's tokens in the rows that it touches, beside the arrays of the batch.
+# Name, among a batch's arrays, of its tokens as indices into the rows that the batch touches.
 _ROW_INDICES = "row_indices"
 
 # (outputs of the head, arrays of the batch) -> loss and metrics
@@ -27,13 +27,9 @@ TaskLoss = Callable[[jax.Array, Mapping[str, jax.Array]], LossAndMetrics]
 class FineTuning(Objective):
     """Task loss on batches of `input_pipeline.tasks.batches`.
 
-    Parameters are {"encoder": encoder without its masked-LM head, "task": task head}.
-
-    Attributes:
-      encoder: the model.
-      head: see `xlm.models.heads`.
-      task_loss: one of the functions below, or of a kind of tasks of one's own.
-      by_rows: whether a step reads those rows of the embedding table alone that its tokens need.
+    Parameters are {"encoder": encoder without its masked-LM head, "task": task head}. `head` is one
+    of `xlm.models.heads`, `task_loss` one of the functions below or your own. `by_rows` says that a
+    step reads only the rows of the embedding table that its tokens need.
     """
 
     encoder: Encoder
@@ -61,7 +57,7 @@ class FineTuning(Objective):
     def init_head(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters of the head."""
         hidden = jnp.zeros((1, 1, self.head_width))
-        # Shapes alone count, and all arrays that a head reads are [B, L].
+        # Only shapes matter, and all arrays that a head reads are [B, L].
         row = jnp.zeros((1, 1), jnp.int32)
         batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
         return self.head.init(key, hidden, batch, deterministic=True)["params"]
@@ -78,11 +74,11 @@ class FineTuning(Objective):
         return Batch({**batch.arrays, _ROW_INDICES: indices}, batch.kind), {TABLE: ids}
 
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
-        """Return 0, the axis of the examples in all arrays."""
+        """Return 0, the axis of the examples in all arrays; None if the encoder crosses shards."""
         return 0 if self.encoder.settings.can_map_shards() else None
 
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
-        """Loss of a batch by the task's function."""
+        """Return the loss of a batch by the task's function."""
         outputs = self.outputs(params, plan.arrays, key, rows.get(TABLE))
         return self.task_loss(outputs, plan.arrays), None
 
@@ -93,11 +89,7 @@ class FineTuning(Objective):
         dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
     ) -> jax.Array:
-        """Outputs of the head for a batch, float32; without dropout if there is no key.
-
-        Args:
-          rows: [R, E] embeddings of a planned batch's tokens, in place of the table.
-        """
+        """Return the head's float32 outputs; `rows` [R, E] replace the table of a planned batch."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         hidden = self.hidden(params["encoder"], batch, keys[0], rows)
         rngs = None if keys[1] is None else {"dropout": keys[1]}
@@ -112,7 +104,7 @@ class FineTuning(Objective):
         dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
     ) -> jax.Array:
-        """Hidden states [B, L, D] of the encoder with parameters `params`; see `outputs`."""
+        """Return the encoder's hidden states [B, L, D] with parameters `params`; see `outputs`."""
         rngs = None if dropout_key is None else {"dropout": dropout_key}
         return self.encoder.apply(
             {"params": params},
@@ -129,8 +121,8 @@ class FineTuning(Objective):
 class CrossPairFineTuning(FineTuning):
     """Task loss on pairs of texts that attend to each other by cross-attention.
 
-    The plug-in form of VECO, in which cross-attention is kept. Both texts are encoded as segments
-    of their own; each is then decoded, without a causal mask, with the states of the other one as
+    This is the plug-in form of VECO, which keeps cross-attention. Both texts are encoded as
+    separate segments. Each is then decoded, without a causal mask, with the states of the other as
     context. The head is given the two states of `<s>` side by side, [B, 1, 2 D].
     """
 
@@ -145,7 +137,7 @@ class CrossPairFineTuning(FineTuning):
         dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
     ) -> jax.Array:
-        """States [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
+        """Return states [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         states = super().hidden(params, batch, keys[0], rows)
         segments = batch["segments"]
@@ -168,27 +160,21 @@ class CrossPairFineTuning(FineTuning):
 
 
 def _tokens_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> jax.Array:
-    """Ids of the tokens [B, L] in the table, or in the given rows of a planned batch."""
+    """Return ids of the tokens [B, L] in the table, or in the given rows of a planned batch."""
     return batch["tokens" if rows is None else _ROW_INDICES]
 
 
 def classification_loss(
     outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
 ) -> LossAndMetrics:
-    """Negative log-likelihood of `labels` [B] by outputs [B, C], and accuracy, over examples.
-
-    The loss is a mean by the weights of the examples' classes, 1 each by default; accuracy is not.
-    """
+    """Return NLL of `labels` [B] by outputs [B, C], weighted by class (default 1), and accuracy."""
     return _class_loss(outputs, batch["labels"], batch["weights"], class_weights)
 
 
 def tagging_loss(
     outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
 ) -> LossAndMetrics:
-    """Negative log-likelihood of `tags` [B, L], -1 for none, by [B, L, C]; accuracy; over words.
-
-    Class weights as of `classification_loss`.
-    """
+    """Return NLL of `tags` [B, L], -1 for none, by [B, L, C], as above but over words; accuracy."""
     tags = batch["tags"]
     weights = batch["weights"][:, None] * (tags >= 0)
     return _class_loss(outputs, tags, weights, class_weights)
@@ -205,12 +191,12 @@ def _class_loss(
 
 
 def regression_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
-    """Squared error of outputs [B, 1] from `labels` [B] float32, over examples."""
+    """Return the squared error of outputs [B, 1] from `labels` [B] float32, over examples."""
     return {"loss": _weighted((outputs[:, 0] - batch["labels"]) ** 2, batch["weights"])}
 
 
 def span_loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> LossAndMetrics:
-    """Mean negative log-likelihood of `starts` and `ends` [B] by [B, L, 2], over answers."""
+    """Return the mean NLL of `starts` and `ends` [B] by outputs [B, L, 2], over answers."""
     found = [
         optax.softmax_cross_entropy_with_integer_labels(outputs[:, :, end], batch[name])
         for end, name in enumerate(("starts", "ends"))

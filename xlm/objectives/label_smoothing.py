@@ -1,4 +1,4 @@
-"""Label smoothing, as what it adds to the loss of any output layer."""
+"""Label smoothing, as an addition to the loss of any output layer."""
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +12,21 @@ def smoothing_penalty(
     smoothing: float,
     num_classes: int,
 ) -> jax.Array:
-    """Addition of label smoothing to any layer's negative log-likelihood, without logits.
+    """Return [...] float32, what label smoothing adds to a negative log-likelihood.
 
-    The cross-entropy with a mixture of the label y and the uniform distribution over V classes is,
-    with logits z,
+    The cross-entropy with a mixture of the label y and the uniform distribution over V classes is
 
       -(1 - e) log p(y) - e / V sum_c log p(c) = -log p(y) + e (z(y) - mean_c z(c))
 
-    (Szegedy et al., "Rethinking the Inception architecture", 2016, section 7). The mean of the
-    logits is the logit of the mean of the classes, so that the cost of a position does not grow
-    with the vocabulary.
+    with logits z (Szegedy et al., "Rethinking the Inception architecture", 2016, section 7). The
+    mean of the logits is the logit of the mean class, so the cost does not grow with the
+    vocabulary.
 
     Args:
       hidden: [..., E] input of the output layer.
-      labels: [...] int32; of one that is negative, the value means nothing.
-      table: [R, E] output embeddings, R >= V; those from V on are of no class.
-      bias: [R] output bias.
+      labels: [...] int32; the result at negative ones means nothing.
+      table, bias: output embeddings [R, E] and bias [R], R >= V; rows from V on are padding.
       smoothing: e, from 0, no smoothing, to 1.
-
-    Returns:
-      [...] float32, e (z(y) - mean_c z(c)).
     """
     hidden, labels = hidden.astype(jnp.float32), jnp.maximum(labels, 0)
     table, bias = table[:num_classes].astype(jnp.float32), bias[:num_classes]

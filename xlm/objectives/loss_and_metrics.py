@@ -13,7 +13,7 @@ LossAndMetrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
 def divisor(weight: jax.Array) -> jax.Array:
-    """Weight to divide a sum by, 1 in place of 0: the mean of a batch without examples is 0."""
+    """Return the weight to divide a sum by, 1 for 0: the mean of a batch without examples is 0."""
     return jnp.where(weight > 0, weight, 1)
 
 

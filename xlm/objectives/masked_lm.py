@@ -28,9 +28,7 @@ class Plan(NamedTuple):
     """Masked batch and the classes of its softmax.
 
     Attributes:
-      masked: the masked batch.
-      segments: [B, L] int32, tokens attend within their segment.
-      positions: [B, L] int32, of tokens.
+      segments, positions: [B, L] int32; tokens attend within their segment.
       tokens: [B, L] int32, `masked.inputs` as indices of the rows given to the loss.
       sample: the classes of the softmax; None for the whole vocabulary.
       num_rows: scalar int32, number of table rows that the step needs; None without sampling.
@@ -53,23 +51,20 @@ class MaskedLM(Objective):
     """Masked LM of packed sequences, on batches with `tokens` [B, L] and `language` [B].
 
     Attributes:
-      encoder: the model.
-      output_layer: loss over the vocabulary.
-      exact_layer: the same without sampling, for evaluation and the full-softmax phase.
-      mask: rates of masking.
+      exact_layer: the output layer without sampling, for evaluation and the full-softmax phase.
       num_steps: number of steps of the run, over which the mask rate changes.
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
       special_ids: ids of special tokens, which are never masked.
       across_documents: whether attention crosses the documents of a sequence.
-      name: of the objective, unique within a mixture; names its part of the extra state.
-      statistics: of the tokens as targets, for a sampled output layer and the frequency bias; of no
-        tokens where neither looks at them.
+      name: unique within a mixture; names the objective's part of the extra state.
+      statistics: of the tokens as targets; empty if neither the output layer samples nor the bias
+        needs frequencies.
       later_statistics: (step, statistics) pairs for changes from a step on.
-      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
-        can need, V or more to always read the whole table.
+      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch can
+        need, V or more to always read the whole table.
       languages: names of the languages, for metrics by language; empty for none.
       frequency_bias: whether the output bias is initialised with log frequencies.
-      full_softmax_from: step from which on the softmax is not sampled; None for no such phase.
+      full_softmax_from: first step whose softmax is not sampled; None for no such phase.
       scope: key of the model's parameters among those of a larger objective; "" if they are all.
     """
 
@@ -104,11 +99,11 @@ class MaskedLM(Objective):
         return (self.table_path,)
 
     def encoder_params(self, params):
-        """Parameters of the encoder and its head, among all parameters."""
+        """Return the parameters of the encoder and its head, among all parameters."""
         return params[self.scope] if self.scope else params
 
     def output_table(self, params) -> tuple[jax.Array, jax.Array]:
-        """Output embeddings [V, E] and output bias [V]."""
+        """Return output embeddings [V, E] and output bias [V]."""
         return output_table(self.encoder_params(params))
 
     def init(self, key: jax.Array):
@@ -147,7 +142,7 @@ class MaskedLM(Objective):
         return self._with_rows(plan, sample)
 
     def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Segments and positions [B, L] int32 of the tokens of a batch."""
+        """Return segments and positions [B, L] int32 of the tokens of a batch."""
         return self._packed(batch["tokens"])
 
     def _packed(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -170,7 +165,7 @@ class MaskedLM(Objective):
         return plan, {self.table_path: rows.ids}
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
-        """Axes of the sequences; None if a shard cannot hold whole groups or be encoded alone."""
+        """Return the axes of the sequences; None if groups cross shards, or the encoder does."""
         sample = None if plan.sample is None else example_axes(plan.sample, num_shards)
         crosses_shards = plan.sample is not None and sample is None
         if crosses_shards or not self.encoder.settings.can_map_shards():
@@ -188,13 +183,13 @@ class MaskedLM(Objective):
         )
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """Negative log-likelihood of the masked tokens; without dropout if there is no key."""
+        """Return the negative log-likelihood of the masked tokens; without a key, no dropout."""
         states = self.states(params, rows, plan, key)
         hidden = self.predicted(params, states, plan.masked.positions)
         return self.metrics_of(self.token_losses(params, rows, plan, hidden), plan), None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
-        """Hidden states [B, L, D] of the encoder."""
+        """Return the encoder's hidden states [B, L, D]."""
         rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
         return self.encoder.apply(
             {"params": self.encoder_params(params)},
@@ -209,7 +204,7 @@ class MaskedLM(Objective):
         )
 
     def token_losses(self, params, rows, plan: Plan, hidden: jax.Array) -> jax.Array:
-        """Losses [B, M] of the masked tokens, given the output layer's inputs [B, M, E]."""
+        """Return losses [B, M] of the masked tokens from output layer inputs [B, M, E]."""
         masked = plan.masked
         table, bias = self.output_table(params)
         return self.output_layer.loss(
@@ -222,7 +217,7 @@ class MaskedLM(Objective):
         )
 
     def metrics_of(self, losses: jax.Array, plan: Plan) -> LossAndMetrics:
-        """Loss and metrics, given the losses [B, M] of the masked tokens."""
+        """Return loss and metrics, given the losses [B, M] of the masked tokens."""
         masked, one = plan.masked, jnp.float32(1)
         found = {
             "loss": (losses.sum(), masked.weights.sum()),
@@ -235,12 +230,12 @@ class MaskedLM(Objective):
         return found
 
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
-        """Inputs [B, M, E] of the output layer from the states at `positions` [B, M]."""
+        """Return inputs [B, M, E] of the output layer from the states at `positions` [B, M]."""
         chosen = jnp.take_along_axis(states, positions[:, :, None], axis=1)  # [B, M, D]
         return self.encoder.apply({"params": self.encoder_params(params)}, chosen, method="predict")
 
     def sampling_metrics(self, plan: Plan) -> dict[str, jax.Array]:
-        """Metrics of sampling: candidates per group, overflow of V', table rows needed."""
+        """Return candidates per group, overflow of V', and table rows needed."""
         if plan.sample is None:
             classes = jnp.float32(self.output_layer.num_valid)
             return {"candidates": classes, "overflow": jnp.float32(0)}
@@ -279,7 +274,7 @@ class MaskedLM(Objective):
     def _by_language(
         self, losses: jax.Array, weights: jax.Array, language: jax.Array
     ) -> LossAndMetrics:
-        """Loss of each language from losses and weights [B, M]; absent ones have weight zero."""
+        """Sum losses and weights [B, M] by language; absent languages have weight zero."""
         of_sequences = jnp.stack([losses, weights]).sum(axis=2)  # [2, B]
         totals = jax.ops.segment_sum(of_sequences.T, language, len(self.languages))  # [N, 2]
         return {
@@ -287,12 +282,7 @@ class MaskedLM(Objective):
         }
 
     def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
-        """Inputs [B, M, E] of the output layer at `positions` [B, M], without dropout.
-
-        Args:
-          inputs: [B, L] int32 packed sequences, masks applied.
-          positions: [B, M] int32.
-        """
+        """Return inputs [B, M, E] of the output layer for masked packed sequences [B, L] int32."""
         segments, token_positions = self._packed(inputs)
         states = self.encoder.apply(
             {"params": self.encoder_params(params)},
@@ -314,7 +304,7 @@ class MaskedLM(Objective):
         return self.exact if is_exact else self
 
     def statistics_at(self, step: jax.Array) -> TokenStatistics:
-        """Statistics of the targets of a step, scalar int32."""
+        """Return the statistics of the targets of a step, scalar int32."""
         found = self.statistics
         for first, later in self.later_statistics:
             found = jax.tree.map(lambda a, b, f=first: jnp.where(step >= f, b, a), found, later)
@@ -322,7 +312,7 @@ class MaskedLM(Objective):
 
     @property
     def inclusion_name(self) -> str:
-        """Name of the part of the extra state with the inclusion probabilities [V] per target."""
+        """Name of the part of the extra state with inclusion probabilities [V] per target."""
         return f"inclusion_{self.name}"
 
     def _index(self, extra: Extra) -> NeighbourIndex | None:
@@ -331,7 +321,7 @@ class MaskedLM(Objective):
         return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
 
     def init_extra(self) -> Extra:
-        """Placeholder neighbour index, to be refreshed before use."""
+        """Initialise a placeholder neighbour index, to be refreshed before use."""
         if not isinstance(self.output_layer, KNNSampling):
             return {}
         index = self.output_layer.init_index(self.encoder.settings.vocab_size)
@@ -366,11 +356,5 @@ class MaskedLM(Objective):
 
 
 def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
-    """Whether a step gathers its table rows instead of reading the whole table.
-
-    Args:
-      num_slots: G C, slots of the groups' candidates.
-      num_tokens: B L, tokens of the batch.
-      row_capacity: R, or 0.
-    """
+    """Return whether a step with G C candidate slots and B L tokens gathers its table rows."""
     return (row_capacity or num_slots + num_tokens) < vocab_size

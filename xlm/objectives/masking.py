@@ -9,13 +9,10 @@ from xlm.objectives.settings import MaskSettings
 
 
 class Masked(NamedTuple):
-    """Masked batch.
+    """Masked batch: `inputs` [B, L] int32, and chosen positions of each sequence, [B, M] int32.
 
-    Attributes:
-      inputs: [B, L] int32 tokens with masks applied.
-      positions: [B, M] int32 chosen positions of each sequence.
-      targets: [B, M] int32 original tokens at these positions.
-      weights: [B, M] float32, 1 for chosen positions and 0 for unused slots.
+    `targets` [B, M] int32 are the original tokens there. `weights` [B, M] float32 are 1 for chosen
+    positions and 0 for unused slots.
     """
 
     inputs: jax.Array
@@ -34,18 +31,11 @@ def mask_tokens(
     special_ids: tuple[int, ...],
     rate: jax.Array | None = None,
 ) -> Masked:
-    """Mask a share of every sequence at random (BERT's 80/10/10 with the usual settings).
+    """Mask a share of each sequence of `tokens` [B, L] int32 (BERT's 80/10/10 by default).
 
-    In a sequence of n text tokens round(rate n) are masked, at least one; the number of slots is
-    static, so unused ones have weight zero.
-
-    Args:
-      key: random key; the result is a pure function of it and of `tokens`.
-      tokens: [B, L] int32.
-      vocab_size: number of pieces that random ones are drawn from.
-      mask_id: id of `<mask>`.
-      special_ids: ids that are never masked and never used as random replacements.
-      rate: scalar float32; None for `settings.rate`.
+    In a sequence of n text tokens round(rate n) are masked, at least one. Random replacements are
+    among `vocab_size` pieces. `special_ids` are never masked nor replacements. `rate` is scalar
+    float32, by default `settings.rate`. The result is a pure function of the key and the tokens.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)
     eligible = ~jnp.isin(tokens, jnp.array(special_ids))  # [B, L]

@@ -14,13 +14,7 @@ from xlm.objectives.objective import Extra, Objective, Touched
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Term:
-    """One objective of a mixture.
-
-    Attributes:
-      objective: on its kind of batch.
-      name: of the metric `<name>_loss`.
-      weight: of its loss.
-    """
+    """One objective of a mixture, its name in metrics (`<name>_loss`), and its loss's weight."""
 
     objective: Objective
     name: str
@@ -40,14 +34,10 @@ jax.tree_util.register_dataclass(_TermPlan, data_fields=["plan"], meta_fields=["
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture(Objective):
-    """Weighted sum of objectives over the batches of a run.
+    """Weighted sum of objectives over the batches of a run, `terms` by kind of batch.
 
-    The kind of a step's batch selects its term. Terms share the parameters, which the first one
-    initialises, and parts of the extra state of the same name; the first term with a part refreshes
-    it for all.
-
-    Attributes:
-      terms: by kind of batch.
+    The kind of a step's batch selects its term. Terms share the parameters, which the first term
+    initialises, and extra state parts of the same name, each refreshed by the first term with it.
     """
 
     terms: Mapping[str, Term]

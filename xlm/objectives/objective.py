@@ -6,9 +6,6 @@ A step calls an objective in this order; the engine knows nothing else about it:
     rows = the rows `touched` of each table, brought up to date
     loss_and_metrics, observed = objective.loss(params, rows, plan, key)           # differentiated
     extra = objective.learn(extra, observed)
-
-Shards of the examples can be differentiated separately if the objective has `example_axes`, and
-before steps that are due, `extra` is refreshed from the parameters (`due`, `refresh`).
 """
 
 from collections.abc import Mapping
@@ -19,7 +16,7 @@ import jax
 from xlm.objectives.batch import Batch
 from xlm.objectives.loss_and_metrics import LossAndMetrics
 
-# Learned state besides parameters, in named parts. Terms of a mixture share parts by name.
+# Learned state besides parameters, by name of the part. Terms of a mixture share parts by name.
 Extra = dict[str, Any]
 # Path of a table in the parameters, "embeddings/table", to distinct ids [R] int32 of its rows;
 # ids from the number of rows on are unused slots.
@@ -29,11 +26,8 @@ Touched = Mapping[str, jax.Array]
 class Objective:
     """Loss over parameters, an extra state and a batch.
 
-    Only `init` and `loss` are required. All other methods are optional abilities with defaults
-    here.
-
-    Attributes:
-      tables: paths of the tables in the parameters that `plan` may read by rows.
+    Only `init` and `loss` are required; all other methods have defaults. `tables` are the paths of
+    the tables in the parameters that `plan` may read by rows.
     """
 
     tables: tuple[str, ...] = ()
@@ -45,51 +39,34 @@ class Objective:
     def loss(
         self, params: Any, rows: Mapping[str, jax.Array], plan: Any, key: jax.Array
     ) -> tuple[LossAndMetrics, Any]:
-        """Loss and metrics of a step; training minimises the sum over the weight of "loss".
+        """Return loss and metrics by name as (sum, weight), and observations for `learn`.
 
-        Args:
-          params: all parameters. A table with given rows must be read through them: its other rows
-            may be out of date (`xlm.training.row_adamw`), and get no gradient.
-          rows: [R, E] rows of each table in `touched` of `plan`, in the order of the ids.
-          plan: from `plan`.
-          key: random key of the step, the same as for `plan`.
-
-        Returns:
-          Sums and weights by name; observations for `learn`.
+        Training minimises the sum over the weight of "loss". `rows` are the rows [R, E] of each
+        table in `touched` of `plan`, in the order of the ids. Such a table must be read through
+        them: its other rows may be out of date (`xlm.training.row_adamw`), and get no gradient.
+        `key` is the step's random key, the same as for `plan`.
         """
         raise NotImplementedError
 
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Any, Touched]:
-        """Plan a step, and select the table rows that it reads if these are few.
+        """Return the plan of a step for `loss`, and ids of table rows that it reads, if few.
 
-        Args:
-          batch: batch of the step.
-          key: random key of the step.
-          step: scalar int32, steps taken before this one.
-
-        Returns:
-          The plan for `loss`; ids by table, without tables that are read as a whole.
+        `step` is scalar int32, steps taken before this one. Tables read as a whole have no ids.
         """
         del extra, key, step
         return batch, {}
 
     def example_axes(self, plan: Any, num_shards: int) -> Any | None:
-        """Axis of the examples in each array of a plan, if `loss` is a sum over examples.
+        """Return the axis of the examples in each array of a plan, if `loss` sums over examples.
 
-        If a plan is split along these axes, its loss must be the sum of the losses of its shards,
-        each with its own examples and all shared arrays. The same holds for all metrics, sums and
-        weights alike, up to a common factor of both, and for the observations. Gradient
-        accumulation then sums the gradients of the shards once per step instead of once per part.
-
-        Args:
-          plan: from `plan`, or its shapes.
-          num_shards: number of equal shards of the examples.
-
-        Returns:
-          A prefix of the plan's tree, like `in_axes` of `jax.vmap`, with None for arrays that every
-          shard reads whole; None in place of the tree if the losses are not additive.
+        The result is a prefix of the plan's tree, like `in_axes` of `jax.vmap`, with None for
+        arrays that every shard reads whole; None alone if losses are not additive. `plan` may be
+        its shapes. The loss of a plan must be the sum of the losses of `num_shards` equal shards
+        along these axes. So must the observations and all metrics, sums and weights alike, up to a
+        common factor of both. Gradient accumulation then sums gradients of shards once per step,
+        not once per part.
         """
         del plan, num_shards
         return None
@@ -104,7 +81,7 @@ class Objective:
         return extra
 
     def due(self, step: int) -> tuple[str, ...]:
-        """Names of the parts of the extra state to refresh before step `step`."""
+        """Return the names of the parts of the extra state to refresh before step `step`."""
         del step
         return ()
 
@@ -115,11 +92,7 @@ class Objective:
         raise NotImplementedError(f"{names} are due, but nothing renews them")
 
     def at_step(self, step: int) -> "Objective":
-        """Objective of step `step`, which changes where a phase of training begins.
-
-        Each phase must be a single object, since it is compiled separately. Its parameters and
-        extra state are those of this objective.
-        """
+        """Return the objective of step `step`: one object per phase, since each is compiled."""
         del step
         return self
 
@@ -133,7 +106,7 @@ def gathered_rows(params: Any, touched: Touched) -> dict[str, jax.Array]:
 
 
 def get_table(tree: Any, path: str) -> Any:
-    """Value at path "a/b/c" of nested dictionaries."""
+    """Return the value at path "a/b/c" of nested dictionaries."""
     for key in path.split("/"):
         tree = tree[key]
     return tree

@@ -12,9 +12,7 @@ from xlm.objectives.objective import Extra, Objective
 class OnMaskedLM(Objective):
     """Objective that has the table, the neighbour index and the phases of a masked LM.
 
-    Attributes:
-      masked_lm: the masked LM.
-      exact: the same objective with the softmax over the whole vocabulary, always the same object.
+    `exact` is the same objective with the softmax over the whole vocabulary, always one object.
     """
 
     masked_lm: MaskedLM

@@ -38,9 +38,8 @@ class Plan(NamedTuple):
     Attributes:
       generator: the generator's plan, with the masked batch.
       is_text: [B, L] bool, tokens that are classified: all but special ones and padding.
-      scale: scalar float32, lambda times masked tokens per classified one, which makes the sum of
-        the discriminator's losses lambda times their mean where the generator's is divided by the
-        number of masked tokens.
+      scale: scalar float32, lambda times masked tokens per classified one. The summed losses are
+        divided by the number of masked tokens, so the discriminator's mean gets the weight lambda.
       pair: [B] int32 index of each example's language pair; None without losses by pair.
     """
 
@@ -51,15 +50,10 @@ class Plan(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """Batch with sampled tokens in the masked positions.
+    """Batch with sampled tokens in the masked positions."""
 
-    Attributes:
-      tokens: [B, L] int32, indices of the table rows given to the loss.
-      is_replaced: [B, L] bool, tokens that differ from the original ones.
-    """
-
-    tokens: jax.Array
-    is_replaced: jax.Array
+    tokens: jax.Array  # [B, L] int32, as indices of the table rows given to the loss
+    is_replaced: jax.Array  # [B, L] bool, tokens that differ from the original ones
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,19 +62,15 @@ class ReplacedToken(OnMaskedLM):
 
     The generator fills the masked positions with samples of its output distribution; a sample that
     happens to be right counts as original. The discriminator classifies every text token. Its
-    gradient does not reach the generator through the samples.
-
-    Parameters are {"generator": encoder with masked-LM head, "discriminator": encoder without one,
-    "replaced_token_head": its head}.
+    gradient does not reach the generator through the samples. Parameters are {"generator": encoder
+    with masked-LM head, "discriminator": encoder without one, "replaced_token_head": its head}.
 
     Attributes:
-      generator: masked LM with the scope "generator": on packed sequences for MRTD, on pairs for
-        TRTD.
+      generator: masked LM with the scope "generator", on packed sequences (MRTD) or pairs (TRTD).
       encoder: the discriminator, which is fine-tuned.
-      settings: weight, temperature and sharing of embeddings.
       name: prefix of the metrics.
-      num_pairs: N, language pairs whose losses are learned, for robust sampling of pairs; 0 for
-        none. Batches then have `pair` [B].
+      num_pairs: N, language pairs whose losses are learned from `pair` [B] of the batches, for
+        robust sampling of pairs; 0 for none.
       pair_rate: rate of the moving average of these losses, see `pair_losses`.
     """
 
@@ -133,7 +123,7 @@ class ReplacedToken(OnMaskedLM):
         return {**self.generator.init(generator_key), DISCRIMINATOR: encoder, HEAD: head}
 
     def encoder_params(self, params) -> dict[str, Any]:
-        """Parameters of the discriminator's encoder, with its table of token embeddings."""
+        """Return the parameters of the discriminator's encoder, with its token embeddings."""
         own, (table, _) = params[DISCRIMINATOR], self.generator.output_table(params)
         if self.settings.embeddings == "separate":
             return own
@@ -144,10 +134,7 @@ class ReplacedToken(OnMaskedLM):
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
-        """Mask a batch, and select the classes that replacements are sampled from.
-
-        With a sampled softmax they are those of V', whose table rows are the generator's.
-        """
+        """Mask a batch, and select the classes of replacements: V' if the softmax is sampled."""
         plan, touched = self.generator.plan(extra, batch, key, step)
         is_text = ~jnp.isin(batch["tokens"], jnp.array(self.special_ids))
         num_text = jnp.maximum(is_text.sum(), 1)
@@ -157,7 +144,7 @@ class ReplacedToken(OnMaskedLM):
         return Plan(plan, is_text, scale, batch["pair"] if self.num_pairs else None), touched
 
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
-        """Axes of the sequences; None if the generator has none."""
+        """Return the axes of the sequences; None if the generator has none."""
         axes = self.generator.example_axes(plan.generator, num_shards)
         by_sequence: Any = 0
         if axes is None:
@@ -167,7 +154,7 @@ class ReplacedToken(OnMaskedLM):
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
     ) -> tuple[LossAndMetrics, PairSums | None]:
-        """Sum of L_MLM and lambda L_RTD; without dropout, and with fixed samples, without a key."""
+        """Sum L_MLM and lambda L_RTD; without a key, no dropout and fixed samples."""
         generator = self.generator
         sample_key, dropout_key = jax.random.split(jax.random.key(0) if key is None else key)
         # The generator has no dropout (XY-LENT Section 5).
@@ -198,13 +185,7 @@ class ReplacedToken(OnMaskedLM):
         }, self._pair_sums(plan, of_masked, of_text)
 
     def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
-        """Sum L_MLM + lambda L_RTD of each example by language pair, examples without text apart.
-
-        Args:
-          plan: of the step.
-          of_masked: [B, M] losses of the masked tokens.
-          of_text: [B, L] losses of the discriminator.
-        """
+        """Sum L_MLM + lambda L_RTD of each example with text by language pair."""
         if plan.pair is None:
             return None
         num_masked = plan.generator.masked.weights.sum(axis=1)  # [B]
@@ -252,7 +233,7 @@ class ReplacedToken(OnMaskedLM):
         return Corrupted(tokens, is_replaced), accuracy
 
     def _tables(self, params, rows: Mapping[str, jax.Array]) -> Tables:
-        """Tables of the discriminator's token embeddings, the touched rows where given."""
+        """Return the tables of the discriminator's embeddings, touched rows where given."""
         path = self.generator.table_path
         of_generator = rows.get(path, self.generator.output_table(params)[0])
         if self._shares_table:
@@ -270,7 +251,7 @@ class ReplacedToken(OnMaskedLM):
         layout: tuple[jax.Array, jax.Array],
         dropout_key: jax.Array | None,
     ) -> jax.Array:
-        """Logits [B, L] float32 of the discriminator; without dropout if there is no key."""
+        """Return the discriminator's logits [B, L] float32; without a key, no dropout."""
         rngs = None if dropout_key is None else {"dropout": dropout_key}
         states = self.encoder.apply(
             {"params": params[DISCRIMINATOR]},
@@ -285,11 +266,10 @@ class ReplacedToken(OnMaskedLM):
         return self._head.apply({"params": params[HEAD]}, states)
 
     def logits(self, params, tokens: jax.Array, original: jax.Array | None = None) -> jax.Array:
-        """Logits [B, L] float32 of packed sequences [B, L]: positive ones predict a replacement.
+        """Return logits [B, L] float32 of packed sequences; positive ones predict a replacement.
 
-        Args:
-          original: the sequences before tokens were replaced, which have the borders of documents;
-            a generator can sample special tokens. By default `tokens`.
+        Borders of documents are those of `original`, the sequences before the replacement (by
+        default `tokens`), since a generator can sample special tokens.
         """
         borders = tokens if original is None else original
         layout = self.generator.layout(Batch({"tokens": borders}, "packed"))
@@ -298,8 +278,8 @@ class ReplacedToken(OnMaskedLM):
     def corrupt(self, params, tokens: jax.Array, key: jax.Array) -> jax.Array:
         """Mask packed sequences [B, L] and fill them with samples of the generator, [B, L] int32.
 
-        The mask rate is that of the first step, and the samples are from the softmax over the whole
-        vocabulary, so that corruptions of all steps are alike.
+        To make corruptions of all steps alike, the mask rate is that of the first step, and samples
+        are from the softmax over the whole vocabulary.
         """
         generator = dataclasses.replace(self.generator.exact, languages=())
         exact = dataclasses.replace(self, generator=generator)
@@ -312,7 +292,7 @@ class ReplacedToken(OnMaskedLM):
     def _detection_metrics(
         self, plan: Plan, corrupted: Corrupted, logits: jax.Array
     ) -> LossAndMetrics:
-        """Share of replaced tokens, precision and recall of finding them, share of padding."""
+        """Return replaced share, precision and recall of finding these tokens, padding share."""
 
         def count(condition: jax.Array) -> jax.Array:
             return (condition & plan.is_text).sum(dtype=jnp.float32)

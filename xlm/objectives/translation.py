@@ -1,4 +1,4 @@
-"""Translation by an encoder and a decoder with embeddings in common."""
+"""Translation by an encoder and a decoder that share embeddings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,15 +21,10 @@ class Translation(Objective):
     """Label-smoothed loss of targets given sources, on features of `translation_features`.
 
     Parameters are {"encoder": an encoder without its masked-LM head, "decoder": layers with
-    cross-attention and a masked-LM head}. The decoder reads the encoder's embeddings, which are the
-    output embeddings too. After initialisation they share nothing else, as in the standard
-    Transformer that VECO's modules are to act like (Section 2.3).
-
-    Attributes:
-      encoder: model of the source.
-      decoder: model of the target, with cross-attention.
-      output_layer: loss over all classes.
-      smoothing: of labels, from 0 to 1.
+    cross-attention and a masked-LM head}. The encoder's embeddings are also the decoder's and the
+    output embeddings. After initialisation the two share nothing else, as in the standard
+    Transformer that VECO's modules are to act like (Section 2.3). `smoothing` of labels is from 0
+    to 1.
     """
 
     encoder: Encoder
@@ -45,12 +40,12 @@ class Translation(Objective):
         return {"encoder": encoder, "decoder": decoder}
 
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
-        """Return 0, the axis of the examples in all arrays."""
+        """Return 0, the axis of the examples in all arrays; None if a model crosses shards."""
         models = self.encoder, self.decoder
         return 0 if all(model.settings.can_map_shards() for model in models) else None
 
     def loss(self, params, rows, plan: Batch, key: jax.Array) -> tuple[LossAndMetrics, None]:
-        """Loss of a batch; "nll" without smoothing, in nats a token."""
+        """Return the loss of a batch; "nll" is without smoothing, in nats a token."""
         del rows
         labels = plan["target_outputs"]
         weights = plan["weights"][:, None] * (labels >= 0)
@@ -67,19 +62,14 @@ class Translation(Objective):
     def hidden(
         self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> jax.Array:
-        """Input [B, L, E] of the output layer at each of `target_inputs` [B, L].
-
-        Args:
-          params, batch: of the step.
-          key: of dropout; none without one.
-        """
+        """Return output layer inputs [B, L, E] at `target_inputs`; without a key, no dropout."""
         keys = (None, None) if key is None else jax.random.split(key)
         inputs = batch["target_inputs"]
         positions = jnp.broadcast_to(jnp.arange(inputs.shape[1], dtype=jnp.int32), inputs.shape)
         states = self.states(params, batch, keys[0])
         rngs = None if keys[1] is None else {"dropout": keys[1]}
         decoder = {"params": self.decoder_params(params)}
-        # Padding comes last, so that no other token sees it.
+        # Padding comes last, so no other token sees it.
         hidden = self.decoder.apply(
             decoder, inputs, jnp.ones_like(inputs), positions,
             Context(states, context_mask(batch)),
@@ -90,7 +80,7 @@ class Translation(Objective):
     def states(
         self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> jax.Array:
-        """States [B, L, D] of the sources; with dropout if there is a key."""
+        """Return states [B, L, D] of the sources; without a key, no dropout."""
         rngs = None if key is None else {"dropout": key}
         return self.encoder.apply(
             {"params": params["encoder"]},
@@ -103,14 +93,14 @@ class Translation(Objective):
         )
 
     def decoder_params(self, params: Any) -> dict[str, Any]:
-        """Parameters of the decoder, with the embeddings."""
+        """Return the parameters of the decoder, with the embeddings."""
         return {**params["decoder"], "embeddings": params["encoder"]["embeddings"]}
 
     def output_table(self, params: Any) -> tuple[jax.Array, jax.Array]:
-        """Output embeddings [V, E] and output bias [V]."""
+        """Return output embeddings [V, E] and output bias [V]."""
         return params["encoder"]["embeddings"]["table"], params["decoder"]["head"]["bias"]
 
 
 def context_mask(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Mask [B, 1, 1, L] of the tokens of the sources."""
+    """Return the mask [B, 1, 1, L] of the tokens of the sources."""
     return (batch["segments"] > 0)[:, None, None]

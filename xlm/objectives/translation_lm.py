@@ -1,6 +1,6 @@
 """Translation language modelling (TLM): masked LM on a sentence and its translation.
 
-TLM is of Conneau and Lample, "Cross-lingual language model pretraining" (2019).
+TLM is from Conneau and Lample, "Cross-lingual language model pretraining" (2019).
 """
 
 import dataclasses
@@ -16,9 +16,7 @@ class TranslationLM(MaskedLM):
     """Masked LM of pairs, on batches with `tokens`, `segments`, `positions` [B, L].
 
     A pair is one segment, or two if its sentences must not attend to each other.
-
-    Attributes:
-      positions_restart: whether positions restart with the second sentence of a segment.
+    `positions_restart` says whether positions restart with the second sentence of a segment.
     """
 
     positions_restart: bool = False

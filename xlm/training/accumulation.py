@@ -20,22 +20,20 @@ _DATA = "data"
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Number of parts into which a batch is split.
+    """Split of batches into A = `steps` parts.
 
-    Attributes:
-      steps: A, number of parts of a batch.
-      warmup_steps: steps over which the number of parts in use grows from 1 to A; 0 for all parts
-        from the first step on. The sequences of unused parts are skipped.
+    Over `warmup_steps`, the number of parts in use grows from 1 to A (0: all from the first step
+    on). The step skips the sequences of unused parts.
     """
 
     steps: int
     warmup_steps: int
 
     def parts_at(self, step: jax.Array) -> jax.Array:
-        """Parts in use at a step, int32: each number from 1 to A for equally many steps."""
+        """Return the parts in use at a step, int32: each number 1 to A for equally many steps."""
         if not self.warmup_steps:
             return jnp.int32(self.steps)
-        step = jnp.minimum(step, self.warmup_steps)  # of a long run, the product is over 2^31
+        step = jnp.minimum(step, self.warmup_steps)  # or the product exceeds 2^31 in a long run
         return jnp.minimum(1 + step * self.steps // self.warmup_steps, self.steps)
 
 
@@ -54,33 +52,27 @@ def accumulate(
 ) -> tuple[Any, LossAndMetrics, Extra]:
     """Compute gradients of the mean loss over the parts of a batch in use at a step.
 
-    Each part is planned separately with its own key: it has the masks, and with k-NN sampling the
-    classes of the softmax, of a batch of its size. Sums are added over the parts and divided once,
-    so parts are weighted by their number of targets.
+    Each part is planned with its own key, so it has the masks (and with k-NN sampling the classes
+    of the softmax) of a batch of its size. Sums are added over the parts and divided once, so a
+    part weighs as much as its number of targets.
 
     On a mesh whose `data` axis has S > 1 devices, an objective with `example_axes` is
-    differentiated separately on each shard: a device accumulates gradients of its own examples,
-    which are reduced over `data` once, after the last part. Over `fsdp` and `model` each part is
-    reduced separately. Each shard has its own dropout key, so dropout masks differ from those of a
-    single device. Gradients of each part are reduced over all devices if the objective has no
-    `example_axes`, if both `fsdp` and `model` split the mesh, or if the parts touch so few table
-    rows that this communicates fewer numbers.
+    differentiated on each shard. A device accumulates gradients of its own examples, and one
+    reduction over `data` follows the last part. Each part is still reduced over `fsdp` and `model`.
+    Each shard has its own dropout key, so dropout masks differ from those of a single device. Every
+    part is reduced over all devices if the objective has no `example_axes`, if both `fsdp` and
+    `model` split the mesh, or if the parts touch so few table rows that this communicates fewer
+    numbers.
 
     Args:
       trained: parameters to differentiate by, all up to date.
       extra: the objective's extra state, updated by the parts in sequence.
-      batch: arrays [B, ...], B a multiple of A. Part i has the examples i, i + A and so on, so that
-        devices that hold a slice of the batch each hold a slice of every part.
-      key: random key of the step.
-      step: scalar int32.
-      accumulation: A, and the schedule of the parts in use.
+      batch: arrays [B, ...], B a multiple of A (else ValueError). Part i has the examples i, i + A
+        and so on, so that each device holds a slice of every part.
       fixed: parameters that are not trained, if there are any.
 
     Returns:
       Gradients like `trained`, the metrics, and the extra state.
-
-    Raises:
-      ValueError: the batch cannot be split into A parts.
     """
     fixed = fixed or {}
     num_parts, num_examples = accumulation.steps, batch.num_examples
@@ -93,7 +85,8 @@ def accumulate(
         lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
     )
 
-    # Both traced once: in the loop as for shapes, if those are of a number of its weak type.
+    # `jit` makes JAX trace both functions once, for the shapes and in the loop. This needs a number
+    # of the loop's weak type, 0, for the shapes.
     @functools.partial(jax.jit, inline=True)
     def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
         part = jax.tree.map(lambda x: x[number], parts)
@@ -140,9 +133,7 @@ def accumulate(
 
 
 def _gradients_of(objective: Objective) -> Callable:
-    """Build (trained, fixed, plan, touched, key) -> gradients of the summed loss by the trained
-    parameters, (metrics, observed).
-    """
+    """Build (trained, fixed, plan, touched, key) -> gradients, (metrics, observed)."""
 
     def gradients(
         trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array
@@ -159,12 +150,12 @@ def _gradients_of(objective: Objective) -> Callable:
 
 
 def _num_shards() -> int:
-    """S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
+    """Return S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
 
 
 def _can_map_shards(num_examples: int) -> bool:
-    """Whether the mesh in context allows separate shards of this many examples."""
+    """Return whether the mesh in context allows separate shards of this many examples."""
     mesh = jax.sharding.get_abstract_mesh()
     others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
     # With two automatic axes XLA's partitioner aborts at the gather of the targets' logits.
@@ -172,7 +163,7 @@ def _can_map_shards(num_examples: int) -> bool:
 
 
 def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
-    """Whether one reduction of all gradients is smaller than one per part by touched rows."""
+    """Return whether one reduction of all gradients is smaller than one per part by rows."""
     once = each_part = sum(x.size for x in jax.tree.leaves(trained))
     for path, ids in touched.items():
         if not has_path(trained, path):
@@ -183,12 +174,7 @@ def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
-    """Map `gradients` over the S shards of the examples, to [S, ...] sharded over `data`.
-
-    Args:
-      gradients: from `_gradients_of`.
-      axes: of the examples in the plan.
-    """
+    """Map `gradients` over S shards, along `example_axes`, to [S, ...] sharded over `data`."""
     mesh = jax.sharding.get_abstract_mesh()
     by_example = jax.tree.map(
         lambda axis: P() if axis is None else P(*[None] * axis, _DATA),

@@ -10,16 +10,10 @@ import jax.numpy as jnp
 
 
 def mean_params(trees: Iterable[Any]) -> Any:
-    """Mean of trees of parameters, leaf by leaf.
+    """Return the mean of trees of float arrays of equal structure, shapes and shardings.
 
-    The average of checkpoints that papers on translation decode with (Vaswani et al. 2017, section
-    6.1; VECO, section 5.1). Trees are read one after the other, so that two are in memory at once.
-
-    Args:
-      trees: float arrays, of equal structure, shapes and shardings; at least one.
-
-    Returns:
-      A tree with the same dtypes and shardings.
+    Papers on translation decode with such averages (Vaswani et al. 2017, section 6.1; VECO, section
+    5.1). Trees, at least one, are read one after the other: two are in memory at once.
     """
     remaining = iter(trees)
     total = _copied(next(remaining))  # the sum is donated at each step

@@ -1,7 +1,7 @@
 """Checkpoints of the whole state, written in the background. The only module with Orbax.
 
-A checkpoint carries a digest of the bits of its state, since a file system may return corrupt bytes
-without any error. Damaged checkpoints are skipped in favour of older ones.
+A file system may return corrupt bytes without an error, so each checkpoint carries a digest of the
+bits of its state. Restoring skips damaged checkpoints in favour of older ones.
 """
 
 import json
@@ -26,17 +26,17 @@ from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 
 _Steps = TypeVar("_Steps", int, list[int])
-# Bytes from which on replicas of an array write a part of it each: parts are slices, every one of
-# which is a program of its own, and those of small arrays take longer to compile than to write.
+# Replicas of an array of at least so many bytes each write a slice of it. Every slice is a program
+# of its own, which for a small array takes longer to compile than the array to write.
 _LEAST_BYTES_OF_A_PART = 2**20
 _ITEM = "state"
 _PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not complete
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a log line is ours or a warning; Orbax logs about thirty lines per checkpoint."""
+    """Keep our log lines and all warnings; Orbax logs about thirty lines per checkpoint."""
     is_of_orbax = "/orbax/" in record.pathname
-    if is_of_orbax:  # its threads show tracebacks of what `SaveError` reports
+    if is_of_orbax:  # its threads log tracebacks of errors that `SaveError` reports
         record.exc_info = None
     return record.levelno >= logging.WARNING or not is_of_orbax
 
@@ -49,7 +49,7 @@ class SaveError(OSError):
 
 
 class _Notes(declarations.Artefact, frozen=True):
-    """Record in a checkpoint; its structure, a fingerprint, is "" in older ones."""
+    """Record in a checkpoint; `structure`, a fingerprint of its arrays, is "" in older ones."""
 
     digest: declarations.Count
     params_digest: declarations.Count
@@ -58,7 +58,7 @@ class _Notes(declarations.Artefact, frozen=True):
 
 
 class _Save(NamedTuple):
-    """Save of a state."""
+    """Save of a state that is in flight, or was the last to complete."""
 
     step: int
     response: ocp.AsyncResponse[None]
@@ -66,7 +66,13 @@ class _Save(NamedTuple):
 
 
 class Checkpoints:
-    """Checkpoints of one run, numbered by steps taken; a context manager."""
+    """Checkpoints of one run, numbered by steps taken; a context manager.
+
+    Beside the latest `keep`, the run keeps the last `max_multiples` (0: all) whose steps are
+    multiples of `keep_every` (0: none). A `read_only` instance changes nothing, since another
+    process may be saving here. `verify` says which saves to read back
+    (`TrainSettings.verify_checkpoints`).
+    """
 
     def __init__(
         self,
@@ -78,20 +84,8 @@ class Checkpoints:
         read_only: bool = False,
         verify: str = "first_and_last",
     ):
-        """Open the checkpoints in `folder`.
-
-        Args:
-          folder: folder of the checkpoints.
-          keep: number of latest checkpoints to keep.
-          keep_every: keep checkpoints of multiples of it as well; 0 for none.
-          max_multiples: number of the latest of these to keep; 0 for all.
-          read_only: change nothing, since another process may be saving here.
-          verify: which saves to read back, see `TrainSettings.verify_checkpoints`.
-
-        Raises:
-          ValueError: checkpoints cannot be written below a folder of this name.
-        """
-        # Two slashes at the start of a path are one to the system, and not to tensorstore.
+        """Open the checkpoints in `folder`; ValueError if one cannot write below its name."""
+        # The system takes two slashes at the start of a path for one, tensorstore does not.
         self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
         artifacts.check_plain(self._folder)
         self._keep, self._keep_every, self._max_multiples = keep, keep_every, max_multiples
@@ -102,12 +96,12 @@ class Checkpoints:
         self._context = ocp.Context()
         self._context.array.saving.min_slice_bytes_for_replica_parallel = _LEAST_BYTES_OF_A_PART
         if not read_only and hosts.is_first() and self._folder.is_dir():
-            # Partial checkpoints of killed runs, which would fill the disk.
+            # Partial checkpoints of killed runs would fill the disk.
             for path in [one for one in self._folder.iterdir() if _PARTIAL in one.name]:
                 shutil.rmtree(path)
 
     def steps(self) -> list[int]:
-        """Steps taken at each complete checkpoint, ascending."""
+        """Return the steps taken at each complete checkpoint, ascending."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
@@ -119,15 +113,10 @@ class Checkpoints:
         is_up_to_date: bool = True,
         inspection: Inspection | None = None,
     ) -> None:
-        """Save `state`; return once it is copied off the devices, and write in the background.
+        """Save `state` in the background; return once it is copied off the devices.
 
-        Args:
-          step: steps taken.
-          is_up_to_date: whether no update of its table rows is pending.
-          inspection: of the state, if there is one.
-
-        Raises:
-          SaveError: this save, or the one before, failed.
+        `is_up_to_date` says that no update of table rows is pending. Without an `inspection`, the
+        state is inspected here. Raises SaveError if this save, or the one before, failed.
         """
         self._finish()
         digest, params_digest, _ = inspection or inspect(state)
@@ -146,14 +135,12 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raise SaveError if the save in the background has failed, without waiting for it."""
-        # Several hosts go on together, at the next save.
+        # Several hosts must raise together: they do so at the next save.
         if self._saving and self._is_written(timeout=0) and jax.process_count() == 1:
             self._finish()
 
     def restore(self, step: int, abstract_state: TrainState) -> TrainState:
-        """Restore the state of `step` with the shardings of `abstract_state`.
-
-        The shardings may differ from those at the time of saving.
+        """Restore the state of `step` with the shardings of `abstract_state`, which may be new.
 
         Raises:
           DamagedError: it cannot be read, or differs from the saved state.
@@ -163,11 +150,11 @@ class Checkpoints:
         return self._checked(step, abstract_state, abstract_state)
 
     def restore_params(self, step: int, abstract_state: TrainState) -> Any:
-        """Restore the parameters of `step` alone; see `restore`."""
+        """Restore only the parameters of `step`; see `restore`."""
         return self._checked(step, {"params": abstract_state.params}, abstract_state)["params"]
 
     def _checked(self, step: int, part: Any, abstract_state: TrainState) -> Any:
-        """Load a part of a state, all or the parameters, and check it by its digest."""
+        """Load `part` of a state, all or {"params": ...}, and check it by its digest."""
         path, found, saved, fault = self._path(step), None, None, None
         try:
             notes, arrays = self._read_notes(step)
@@ -194,14 +181,14 @@ class Checkpoints:
         return found
 
     def is_up_to_date(self, step: int) -> bool:
-        """Whether no update of the parameters of `step` is pending."""
+        """Return whether no update of the parameters of `step` is pending."""
         try:
             return self._read_notes(step)[0].is_up_to_date
         except Exception:  # Orbax raises many types; `restore` will report it
             return False
 
     def _read_notes(self, step: int) -> tuple[_Notes, Any]:
-        """Notes on a checkpoint; shapes and types of its arrays, None if they are lost."""
+        """Return the notes on a checkpoint; its arrays' shapes and types, None if they are lost."""
         found = ocp.metadata(self._path(step), _ITEM)
         text = json.dumps(found.custom_metadata)
         notes = declarations.parse(text, _Notes, place="its notes", remedy="copy it again")
@@ -213,42 +200,28 @@ class Checkpoints:
     def restore_latest(
         self, abstract_after: Callable[[int], TrainState]
     ) -> tuple[int, TrainState] | None:
-        """Restore the latest complete checkpoint: its step and state; None without checkpoints.
+        """Restore the latest usable checkpoint as (step, state); None without checkpoints.
 
-        The shapes of a state depend on the steps taken, see `TrainFunctions.abstract_after`.
-
-        Later damaged checkpoints are logged and renamed to `<step>.damaged`, so that the run can
-        save these steps again.
-
-        Raises:
-          DamagedError: all checkpoints are damaged; none is renamed.
-          OSError, ValueError: the latest that is not damaged cannot be used, see `restore`.
+        `abstract_after` gives the shapes of the state after some steps
+        (`TrainFunctions.abstract_after`). Later damaged checkpoints are logged and renamed to
+        `<step>.damaged`, so that the run can save these steps again. If all are damaged, none is
+        renamed and DamagedError is raised. Other errors are those of `restore` for the latest one
+        that is not damaged.
         """
         return self._latest(lambda step: self.restore(step, abstract_after(step)))
 
     def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
-        """Restore the up-to-date parameters of the latest complete checkpoint: step and params.
-
-        The rest of the state is read only if updates of table rows are pending.
-
-        Raises: as `restore_latest`.
-        """
+        """Restore the latest up-to-date parameters, (step, params); see `restore_latest`."""
         return self._latest(lambda step: self._params(step, functions))
 
     def mean_params(
         self, functions: TrainFunctions, count: int, every: int = 1
     ) -> tuple[list[int], Any]:
-        """Restore the mean of the up-to-date parameters of the latest checkpoints: steps, params.
+        """Restore the mean of the up-to-date parameters of the latest `count` checkpoints.
 
-        Args:
-          count: number of checkpoints to average.
-          every: of checkpoints of multiples of it alone, which does not depend on where a run was
-            stopped.
-
-        Raises:
-          ValueError: there are fewer.
-          DamagedError: one of them is damaged. It is not passed over, since an average over other
-            checkpoints would be another model.
+        Returns (steps, params). Only multiples of `every` count, which do not depend on where a run
+        was stopped. Raises ValueError if there are fewer, and DamagedError if one of them is
+        damaged: an average over other checkpoints would be another model.
         """
         steps = [step for step in self.steps() if step % every == 0][-count:]
         if len(steps) < count:
@@ -272,13 +245,13 @@ class Checkpoints:
         """Restore the parameters of `step`, with pending updates applied."""
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
-        # Hosts that load different items would wait in different collectives for each other.
+        # Hosts that loaded different items would wait for each other in different collectives.
         if hosts.as_on_first([self.is_up_to_date(step)])[0]:
             return self.restore_params(step, abstract)
         return of_stage.apply_pending_updates(self.restore(step, abstract)).params
 
     def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
-        """Latest step that `restore` can read, and its result; see `restore_latest`."""
+        """Return the latest step that `restore` can read, and its result; see `restore_latest`."""
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
@@ -309,16 +282,12 @@ class Checkpoints:
             hosts.wait_for_all("damaged checkpoints set aside")
 
     def _is_written(self, timeout: float | None = None) -> bool:
-        """Wait for the save in the background to be on the disk; return whether it is.
-
-        Raises:
-          SaveError: it has failed.
-        """
+        """Wait for the save in the background; return whether it is on disk, or raise SaveError."""
         if (save := self._saving) is None:
             return True
         try:
             save.response.result(timeout)
-            if hosts.is_first():  # tensorstore has synced the arrays, and Orbax nothing
+            if hosts.is_first():  # tensorstore has synced the arrays, Orbax has synced nothing
                 artifacts.sync_tree(self._path(save.step))
                 artifacts.sync(self._folder)
         except Exception as error:
@@ -341,11 +310,7 @@ class Checkpoints:
             self._remove_old()
 
     def _could_read_back(self, save: _Save) -> bool:
-        """Return whether there is the memory to read back a save.
-
-        Raises:
-          SaveError: what is read is not what was saved.
-        """
+        """Return whether memory sufficed to read back a save; SaveError if it reads differently."""
         try:
             self.restore(save.step, save.abstract)
         except MemoryError as error:
@@ -357,7 +322,7 @@ class Checkpoints:
         return True
 
     def _remove_old(self) -> None:
-        """Remove the checkpoints that are not to be kept."""
+        """Remove the checkpoints that need not be kept."""
         steps = self.steps()
         multiples = [step for step in steps if self._keep_every and step % self._keep_every == 0]
         kept = {*steps[-self._keep :], *multiples[-self._max_multiples :]}
@@ -386,42 +351,29 @@ class Checkpoints:
         try:
             self._is_written()
         except SaveError as error:
-            logging.error("and the last save failed: %s", error)  # that in flight has precedence
+            logging.error("and the last save failed: %s", error)  # the error in flight is raised
 
 
 def restore_latest(
     folder: pathlib.Path, abstract_after: Callable[[int], TrainState]
 ) -> tuple[int, TrainState]:
-    """Restore the latest complete state in `folder`, read-only: (steps taken, state).
+    """Restore the latest usable state in `folder`, read-only: (steps taken, state).
 
-    See `Checkpoints.restore_latest` for its shapes. An interrupted run saves a state with pending
-    updates; apply them with `TrainFunctions.apply_pending_updates`.
-
-    Raises:
-      ValueError: there is no checkpoint, or all are damaged.
+    See `Checkpoints.restore_latest`; ValueError without a usable checkpoint. The state of an
+    interrupted run has pending updates: apply them with `TrainFunctions.apply_pending_updates`.
     """
     return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_after))
 
 
 def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
-    """Restore the up-to-date parameters of the latest complete state: (steps taken, params).
-
-    Raises:
-      ValueError: there is no checkpoint, or all are damaged.
-    """
+    """Restore up-to-date parameters as `restore_latest` does the state: (steps taken, params)."""
     return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
 
 
 def restore_mean_params(
     folder: pathlib.Path, functions: TrainFunctions, count: int, every: int = 1
 ) -> tuple[list[int], Any]:
-    """Restore the mean of the parameters of the `count` latest checkpoints in `folder`, read-only.
-
-    Of those alone whose steps are multiples of `every`.
-
-    Raises:
-      ValueError: there are fewer, or one of them is damaged; see `Checkpoints.mean_params`.
-    """
+    """Restore the mean parameters of checkpoints in `folder`; see `Checkpoints.mean_params`."""
     return _read(folder, lambda checkpoints: checkpoints.mean_params(functions, count, every))
 
 
@@ -437,12 +389,12 @@ def _read(
 
 
 def _structure(abstract: Any) -> str:
-    """Fingerprint of names, shapes and types of arrays."""
+    """Return a fingerprint of names, shapes and types of arrays."""
     return artifacts.fingerprint(faults.described(abstract))
 
 
 def free_name(path: pathlib.Path) -> pathlib.Path:
-    """First of `path`, `path`-2, `path`-3, ... that does not exist."""
+    """Return the first of `path`, `path`-2, `path`-3, ... that does not exist."""
     number, free = 1, path
     while free.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program, read off its text."""
+"""Collectives of a compiled program, parsed from its text."""
 
 import math
 import re
@@ -17,16 +17,16 @@ _BITS = re.compile(r"[a-z]+(\d+)")
 
 
 class Collective(NamedTuple):
-    """One instruction.
+    """One collective instruction.
 
     Attributes:
-      kind: "all-reduce" and so on.
-      sizes: elements of each array that it makes.
-      groups: device numbers that exchange something.
+      kind: one of `KINDS`, such as "all-reduce".
+      sizes: elements of each result array.
+      groups: numbers of the devices that exchange data.
       in_loop: whether a loop repeats it.
-      bytes: of these arrays together.
-      times: executions in one run of the program. A loop of unknown length counts as one
-        iteration; of a conditional the branch that sends most is executed, the others never.
+      bytes: size of all result arrays.
+      times: executions in one run of the program. A loop of unknown length counts once. Of a
+        conditional, only the branch that sends most counts.
     """
 
     kind: str
@@ -37,19 +37,15 @@ class Collective(NamedTuple):
     times: int = 1
 
     def is_over(self, stride: int, size: int) -> bool:
-        """Whether devices exchange whose places along a mesh axis differ.
-
-        Args:
-          stride: devices of the axes after that one.
-        """
+        """Return whether devices exchange data along a mesh axis with `stride` devices after it."""
         return any(len({d // stride % size for d in group}) > 1 for group in self.groups)
 
     def sent_bytes(self) -> float:
-        """Bytes that a device sends in one run of the program, by the algorithms of a ring.
+        """Return the bytes that a device sends in one run of the program, by ring algorithms.
 
-        Of n devices and S bytes of result each sends 2 S (n - 1) / n for an all-reduce, which is a
-        reduce-scatter and an all-gather; S (n - 1) / n for an all-gather or all-to-all;
-        S (n - 1) for a reduce-scatter, whose operand is n S; S for a permutation.
+        With n devices and S bytes of result, each sends 2 S (n - 1) / n for an all-reduce (a
+        reduce-scatter and an all-gather), S (n - 1) / n for an all-gather or all-to-all, S (n - 1)
+        for a reduce-scatter, whose operand is n S, and S for a permutation.
         """
         n = max(map(len, self.groups), default=1)
         factor = {
@@ -61,7 +57,7 @@ class Collective(NamedTuple):
 
 
 def collectives_of(text: str, num_devices: int) -> list[Collective]:
-    """All collectives of a compiled program of `num_devices`."""
+    """Return all collectives of a compiled program of `num_devices`."""
     lines = _computations(text)
     called = {name: _called("\n".join(body)) for name, body in lines.items()}
     repeated = set(re.findall(r"body=%([\w.\-]+)", text))
@@ -82,10 +78,10 @@ def collectives_of(text: str, num_devices: int) -> list[Collective]:
 
 
 def _collective(match: re.Match, line: str, num_devices: int, in_loop: bool) -> Collective:
-    """The instruction of a line, of which `match` has the result, the kind and any "-start"."""
+    """Parse a line; `match` has the result, the kind and any "-start"."""
     shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
     if match[3] and match[2] in ("all-gather", "collective-permute"):
-        # The result holds the operands as well, and then numbers of the runtime's own.
+        # The result also holds the operands, and then scalars of the runtime.
         shapes = [one for one in shapes if one[0] not in ("u32", "s32") or one[1]]
         shapes = shapes[len(shapes) // 2 :]
     sizes = [math.prod(_ints(shape)) for _, shape in shapes]
@@ -110,7 +106,7 @@ def _entry(text: str) -> str:
 def _executions(
     lines: Mapping[str, list[str]], found: Mapping[str, list[Collective]], entry: str
 ) -> dict[str, int]:
-    """Executions of each computation in one run of the program."""
+    """Count the executions of each computation in one run of the program."""
     times: dict[str, int] = {}
 
     def visit(name: str, factor: int) -> None:
@@ -126,14 +122,12 @@ def _executions(
 
 
 def _trips(line: str, lines: Mapping[str, list[str]]) -> int:
-    """Iterations of the loop that a line is; 1 for others, and for a loop of unknown length.
-
-    A TPU's program does not say: there the condition of a scan compares with the number.
-    """
+    """Return the iterations of a loop's line; 1 for other lines and loops of unknown length."""
     if match := _TRIPS.search(line):
         return int(match[1])
     if " while(" not in line or not (match := re.search(r"condition=%([\w.\-]+)", line)):
         return 1
+    # TPU programs do not state them: the condition of a scan compares with the number instead.
     condition = "\n".join(lines.get(match[1], []))
     compared = re.search(r"compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT", condition)
     if not compared:
@@ -143,7 +137,7 @@ def _trips(line: str, lines: Mapping[str, list[str]]) -> int:
 
 
 def _calls(lines: Mapping[str, list[str]], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield how often an instruction of a computation calls which others."""
+    """Yield (times, callees) for the instructions of a computation that call others."""
     for line in lines[name]:
         trips = _trips(line, lines)
         branches: list[str] = []
@@ -169,7 +163,7 @@ def _reached(
 
 
 def _computations(text: str) -> dict[str, list[str]]:
-    """The lines of each computation."""
+    """Split a program into the lines of each computation."""
     found: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -187,11 +181,7 @@ def _called(body: str) -> set[str]:
 
 
 def _groups(line: str, num_devices: int) -> list[list[int]]:
-    """The groups of a collective, in any of the ways to write them.
-
-    Raises:
-      ValueError: in yet another way.
-    """
+    """Parse the groups of a collective from any of four notations; ValueError for another."""
     if match := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", line):
         return [_ints(group) for group in re.findall(r"\{([\d,]+)\}", match[1])]
     if "replica_groups={}" in line:
@@ -210,7 +200,7 @@ def _groups(line: str, num_devices: int) -> list[list[int]]:
 
 
 def _numbers(order: str) -> np.ndarray:
-    """Devices in the order "[4,2]T(1,0)", or "[8]"."""
+    """Parse an order of devices, "[4,2]T(1,0)" or "[8]"."""
     shape, *transposed = re.findall(r"[\d,]+", order)
     numbers = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))
     return numbers.transpose(_ints(transposed[0])) if transposed else numbers

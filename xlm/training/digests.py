@@ -1,4 +1,4 @@
-"""Digests of a state, and which of its arrays hold a number that is not finite, in one pass."""
+"""Digests of a state, and its arrays with numbers that are not finite, in one pass."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Words of a state that numpy inspects sooner than the program for it is compiled.
+# Up to so many words, numpy inspects a state faster than XLA compiles the program.
 _MOST_WORDS_ON_HOST = 2**20
 _Spans = tuple[tuple[int, int], ...]
 
 
 class Inspection(NamedTuple):
-    """Digests of a state and of its parameters alone; words for what is not finite, or ""."""
+    """Digests of a state and of its parameters alone; which arrays are not finite, or ""."""
 
     digest: int
     params_digest: int
@@ -23,14 +23,11 @@ class Inspection(NamedTuple):
 
 
 def inspect(state: Any) -> Inspection:
-    """Inspect a `TrainState`, or a dictionary with the parameters of one.
+    """Inspect a `TrainState` or a dictionary {"params": ...}, of dtypes of up to 32 bits.
 
     A digest of 32 bits detects any change of a single word of any array. It is the sum, modulo
     2^32, of a hash of each word and its index. Integer addition is independent of order, so the
     digest does not depend on the sharding.
-
-    Args:
-      state: arrays of any dtype of up to 32 bits.
     """
     names, arrays = zip(*named(state), strict=True)
     params = [number for number, name in enumerate(names) if name.startswith("params.")]
@@ -56,28 +53,21 @@ def named(state: Any) -> list[tuple[str, Any]]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _on_devices(arrays: Sequence[jax.Array], spans: _Spans) -> Any:
-    """See `_found`.
-
-    One program over all arrays: hosts may run several, which sum over them, in different orders,
-    and then wait for each other forever.
-    """
+    """Run `_found` as one program over all arrays."""
+    # Hosts could run several programs with collectives in different orders, and wait forever.
     return _found(arrays, spans, jnp, _sums)
 
 
 def _found(
     arrays: Sequence[Any], spans: _Spans, xp: Any, sums: Callable[[list[Any]], Sequence[Any]]
 ) -> tuple[Any, Any]:
-    """Digest of each span (first, end) of arrays, and whether each array is finite.
-
-    Args:
-      spans: of arrays, of which the first has index 0 in the digest.
-      sums: `_sums` of it.
-    """
-    totals = [xp.zeros(1, np.uint32) for _ in spans]  # scalars of numpy warn of what is over 2^32
+    """Return the digest of each span (first, end) of arrays, and whether each array is finite."""
+    totals = [xp.zeros(1, np.uint32) for _ in spans]  # numpy's scalars would warn of overflow
     is_finite = []
     for number, array in enumerate(arrays):
         array = xp.atleast_1d(array)
         within = [place for place, (first, end) in enumerate(spans) if first <= number < end]
+        # The first array of a span has index 0 in its digest.
         words = [_hashed(array, number - spans[place][0], xp) for place in within]
         *found, unfit = sums([*words, (~xp.isfinite(array)).astype(np.uint32)])
         for place, hashes in zip(within, found, strict=True):
@@ -87,7 +77,7 @@ def _found(
 
 
 def _sums(operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """Sums of all operands but the last, whose bits are joined, in one pass over all."""
+    """Sum all operands but the last, whose bits are joined, in one pass over all."""
 
     def add(one: Sequence[jax.Array], two: Sequence[jax.Array]) -> list[jax.Array]:
         return [*(x + y for x, y in zip(one[:-1], two[:-1], strict=True)), one[-1] | two[-1]]
@@ -101,7 +91,7 @@ def _sums_of_numpy(operands: list[np.ndarray]) -> Sequence[Any]:
 
 
 def _hashed(array: Any, number: int, xp: Any) -> Any:
-    """Hash of each word, and its index, of array `number` of a state; uint32 of its shape."""
+    """Hash each word and its index of array `number` of a state, to uint32 of its shape."""
     words = _words(array)
     place = xp.full(words.shape, number * 0x9E3779B9 & 0xFFFFFFFF, np.uint32)
     for axis, size in enumerate(words.shape):
@@ -112,7 +102,7 @@ def _hashed(array: Any, number: int, xp: Any) -> Any:
 
 
 def _words(array: Any) -> Any:
-    """Bits of each element, uint32 of the array's shape."""
+    """Return the bits of each element, uint32 of the array's shape."""
     if array.dtype == bool:
         return array.astype(np.uint32)
     return array.view(f"uint{8 * array.dtype.itemsize}").astype(np.uint32)

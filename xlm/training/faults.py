@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be used: damage, a system that does not let us read, or other code."""
+"""Reasons why a checkpoint is unusable: damage, a failing system, or other code."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from xlm.common import entry_point
 from xlm.common.entry_point import chain
 from xlm.training import digests
 
-# Errors of the system that damage may cause, too.
+# System errors that damage may also cause.
 _OF_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
 _CODE = re.compile(r"os_error_code='(\d+)'")  # in messages of tensorstore
 
@@ -35,7 +35,7 @@ _KINDS = (MemoryError, DamagedError, UnreadableError, OtherStateError)
 
 
 def fault_of(path: pathlib.Path, error: Exception) -> Exception:
-    """Return one of `_KINDS` for an error that Orbax has raised of a checkpoint."""
+    """Return one of `_KINDS` for an error that Orbax has raised while reading a checkpoint."""
     if asked := entry_point.out_of_memory(error):
         return MemoryError(asked)
     if isinstance(error, OtherStateError):
@@ -49,10 +49,10 @@ def fault_of(path: pathlib.Path, error: Exception) -> Exception:
 
 
 def _system_fault(path: pathlib.Path, error: Exception) -> str:
-    """Reason of the system for an error of reading a checkpoint; "" if its content is at fault."""
+    """Return the system's reason for a failed read; "" if the content is at fault."""
     if (code := _system_code(error)) and code not in _OF_DAMAGE:
         return os.strerror(code)
-    # Orbax takes files that it may not read for missing ones, and some for empty ones.
+    # Orbax reports files without read permission as missing, and some as empty.
     try:
         for folder, _, names in os.walk(path, onerror=_raise):
             for name in names:
@@ -70,7 +70,7 @@ def _raise(error: OSError) -> None:
 
 
 def _system_code(error: Exception) -> int | None:
-    """Number of the error of the system that has led to an error, if there is one."""
+    """Return the number of the system error that led to an error, if there is one."""
     for one in chain(error):
         if found := _CODE.search(str(one)):
             return int(found[1])
@@ -80,7 +80,7 @@ def _system_code(error: Exception) -> int | None:
 
 
 def cause(error: Exception) -> str:
-    """Reason of the system for an error, else the message that it began with, as one line."""
+    """Return the system's reason for an error, else the first message of its chain, as one line."""
     if code := _system_code(error):
         return os.strerror(code)
     *_, first = chain(error)
@@ -88,7 +88,7 @@ def cause(error: Exception) -> str:
 
 
 def described(state: Any) -> dict[str, str]:
-    """Return type and shape of each array, such as "float32 [300, 8]", by its name."""
+    """Return type and shape of each array by its name, such as "float32 [300, 8]"."""
     return {name: f"{array.dtype} {list(array.shape)}" for name, array in digests.named(state)}
 
 

@@ -1,4 +1,4 @@
-"""Count FLOPs of a traced function, for the utilisation of a device's peak."""
+"""FLOPs of a traced function, for the utilisation of a device's peak."""
 
 import math
 from typing import Any
@@ -10,11 +10,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 def matmul_flops(traced: ClosedJaxpr | Jaxpr) -> float:
     """Count floating-point operations of all matrix products, 2 M N K each, over all devices.
 
-    Products in loops of known length are counted once per iteration, in loops of unknown length
-    once, and of branches only those of the costliest. Rematerialised products count twice.
-
-    Args:
-      traced: `jax.jit(f).trace(...).jaxpr`, or the result of `jax.make_jaxpr`.
+    Takes `jax.jit(f).trace(...).jaxpr` or the result of `jax.make_jaxpr`. Products count once per
+    iteration of a loop of known length, and once for a loop of unknown length. Of a conditional
+    only the costliest branch counts. Rematerialised products count twice.
     """
     total = 0.0
     for equation in getattr(traced, "jaxpr", traced).eqns:
@@ -42,6 +40,6 @@ def _shape(variable: Any) -> tuple[int, ...]:
 
 
 def _inner(params: dict[str, Any]) -> list[ClosedJaxpr | Jaxpr]:
-    """Functions called by an equation."""
+    """Return the functions called by an equation."""
     leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, (ClosedJaxpr, Jaxpr)))
     return [leaf for leaf in leaves if isinstance(leaf, (ClosedJaxpr, Jaxpr))]

@@ -1,4 +1,4 @@
-"""Memory of the C library that programs of the CPU backend use again."""
+"""Settings of the C library's allocator with which the CPU backend reuses memory."""
 
 import ctypes
 import importlib.metadata
@@ -7,8 +7,8 @@ import os
 
 import jax
 
-# Parameters of mallopt (glibc's malloc.h) and their values: one heap, of which nothing is mapped
-# by itself and nothing is given back, and which grows by 64 MB.
+# Parameters of mallopt (glibc's malloc.h) and their values: one heap that grows by 64 MB, maps no
+# allocation separately and returns nothing to the kernel.
 _ARENA_MAX, _MMAP_MAX, _TOP_PAD, _TRIM_THRESHOLD = -8, -4, -2, -1
 _VALUES = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TOP_PAD: 64 << 20, _TRIM_THRESHOLD: 2**31 - 1}
 VARIABLES = (
@@ -18,16 +18,13 @@ VARIABLES = (
 
 
 def keep_freed() -> bool:
-    """Have freed memory stay in this process, for its next allocations.
+    """Keep freed memory in this process for its next allocations; return whether that was done.
 
-    XLA allocates the intermediate results of a program anew at each step. glibc gets large ones
-    from the kernel and gives them back, so that each step writes to new pages, every one of which
-    costs a page fault: a third of a step's time (docs/performance.md). Call it before JAX starts
-    its backend, whose threads would otherwise get heaps of their own, of 64 MB at most.
-
-    Returns:
-      Whether it was done; not where the C library is another one, nor where the user has set its
-      parameters by the environment.
+    XLA allocates intermediate results anew at each step. glibc gets large ones from the kernel and
+    gives them back, so a step writes to new pages, and page faults take a third of its time
+    (docs/performance.md). Call this before JAX starts its backend, whose threads would otherwise
+    get heaps of their own. Nothing is done with another C library, or if the user has set its
+    parameters in the environment.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in VARIABLES):
@@ -37,7 +34,7 @@ def keep_freed() -> bool:
 
 
 def is_of_cpu() -> bool:
-    """Whether JAX will start its CPU backend: asked for it, or without that of another device."""
+    """Return whether JAX will start its CPU backend: set to it, or no plugin of another device."""
     if platforms := jax.config.jax_platforms:  # type: ignore[attr-defined]  # made at run time
         return platforms.split(",")[0] == "cpu"
     plugins = importlib.metadata.entry_points(group="jax_plugins")

@@ -1,4 +1,4 @@
-"""Runs on several hosts: joined by flags, files written by the first, the others waiting for it."""
+"""Runs on several hosts: flags to join them, a first host that writes files, barriers."""
 
 import contextlib
 import os
@@ -14,13 +14,11 @@ from xlm.training import host_memory
 
 
 def define_flags() -> Callable[[], None]:
-    """Define the flags of a command that runs on several hosts.
+    """Define the flags of a command on several hosts; return a function that joins the hosts.
 
-    Returns:
-      A function that joins the hosts if the flags ask for it, and sets up the memory of CPU hosts;
-      call it before any other use of jax.
+    Call it before any other use of jax, also on one host: it sets up the memory of CPU hosts too.
     """
-    flags.disclaim_key_flags()  # they are of the command
+    flags.disclaim_key_flags()  # they count as the command's flags, not this module's
     distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
     coordinator = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
     num_processes = flags.DEFINE_integer("num_processes", None, "Number of processes of the run.")
@@ -56,17 +54,13 @@ def define_flags() -> Callable[[], None]:
 
 
 def is_first() -> bool:
-    """Whether this is the host that writes files which all hosts share."""
+    """Return whether this host writes the files that all hosts share."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
-    """Lock the folder of a stage, and claim it, on the first host, for all of them.
-
-    Raises:
-      ValueError: another process holds the folder, see `Stage.held`; on all hosts.
-    """
+    """Hold (and claim) a stage's folder on the first host for all; ValueError on all if taken."""
     with contextlib.ExitStack() as stack:
         fault: Exception | None = None
         try:
@@ -80,21 +74,13 @@ def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
 
 
 def wait_for_all(what: str) -> None:
-    """Wait until every host is here, so that what the first has written can be read by all.
-
-    Args:
-      what: has been done; a name that all hosts give.
-    """
+    """Wait until every host calls this with the same name `what`, to read what the first wrote."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
 
 def as_on_first(flags_here: list[bool]) -> list[bool]:
-    """Return what the first host has found, such as which files there are, on every host.
-
-    Args:
-      flags_here: what this host has found, of one length on all hosts.
-    """
+    """Return the first host's `flags_here`, such as which files exist; all have the same length."""
     if jax.process_count() == 1 or not flags_here:
         return flags_here
     return np.asarray(multihost_utils.broadcast_one_to_all(np.array(flags_here))).tolist()

@@ -27,18 +27,18 @@ class TrainingData(Protocol):
         """Yield the kind and this host's part of the arrays of each step's batch."""
 
     def describe_batch(self, step: int) -> Any:
-        """JSON-able description of a batch, recorded if the loss is not finite."""
+        """Return a JSON-able description of a batch, recorded if the loss is not finite."""
 
     def step_values(self, step: int) -> Mapping[str, float]:
-        """Step-dependent settings of the data, recorded as metrics."""
+        """Return the step-dependent settings of the data, recorded as metrics."""
 
 
 @runtime_checkable
 class LearnedData(TrainingData, Protocol):
-    """Data of which later batches depend on what the run has learned before them."""
+    """Data whose later batches depend on what the run has learned before them."""
 
     def known_until(self, step: int) -> int:
-        """First step after `step` whose batch is not known when that of `step` is."""
+        """Return the first step after `step` whose batch is not known when that of `step` is."""
 
     def renew(self, step: int, learned: Callable[[], Extra]) -> None:
         """Decide what follows from `step` on; `learned` reads the extra state before it."""
@@ -56,18 +56,9 @@ def train(
 ) -> TrainState:
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
-    Args:
-      functions: the compiled functions of the first stage.
-      settings: lengths and intervals.
-      folder: folder of checkpoints and metrics, for reading and writing.
-      data: batches by step, counted from zero.
-      evaluators: run on the state at intervals.
-      initial_params: reads the parameters to start from; those that it leaves out keep their
-        random values.
-      should_stop: steps taken -> whether to save the state and stop.
-
-    Returns:
-      The last state.
+    Returns the last state. `functions` are those of the first stage. `folder` holds checkpoints and
+    metrics. `initial_params` reads the parameters to start from; parameters that it leaves out keep
+    their random values. After each step, `should_stop(steps taken)` says whether to save and stop.
 
     Raises:
       Stopped: `should_stop` returned True; the state is saved.

@@ -40,22 +40,22 @@ class ActivationSizes:
     mlp_shards: int
 
     def bytes(self) -> int:
-        """Bytes on one device at the beginning of the backward pass.
+        """Return the bytes on one device at the beginning of the backward pass.
 
-        They consist of the stored activations of all layers; one layer's recomputed activations
-        (with `remat`) and gradients of the same size; the copies of the layers' weights in bfloat16
-        that products take; the logits and their gradient in float32.
+        They are the stored activations of all layers, one layer's recomputed activations (with
+        `remat`) and gradients of the same size, the layers' weights in bfloat16 that products take,
+        and the logits and their gradient in float32.
         """
         stored = self.tokens * self.num_layers * self._layer(self.remat)
         return stored + self.work_bytes() + self.weight_bytes() + 2 * 4 * self.logits
 
     def work_bytes(self) -> int:
-        """Bytes of the layer in work, part of `bytes`; of several encoders only one has it."""
+        """Return the bytes of the layer in work, part of `bytes`; one encoder at a time has it."""
         in_work = 1 if self.remat == "none" else 2
         return self.tokens * in_work * self._layer("none")
 
     def weight_bytes(self) -> int:
-        """Bytes of all layers' kernels in bfloat16, stored without `remat`; part of `bytes`."""
+        """Return the bytes of all bfloat16 kernels, stored without `remat`; part of `bytes`."""
         if self.bytes_per_value == 4 or self.remat != "none":
             return 0
         kernels = 4 * self.hidden_size**2 // self.head_shards
@@ -63,32 +63,27 @@ class ActivationSizes:
         return self.num_layers * self.bytes_per_value * kernels
 
     def _layer(self, remat: str) -> int:
-        """Bytes that a layer stores per token.
-
-        With "full" its input; with "dots" also six products. With "none", of size D: three float32
-        values and the output of each LayerNorm, query, key, value and attention output, and two
-        dropout masks; of size F: four intermediates of the GELU; of size H L: the attention weights
-        in float32 and in the activations' dtype, and their dropout mask.
-        """
+        """Return the bytes that a layer stores per token."""
         hidden = self.bytes_per_value * self.hidden_size
         mlp = self.bytes_per_value * self.mlp_size
-        if remat == "full":
+        if remat == "full":  # its input
             return hidden
-        if remat == "dots":
+        if remat == "dots":  # and six products
             return 3 * hidden + 3 * hidden // self.head_shards + mlp // self.mlp_shards
+        # Of size H L: attention weights in float32 and in the activations' dtype, dropout mask.
         weights = self.num_heads * self.length * (4 + self.bytes_per_value + 1)
         if not self.has_attention_weights:
             weights = 0
+        # Of size D: three float32 values and the output of each LayerNorm, query, key, value and
+        # attention output, and two dropout masks. Of size F: four intermediates of the GELU.
         whole = 2 * hidden + (6 * 4 + 2) * self.hidden_size
         return whole + (4 * hidden + weights) // self.head_shards + 4 * mlp // self.mlp_shards
 
 
 def state_bytes(state: TrainState, stage: Stage) -> dict[str, int]:
-    """Bytes of each part of the state on one device, and of the gradient.
+    """Return the bytes on one device of each part of the state, and of the stage's gradients.
 
-    Args:
-      state: shapes, types and shardings, `TrainFunctions.abstract_state`.
-      stage: what is trained, of which there are gradients.
+    `state` holds shapes, types and shardings, such as `TrainFunctions.abstract_state`.
     """
     parts = {
         "parameters": state.params,

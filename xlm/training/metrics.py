@@ -25,20 +25,13 @@ class MetricsWriter:
         artifacts.write_text(path, "".join(_line(record) for record in kept))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the metrics after `step` steps, but those that are not finite.
-
-        Raises:
-          OSError: the file cannot be written; the message names the file and a remedy.
-        """
+        """Append the finite metrics after `step` steps; an OSError names the file and a remedy."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         with self._reported(), open(self._path, "a", encoding="utf-8") as file:
             file.write(_line({"step": step, **finite}))
 
     def sync(self) -> None:
-        """Wait for the records to be on the disk, as a checkpoint of their steps will be.
-
-        Raises: as `write`.
-        """
+        """Wait until the records are on disk, before a checkpoint of them; errors as `write`."""
         with self._reported():
             artifacts.sync(self._path)
 
@@ -56,15 +49,12 @@ class MetricsWriter:
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
     """Read the records of a metrics file; empty without a file.
 
-    A truncated last line, as left by a killed run, is skipped.
-
-    Raises:
-      ValueError: a line is damaged; the message names it.
+    Skips a truncated last line, as a killed run leaves it. A ValueError names a damaged line.
     """
     if not path.exists():
         return []
     content = artifacts.read_bytes(path)
-    for other, null in _NOT_IN_JSON:  # of earlier releases
+    for other, null in _NOT_IN_JSON:  # earlier releases wrote these
         content = content.replace(other, null)
     kind, remedy = dict[str, int | float | None], "move the file away to go on without its metrics"
     records = list(declarations.parse_lines(content, kind, place=str(path), remedy=remedy))

@@ -16,13 +16,13 @@ from xlm.training.settings import OptimizerSettings
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
-    """Whether weight decay applies, by name: stacked biases and scales are matrices too."""
+    """Return whether weight decay applies, by name: stacked biases and scales are matrices too."""
     del parameter
     return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
 
 
 def _is_matrix(path: tuple) -> bool:
-    """Whether a parameter is a matrix of the encoder's layers, by name."""
+    """Return whether a parameter is a matrix of the encoder's layers, by name."""
     return {"layers", "kernel"} <= {getattr(key, "key", None) for key in path}
 
 
@@ -33,7 +33,7 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 
 
 def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
-    """Schedule of an optimizer whose first step is step `first_step` of it."""
+    """Build the schedule of an optimizer that takes its first step at step `first_step` of it."""
     schedule = learning_rate_schedule(settings, num_steps)
     return (lambda count: schedule(count + first_step)) if first_step else schedule
 
@@ -44,7 +44,7 @@ def _muon(
     first_step: int,
     adamw: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Muon for the matrices of all layers, `adamw` for all other parameters."""
+    """Build Muon for the matrices of all layers, with `adamw` for all other parameters."""
     rates = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
     # The leading axis of layers is neither inputs nor outputs.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -90,28 +90,21 @@ def _muon(
 
 
 class MuonState(NamedTuple):
-    """Optimizer state for kind "muon".
-
-    Attributes:
-      matrices: state for the matrices of layers.
-      others: state for all other parameters.
-    """
+    """Optimizer state for kind "muon": of the layers' matrices, and of all other parameters."""
 
     matrices: Any
     others: Any
 
 
 class Optimizer(NamedTuple):
-    """Optimizer as pure functions.
-
-    A step reads, differentiates and updates. It differentiates with respect to the parameters with
-    partly touched tables replaced by their touched rows.
+    """Optimizer as pure functions: a step reads, differentiates and updates.
 
     Attributes:
       init: params -> state.
       read: (params, state, touched) -> (parameters to differentiate by, auxiliary data for
-        `update`); `touched` maps paths of tables to ids [R], other tables are read as a whole.
-        Parameters that are not trained are left out of the nested dictionaries.
+        `update`). `touched` maps paths of tables to ids [R], whose rows replace the table; other
+        tables are read as a whole. Parameters that are not trained are left out of the nested
+        dictionaries.
       update: (gradients, auxiliary data of `read`, params, state) -> (params, state).
       apply_pending_updates: (params, state) -> (params, state), every table row up to date.
       learning_rate: step -> rate.
@@ -127,12 +120,10 @@ class Optimizer(NamedTuple):
 def make_optimizer(
     settings: OptimizerSettings, num_steps: int, tables: Sequence[str] = (), first_step: int = 0
 ) -> Optimizer:
-    """Build the optimizer of `settings` for a run of `num_steps`, of all parameters.
+    """Build the optimizer of all parameters for a run of `num_steps`.
 
-    Args:
-      settings: rates and kind of update; stages and what is frozen are `stage_optimizer`'s.
-      tables: paths, such as "embeddings/table", of the tables that may be read by rows.
-      first_step: step of the schedule at which the optimizer takes its first step.
+    `tables`, such as "embeddings/table", may be read by rows. The first step has the rate of step
+    `first_step`. Stages and frozen parameters are up to `stage_optimizer`.
     """
     schedule = _schedule(settings, num_steps, first_step)
     numbers = {
@@ -158,7 +149,7 @@ def _dense(
     adamw: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Optimizer with dense updates of tables, as of all parameters."""
+    """Build the optimizer that updates tables densely, like all other parameters."""
 
     def read(params, state, touched):
         del state
@@ -179,12 +170,7 @@ def _dense(
 
 
 class RowsState(NamedTuple):
-    """Optimizer state with row-wise updates of tables.
-
-    Attributes:
-      tables: state of each table by its path.
-      others: state for all other parameters.
-    """
+    """Optimizer state with row-wise updates: of each table by its path, of all other parameters."""
 
     tables: dict[str, RowAdamWState]
     others: Any
@@ -197,7 +183,7 @@ def _by_rows(
     paths: tuple[str, ...],
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Optimizer that updates only the touched rows of tables, see `row_adamw`."""
+    """Build the optimizer that updates only the touched rows of tables, see `row_adamw`."""
 
     def without_tables(tree):
         for path in paths:
@@ -247,7 +233,7 @@ def _by_rows(
 
 
 def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
-    """Box the state's arrays with the logical names of those table axes that they have."""
+    """Box the state's arrays with the logical names of the table's axes that they have."""
     return jax.tree.map(
         lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
     )

@@ -9,11 +9,7 @@ _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 
 
 def parameter_table(params: Any) -> str:
-    """Format one line per array: name, shape, dtype, mesh axes, number of elements; and the total.
-
-    Args:
-      params: arrays, or their shapes with shardings.
-    """
+    """Format a line per array (name, shape, dtype, mesh axes, number of elements), and a total."""
     rows = [_HEADINGS]
     total = 0
     for path, array in jax.tree.leaves_with_path(params):
@@ -32,7 +28,7 @@ def parameter_table(params: Any) -> str:
 
 
 def num_parameters(params: Any) -> int:
-    """Number of elements of all arrays."""
+    """Count the elements of all arrays."""
     return sum(math.prod(array.shape) for array in jax.tree.leaves(params))
 
 

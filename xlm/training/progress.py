@@ -105,10 +105,8 @@ class Progress:
             self._profiling = True
 
     def after_step(self, step: int, metrics: LossAndMetrics) -> None:
-        """Record the metrics of a step just dispatched, and read those of the previous one.
-
-        Reading waits for the device; one step late, the device already has the next step queued.
-        """
+        """Record the metrics of a step just dispatched, and read those of the previous one."""
+        # Reading waits for the device. One step late, the device has the next step queued.
         self.flush_metrics()
         self._pending = (step, metrics)
         self._bar.update()
@@ -121,7 +119,7 @@ class Progress:
 
     def after_refresh(self, step: int, report: LossAndMetrics) -> None:
         """Record the report of a refresh before step `step`."""
-        # Recorded under its own step, since a resume repeats both.
+        # Recorded under the number of steps after it: a resume repeats the refresh and the step.
         if report:
             self._pending_refresh = (step + 1, report)
 
@@ -154,7 +152,7 @@ class Progress:
             self._record_speed(step)
 
     def _dump(self, step: int, values: Mapping[str, float]) -> str:
-        """Write diagnostics of a step with a non-finite loss; return their path."""
+        """Write diagnostics of a step with a non-finite loss; return words with their path."""
         path = self._folder / f"not_finite_{step}.json"
         if not self._is_writer:
             return ""
@@ -165,11 +163,7 @@ class Progress:
         return f" (what its batch was made of is in {path})"
 
     def inspect(self, step: int, state: TrainState) -> Inspection:
-        """Inspect the state after `step`.
-
-        Raises:
-          FloatingPointError: its metrics, or its own numbers, are not finite.
-        """
+        """Inspect the state after `step`; FloatingPointError if it, or a metric, is not finite."""
         self.flush_metrics()
         inspection = inspect(state)
         if inspection.fault:
@@ -179,7 +173,7 @@ class Progress:
         return inspection
 
     def sync_metrics(self) -> None:
-        """Wait for the metrics so far to be on the disk."""
+        """Wait until the metrics so far are on disk."""
         if self._is_writer:
             self._metrics.sync()
 
@@ -222,9 +216,9 @@ class Progress:
 
 
 def _event_writer(folder: pathlib.Path, step: int) -> Any:
-    """Writer of an event file of its own, which takes back what older ones say of later steps."""
-    from tensorboardX import SummaryWriter  # slow where PyTorch is there, which it imports
+    """Open a new event file, which takes back what older files say of later steps."""
+    from tensorboardX import SummaryWriter  # imports PyTorch if installed, which is slow
 
-    # Runs that go on within a second would share a file.
+    # Without the suffix, runs that resume within a second would share a file.
     suffix = f".{os.getpid()}.{step}"
     return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=suffix)

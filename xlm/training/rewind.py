@@ -1,4 +1,4 @@
-"""Return of a run to an earlier checkpoint, with what came later kept aside."""
+"""Return of a run to an earlier checkpoint, with all that came later kept aside."""
 
 import logging
 import pathlib
@@ -14,13 +14,8 @@ from xlm.training.step import TrainFunctions
 def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_rows: bool) -> None:
     """Move the checkpoints after `step` to FOLDER/abandoned-STEP, with copies of all records.
 
-    Args:
-      folder: of training, which this process holds.
-      step: steps taken by the checkpoint to go on from.
-      by_rows: whether updates of table rows may be pending, which later rates would change.
-
-    Raises:
-      ValueError: there is no such checkpoint, or it is damaged.
+    This process must hold `folder`. `by_rows` says that updates of table rows may be pending, which
+    later rates would change. Raises ValueError if the checkpoint does not exist, or is damaged.
     """
     with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
         steps = checkpoints.steps()
@@ -43,7 +38,7 @@ def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_row
         for path in folder.iterdir():
             if path.is_file() and path.name not in ("DONE", "LOCK"):
                 shutil.copy2(path, aside)
-        for one in reversed([one for one in steps if one > step]):  # what is left is a run, too
+        for one in reversed([one for one in steps if one > step]):  # a kill leaves a valid run
             (folder / "checkpoints" / str(one)).rename(aside / str(one))
         artifacts.sync_tree(aside)
         logging.info("checkpoints after step %d, and all metrics, are kept in %s", step, aside)
@@ -51,7 +46,7 @@ def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_row
 
 
 def advice(folder: pathlib.Path) -> str:
-    """Words on how to go on from the last checkpoint with other settings, if there is one."""
+    """Say how to continue from the last checkpoint with other settings, if there is one."""
     with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
         steps = checkpoints.steps()
     return f"; --continue_from={steps[-1]} goes on from there with such a key" if steps else ""

@@ -1,17 +1,14 @@
 """Row-wise AdamW for a table of which a step touches few rows, equivalent to dense AdamW.
 
-Adam also moves a row in steps that give it no gradient, by its decaying momentum and by weight
-decay. Lazy (row-sparse) Adam omits that and is a different optimizer. Here pending updates of a row
-are applied in closed form when it is next read, so the cost of a step is proportional to its rows,
-and the table follows `optax.adamw`:
+Adam also moves a row in steps without gradient, by its decaying momentum and by weight decay. Lazy
+(row-sparse) Adam skips that and is a different optimizer. This one applies a row's pending updates
+in closed form when it next reads the row. A step costs time proportional to its rows, and the table
+follows `optax.adamw` (Loshchilov and Hutter, ICLR 2019, Algorithm 2):
 
     rows = optimizer.read(table, state, ids)                    # before the forward pass
     grads = jax.grad(loss)(rows.values)
     table, state = optimizer.update(grads, rows, table, state)
-    ...
     table, state = optimizer.apply_pending_updates(table, state)    # before others read all rows
-
-AdamW is Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2.
 """
 
 import dataclasses
@@ -25,20 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# The sum over missed steps is truncated where a step's share of the momentum is below this.
+# The sum over missed steps stops where a step's share of the momentum is below this.
 _NEGLIGIBLE = 1e-3
 
 
 class RowAdamWState(NamedTuple):
-    """State of `row_adamw`.
+    """State of `row_adamw`: `count` int32 steps taken, moments [V, E] float32.
 
-    Attributes:
-      count: scalar int32, steps taken.
-      log_decay: scalar float32, sum of log(1 - lr_j weight_decay) over all steps taken.
-      first_moment: [V, E] float32.
-      second_moment: [V, E] float32.
-      last_step: [V] int32, the step up to which a row of the table and its moments are up to date.
-      last_log_decay: [V] float32, `log_decay` at that step.
+    A row and its moments are up to date to step `last_step` [V] int32, when `log_decay` was
+    `last_log_decay` [V]. `log_decay` float32 sums log(1 - lr_j weight_decay) over all steps taken.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
@@ -50,13 +42,10 @@ class RowAdamWState(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Up-to-date rows of a table.
+    """Up-to-date rows of a table: values and moments [R, E] float32, zeros in unused slots.
 
-    Attributes:
-      ids: [R] int32, distinct, in any order; V in unused slots. None: all rows in order, R = V.
-      values: [R, E] float32, zeros in unused slots.
-      first_moment: [R, E] float32.
-      second_moment: [R, E] float32.
+    `ids` [R] int32 are distinct, in any order, V in unused slots; None for all rows in order, R =
+    V.
     """
 
     ids: jax.Array | None
@@ -71,8 +60,8 @@ class RowAdamW(NamedTuple):
     Attributes:
       init: table -> initial state.
       read: (table, state, ids or None) -> the rows `ids` as dense AdamW would have them by now.
-      update: (gradients [R, E] of the rows, rows, table, state) -> (table, state) one step later.
-        `rows` must come from `read` of this table and state. Rows not among them get no gradient.
+      update: (gradients [R, E], rows, table, state) -> (table, state) one step later. `rows` must
+        come from `read` of this table and state. All other rows get no gradient.
       apply_pending_updates: (table, state) -> (table, state) with every row up to date.
     """
 
@@ -91,20 +80,22 @@ def row_adamw(
 ) -> RowAdamW:
     """Build `optax.adamw` for a table of which a step touches few rows.
 
-    A row up to date at step s and next read after step s + d has missed d steps without gradient.
-    Step j = s + i leaves it with moments m b1^i and v b2^i, and moves it by
+    A row that is up to date at step s and next read after step s + d has missed d steps. Step j = s
+    + i leaves it with moments m b1^i and v b2^i, and moves it by
 
       lr_j c_j r^i m / (sqrt(v) + eps_j),   c_j = sqrt(1 - b2^j) / (1 - b1^j),   r = b1 / sqrt(b2),
 
-    with eps_j = eps b2^(-i/2) sqrt(1 - b2^j). With a single eps for all steps their sum is a
-    function of m and v with two scalars per row, see `_missed_sums`. If every row is in every step
-    the result is that of `optax.adamw` up to rounding; otherwise the errors are the truncation of
-    the sum at r^i < 0.001 and the single eps, which is exact where either eps or sqrt(v) dominates.
-    Between these limits the error is at most 0.3 % of the movement for b1 = 0.9 and b2 of at least
-    0.98, and some percent in the first ten steps, before sqrt(1 - b2^j) has settled, or for a
-    smaller b2.
+    with eps_j = eps b2^(-i/2) sqrt(1 - b2^j). With one eps for all steps, the sum of these is a
+    function of m and v with two scalars per row (`_missed_sums`). If every step has every row, the
+    result is that of `optax.adamw` up to rounding. Otherwise there are two errors: the sum stops at
+    r^i < 0.001, and the single eps is exact only where eps or sqrt(v) dominates. In between, it is
+    off by at most 0.3 % of the movement for b1 = 0.9 and b2 >= 0.98, and by some percent in the
+    first ten steps or for a smaller b2.
 
-    For in-place updates, donate `table` and `state` to a jitted `update`.
+    `learning_rate` may be a schedule of the steps taken, 0 at the first step. A number out of its
+    range is a ValueError: b1 in [0, 1), b2 in (0, 1), b1 / sqrt(b2) < 1 (else the terms of missed
+    steps grow), eps > 0, weight_decay >= 0. Each step multiplies a row by 1 - lr weight_decay,
+    which must be positive. For in-place updates, donate `table` and `state` to a jitted `update`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -123,21 +114,6 @@ def row_adamw(
       >>> mine, state = by_rows.apply_pending_updates(mine, state)
       >>> bool(jnp.abs(mine - theirs).max() < 1e-3)
       True
-
-    Args:
-      learning_rate: a number, or a schedule from steps taken (0 at the first step) to one.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in (0, 1).
-      eps: added to the root of the second moment.
-      weight_decay: decoupled; each step multiplies a row by 1 - lr weight_decay, which must be
-        positive.
-
-    Returns:
-      The optimizer's functions.
-
-    Raises:
-      ValueError: a number is out of its range, or b1 / sqrt(b2) is not below 1, so that the terms
-        of missed steps would grow.
     """
     _check(learning_rate, b1, b2, eps, weight_decay)
     ratio = b1 / math.sqrt(b2)
@@ -169,7 +145,7 @@ class _Adam:
     num_terms: int
 
     def learning_rates(self, steps: jax.Array) -> jax.Array:
-        """Learning rates of steps counted from 1, float32 of their shape."""
+        """Return the learning rates of steps counted from 1, float32 of their shape."""
         # Not all schedules take arrays.
         rates = jax.vmap(self.schedule)(steps.reshape(-1) - 1)
         return jnp.asarray(rates, jnp.float32).reshape(steps.shape)
@@ -224,23 +200,17 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
 def _missed_sums(
     adam: _Adam, last_step: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Movement of a row by momentum over its missed steps, per unit of m / sqrt(v) and m / eps.
+    """Return A and H, [R] float32: movement by momentum over the missed steps of `last_step` [R].
 
-    Over the first N missed steps at most, j = s + i,
+    They are per unit of m / sqrt(v) and of m / eps. Over at most the first N missed steps j = s +
+    i,
 
       A = sum of lr_j d_i r^i sqrt(1 - b2^j) / (1 - b1^j)   where eps is negligible beside sqrt(v)
       H = sum of lr_j d_i b1^i / (1 - b1^j)                 where sqrt(v) is negligible beside eps
 
-    and m / (sqrt(v) / A + eps / H) is correct in both cases. Weight decay acts on the movement of
-    step j only in later steps, but the caller multiplies the sum by the decay of all missed steps;
-    d_i, the product of 1 / (1 - lr weight_decay) over the steps up to j, compensates for that.
-
-    Args:
-      last_step: [R] int32, s.
-      count: scalar int32, the last step that the row has missed.
-
-    Returns:
-      A and H, [R] float32 each; zeros where no step was missed.
+    and m / (sqrt(v) / A + eps / H) is correct in both cases. The caller multiplies it by the decay
+    of all missed steps, but step j is subject to later decay only. d_i, the product of 1 / (1 - lr
+    weight_decay) over the steps up to j, compensates for that.
     """
     terms = np.arange(1, adam.num_terms + 1)
     b1_powers = jnp.asarray(adam.b1**terms, jnp.float32)  # b1^i
@@ -260,8 +230,8 @@ def _missed_sums(
         root = jnp.sqrt((1 - b2_of_rows * b2_power) / b2_power)
         return speed + rate * root, speed_if_eps + rate, undecay
 
-    # A sum over an array [R, N] would be shorter; on a CPU XLA materialises that array, and takes
-    # twice as long. Unrolled, since each iteration of a loop is a kernel launch on a GPU.
+    # A sum over an array [R, N] would be shorter, but XLA materialises that array on a CPU and
+    # takes twice as long. Unrolled, since each iteration of a loop is a kernel launch on a GPU.
     zeros = jnp.zeros_like(b1_of_rows)
     init = (zeros, zeros, jnp.ones_like(zeros))
     speed, speed_if_eps, _ = jax.lax.fori_loop(0, adam.num_terms, add, init, unroll=4)
@@ -315,10 +285,7 @@ def _apply_pending_updates(
 
 
 def _distinct(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Replace the V of unused slots in `ids` [R] by distinct ids out of range, V + slot.
-
-    Equal ids would violate the scatter's assumption of unique indices.
-    """
+    """Replace the V of unused slots in `ids` [R] by V + slot: the scatter assumes distinct ids."""
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
     return jnp.where(ids < vocab_size, ids, vocab_size + slots)
 
@@ -335,7 +302,7 @@ def _check_table(table: jax.Array) -> None:
 def _check(
     learning_rate: optax.ScalarOrSchedule, b1: float, b2: float, eps: float, weight_decay: float
 ) -> None:
-    """Raise the ValueError of `row_adamw`."""
+    """Raise the ValueError of `row_adamw`; the rate is checked only if it is a number."""
     if not (0 <= b1 < 1 and 0 < b2 < 1):
         raise ValueError(
             f"b1 is {b1}, b2 {b2}: must be in [0, 1) and (0, 1); change optimizer.beta1, beta2"

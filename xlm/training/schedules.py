@@ -7,36 +7,26 @@ import optax
 
 
 def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
-    """Build a schedule: linear warm-up to the peak p, then `settings.schedule`.
+    """Build a schedule, steps taken -> rate: linear warm-up to the peak p, then a decay.
 
-    The W warm-up steps have p / W, 2 p / W, ..., p. With f = p final_rate_ratio and x the completed
-    share of the decay, 0 at its start and 1 at the last step:
+    `settings` are `OptimizerSettings`. The W warm-up steps have p / W, 2 p / W, ..., p. With f = p
+    final_rate_ratio, and x from 0 at the start of the decay to 1 at the last step:
 
       polynomial   f + (p - f) (1 - x)^decay_power, from the last step of the warm-up on
-      cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise
-      wsd          p, and polynomial in the last decay_fraction of all steps
-      inverse_sqrt p (W / n)^(1/2) at the n-th step, at least f; of W = 0 as of 1
+      cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise (SGDR, ICLR 2017, Eq. 5, no restarts)
+      wsd          p, then polynomial in the last decay_fraction of all steps
+                   (warm-up, stable, decay; Hu et al., "MiniCPM", 2024, section 4)
+      inverse_sqrt p (W / n)^(1/2) at the n-th step, at least f; W = 0 counts as 1
+                   (Vaswani et al., "Attention is all you need", 2017, Eq. 3)
 
-    Cosine decay is Loshchilov and Hutter, "SGDR", ICLR 2017, Eq. 5, without restarts; wsd (warm-up,
-    stable, decay) is Hu et al., "MiniCPM", 2024, section 4; inverse_sqrt is Vaswani et al.,
-    "Attention is all you need", 2017, Eq. 3.
-
-    Args:
-      settings: `OptimizerSettings`.
-      num_steps: number of steps of the whole run.
-
-    Returns:
-      Steps taken, 0 at the first step -> rate of the step.
-
-    Raises:
-      ValueError: warm-up and decay do not fit into the run.
+    Raises ValueError if warm-up and decay do not fit into the run of `num_steps`.
     """
     warmup_steps, peak = settings.warmup_steps, settings.learning_rate
     if not 0 <= warmup_steps < num_steps:
         raise ValueError(
             f"optimizer.warmup_steps is {warmup_steps}, must be below train.num_steps {num_steps}"
         )
-    peak_step = max(warmup_steps - 1, 0)  # the first of the peak, counted from 0
+    peak_step = max(warmup_steps - 1, 0)  # first step with the peak rate, counted from 0
     decay_steps = max(num_steps - 1 - peak_step, 1)
     if settings.schedule == "wsd":
         decay_steps = wsd_decay_steps(settings, num_steps)
@@ -56,7 +46,7 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
         power = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
 
         def decay(step):
-            # Compiled, 1 - x may be negative at the last step, of which a root is NaN.
+            # Compiled code may give a negative 1 - x at the last step, whose root is NaN.
             return jnp.where(step < decay_steps, power(step), final)
 
     schedules, boundaries = [], []
@@ -70,12 +60,12 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
 
 
 def wsd_decay_steps(settings: Any, num_steps: int) -> int:
-    """Number of steps in which "wsd" decays; all but the first, which has the peak, at most."""
+    """Return the number of decay steps of "wsd": at most all but the first, which has the peak."""
     return max(min(round(settings.decay_fraction * num_steps), num_steps - 1), 1)
 
 
 def _inverse_sqrt(peak: float, peak_step: int, final: float) -> optax.Schedule:
-    """Decay from `peak` at step `peak_step`, steps counted from it, to no less than `final`."""
+    """Decay from `peak` at step `peak_step`, from which steps are counted, to at least `final`."""
 
     def rate(step):
         return jnp.maximum(peak * jnp.sqrt((peak_step + 1) / (peak_step + 1 + step)), final)

@@ -18,12 +18,7 @@ from xlm.training.settings import AXES, MeshSettings, as_tuple
 
 
 def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Create the mesh of `settings` over `devices`, by default all of them.
-
-    Raises:
-      ValueError: the axes do not multiply to the number of devices, or the devices are not of as
-        many slices, of equal size, as the settings say.
-    """
+    """Create the mesh over `devices`, by default all; ValueError if `settings` do not fit them."""
     devices = list(devices or jax.devices())
     shape = _mesh_shape(settings, len(devices))
     # Auto: the compiler propagates shardings, as Linen's partitioned modules expect.
@@ -34,10 +29,8 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
 
 
 def _across_slices(shape: Sequence[int], slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-    """Devices of a mesh whose data axis goes through the slices one after the other.
-
-    Slices are told by the devices' `slice_index`, or are processes where these are as many.
-    """
+    """Order the devices so that the data axis goes through the slices one after the other."""
+    # A slice is the devices of equal `slice_index`, or of one process if there are as many of them.
     found = {
         name: Counter(getattr(device, name, None) for device in devices)
         for name in ("slice_index", "process_index")
@@ -62,17 +55,13 @@ def _across_slices(shape: Sequence[int], slices: int, devices: Sequence[jax.Devi
 
 
 def make_abstract_mesh(settings: MeshSettings, num_devices: int) -> AbstractMesh:
-    """Create the mesh of `settings` over devices that need not exist, to derive shardings.
-
-    Raises:
-      ValueError: as `make_mesh`.
-    """
+    """Create the mesh of `settings` without devices, to derive shardings; errors as `make_mesh`."""
     shape = tuple(_mesh_shape(settings, num_devices))
     return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
-    """Devices along each axis, with -1 resolved."""
+    """Return the number of devices along each axis, with -1 resolved."""
     shape = [settings.data, settings.fsdp, settings.model]
     if shape.count(-1) == 1:
         shape[shape.index(-1)] = num_devices // max(math.prod(n for n in shape if n != -1), 1)
@@ -90,19 +79,18 @@ def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Sharding of batches: first axis over data and fsdp."""
+    """Return the sharding of batches: first axis over data and fsdp."""
     return NamedSharding(mesh, P(("data", "fsdp")))
 
 
 def host_parts(mesh: Mesh) -> tuple[tuple[int, ...], int]:
-    """Parts of each batch that this host feeds: (indices, ascending, of that many equal parts).
+    """Return (indices, n): this host feeds these of n equal parts of each batch, ascending.
 
-    They are the fewest that make up the examples of the host's devices: one where these are
-    consecutive, as with a mesh in the order of the hosts, several in a mesh by the links between
-    devices. Hosts that hold the same examples, as when `model` spans hosts, feed the same parts.
+    They are the fewest that make up the examples of the host's devices: one part if these examples
+    are consecutive (a mesh in the order of the hosts), else several (a mesh in the order of the
+    links). Hosts that hold the same examples, as when `model` spans hosts, feed the same parts.
 
-    Raises:
-      ValueError: the examples of two hosts overlap only partly.
+    Raises ValueError if the examples of two hosts overlap only partly.
     """
     held: dict[int, set[int]] = {}  # shards of a batch, by host
     for shard, devices in enumerate(mesh.devices.reshape(-1, mesh.shape["model"])):
@@ -136,15 +124,12 @@ def split(batch: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Number of parts into which the devices split a batch."""
+    """Return the number of parts into which the devices split a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `function` so that it is traced with the mesh in context, for sharding constraints.
-
-    Its name stays, which profiles and logs of compilation have.
-    """
+    """Wrap `function` to trace it with the mesh in context; its name stays, for profiles."""
 
     @functools.wraps(function)
     def on_mesh(*args):
@@ -155,19 +140,14 @@ def traced_on(mesh: Mesh | AbstractMesh, function: Callable[..., Any]) -> Callab
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Sharding of arrays replicated on every device."""
+    """Return the sharding of arrays replicated on every device."""
     return NamedSharding(mesh, P())
 
 
 def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSettings):
-    """Shardings of parameters by the rules for their logical axis names.
+    """Return shardings of parameters by the rules for their boxes' logical axis names.
 
-    Args:
-      boxed_params: parameters (or their shapes) boxed by `nn.with_logical_partitioning`.
-      mesh: see `make_mesh`.
-
-    Raises:
-      ValueError: devices that an axis of a parameter is sharded over do not divide it.
+    Raises ValueError if the devices that an axis is sharded over do not divide it.
     """
     specs = nn.get_partition_spec(boxed_params)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
@@ -190,12 +170,8 @@ def _check_divides(path, sharding: NamedSharding, param) -> None:
 def placed(arrays: Any, params: Any) -> Any:
     """Place arrays that every host holds on the devices, sharded as the parameters.
 
-    Args:
-      arrays: values of some parameters, nested like them.
-      params: shapes, dtypes and shardings of all parameters.
-
-    Raises:
-      ValueError: there is an array that is no parameter.
+    `params` are shapes, dtypes and shardings of all parameters, of which `arrays`, nested like
+    them, has the values of some. Raises ValueError for an array that is no parameter.
     """
     found = dict(jax.tree.leaves_with_path(params))
     if unknown := [path for path, _ in jax.tree.leaves_with_path(arrays) if path not in found]:

@@ -7,17 +7,13 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# Exit status of a run that was asked to stop, saved its state and should be restarted: a temporary
-# failure by sysexits.h, distinct from the status of an error or a kill.
+# Exit status of a run that stopped on request and saved its state, and should be restarted: a
+# temporary failure by sysexits.h, distinct from the status of an error or a kill.
 EXIT_STOPPED = 75
 
 
 class Stopped(Exception):
-    """Graceful stop of a run, with its state saved.
-
-    Attributes:
-      step: steps taken.
-    """
+    """Graceful stop of a run after `step` steps, with its state saved."""
 
     def __init__(self, step: int):
         super().__init__(f"stopped after step {step} and saved; the same command goes on")
@@ -28,8 +24,8 @@ class StopRequest:
     """Flag set by SIGTERM or Ctrl-C; a context manager.
 
     A second Ctrl-C ends the program at once, a second SIGTERM has no effect. Several hosts must
-    stop after the same step: JAX handles SIGTERM on each host and synchronises them, and a Ctrl-C
-    ends the program at once.
+    stop after the same step: JAX handles SIGTERM and synchronises them, a Ctrl-C ends the program
+    at once.
     """
 
     def __init__(self) -> None:

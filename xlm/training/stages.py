@@ -1,10 +1,10 @@
-"""Stages of a run: first some of the parameters are trained, each for a time, and then all.
+"""Stages of a run: train some of the parameters first, each for some steps, and then all.
 
 VECO trains cross-attention alone before everything (Section 3, "Optimization Settings"). A stage is
-trained as a run of its own that starts from the parameters of the one before: its optimizer holds
-the state of what it trains and of nothing else, and starts anew. Adam corrects its moments by one
-count of steps, which moments that are kept would not share with new ones. What is frozen throughout
-is in no stage: it has no gradient, no moments and no part in the norm of the gradient.
+a run of its own that starts from the parameters of the one before. Its optimizer holds the state of
+only what it trains, and starts from zero: Adam corrects all moments by one count of steps, which
+old and new moments would not share. Frozen parameters are in no stage. They have no gradient, no
+moments and no part in the gradient's norm.
 """
 
 import dataclasses
@@ -22,13 +22,10 @@ from xlm.training.subtrees import excluding, merged, selected
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Steps in which the same parameters are trained.
+    """Steps `start` to `end` (exclusive), in which the same parameters are trained.
 
-    Attributes:
-      trained: part of the path of every parameter that is trained; "" for all parameters.
-      start: first step.
-      end: first step after it.
-      frozen: groups of parameters that are never trained.
+    `trained` is part of the path of every trained parameter, "" for all parameters. Groups of
+    parameters in `frozen` are never trained.
     """
 
     trained: str
@@ -47,11 +44,7 @@ class Stage:
 
 
 def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
-    """Return the stages of a run of `num_steps`; the last one trains all that is not frozen.
-
-    Raises:
-      ValueError: `settings.stages` leave no step for the last one, or a stage is too short.
-    """
+    """Return the stages of a run, the last for all parameters; ValueError if they do not fit."""
     found, start = [], 0
     for trained, steps in settings.stages:
         found.append(Stage(trained, start, start + steps, settings.frozen))
@@ -83,15 +76,8 @@ def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
 def stage_optimizer(
     settings: OptimizerSettings, stage: Stage, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
-    """Build the optimizer of a stage.
-
-    It differentiates by the parameters that it trains alone, and its state has no others.
-
-    Args:
-      settings: see `OptimizerSettings`.
-      stage: one of `stages_of`.
-      tables: see `make_optimizer`; a table that is not trained is read and never updated.
-    """
+    """Build the optimizer of a stage, whose gradients and state have only trained parameters."""
+    # A table that is not trained is read and never updated.
     own = tuple(
         path
         for path in tables
@@ -134,7 +120,7 @@ def stage_optimizer(
 
 
 def _groups(params: Any) -> list[str]:
-    """Names of groups of parameters, such as "layers/attention"."""
+    """Return the names of groups of parameters, such as "layers/attention"."""
     paths = (
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree.leaves_with_path(nn.unbox(params))

@@ -12,16 +12,10 @@ from xlm.training.settings import PRNGS
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """State that a step reads and updates.
+    """State that a step reads and updates, after `step` (scalar int32) steps.
 
-    Attributes:
-      step: scalar int32, steps taken.
-      params: the objective's parameters.
-      opt_state: the optimizer's state.
-      key_data: uint32, the root random key; every step folds its number into it, so the root key
-        never changes.
-      extra: the objective's learned state besides parameters, such as a neighbour index. An exact
-        resume requires it.
+    `key_data`, uint32, is the root random key. A step folds its number into it and never changes
+    it. An exact resume needs `extra`, learned state besides parameters such as a neighbour index.
     """
 
     step: jax.Array

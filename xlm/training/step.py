@@ -35,15 +35,8 @@ def train_step(
 ) -> tuple[TrainState, LossAndMetrics]:
     """Take one step: plan, gather the touched table rows, differentiate, update.
 
-    Args:
-      objective: of this step, see `Objective.at_step`.
-      optimizer: see `make_optimizer`.
-      accumulation: number of parts of the batch.
-      state: donated when compiled by `make_train_functions`.
-      batch: the whole batch of the step.
-
-    Returns:
-      The next state; sums and weights of the step's metrics.
+    `objective` is the one of this step (`Objective.at_step`). Returns the next state, and sums and
+    weights of the step's metrics. `make_train_functions` compiles it with `state` donated.
     """
     key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
     if accumulation.steps > 1:
@@ -77,11 +70,7 @@ def train_step(
 
 
 def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str, jax.Array]]:
-    """Separate the differentiated tree into all parameters and the touched rows.
-
-    Args:
-      trained: parameters that are trained, with the touched rows [R, E] in place of their tables.
-    """
+    """Split `trained`, with touched rows in place of tables, into all parameters and the rows."""
     fixed = {path: ids for path, ids in touched.items() if not has_path(trained, path)}
     rows = gathered_rows(params, fixed)
     for path in touched:
@@ -108,21 +97,17 @@ def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainFunctions:
-    """Compiled functions of a stage of a run and the sharding of its state.
+    """Compiled functions of a stage of a run, and the sharding of its state.
 
-    See `make_train_functions`. Most runs have one stage.
+    Made by `make_train_functions`. Most runs have one stage. `train_step`, `refresh` and
+    `apply_pending_updates` donate the state.
 
     Attributes:
-      objective: the objective.
-      mesh: the device mesh.
-      stage: what is trained, and in which steps.
-      init: (seed, given=None) -> initial state, created sharded, with the parameters `given`, which
-        are donated (`sharding.placed`), in place of random ones.
-      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics); donates the
-        state.
-      refresh: (names, state) -> (state with these parts of the extra state refreshed, report);
-        donates the state.
-      apply_pending_updates: state -> state with all parameters up to date; donates the state.
+      init: (seed, given=None) -> initial state, created sharded, with the parameters `given`
+        (`sharding.placed`), which are donated, in place of random ones.
+      train_step: (objective of the step, state, batch) -> (state, LossAndMetrics).
+      refresh: (names, state) -> (state with these parts of the extra state refreshed, report).
+      apply_pending_updates: state -> state with all parameters up to date.
       abstract_state: shapes, dtypes and shardings of the state, for restoring.
       begin: state after the stage before, with no pending updates -> first state of this stage.
       following: functions of the next stage; None for the last one.
@@ -140,20 +125,17 @@ class TrainFunctions:
     following: "TrainFunctions | None"
 
     def at_step(self, step: int) -> "TrainFunctions":
-        """Functions of step `step`, counted from zero."""
+        """Return the functions of step `step`, counted from zero."""
         if self.following is None or step < self.stage.end:
             return self
         return self.following.at_step(step)
 
     def after(self, steps_taken: int) -> "TrainFunctions":
-        """Functions of the last of so many steps, whose state it is that a checkpoint holds.
-
-        A stage begins before its first step, not after the last one of the stage before.
-        """
+        """Return the functions of the last of so many steps; a checkpoint holds their state."""
         return self.at_step(max(steps_taken - 1, 0))
 
     def abstract_after(self, steps_taken: int) -> TrainState:
-        """Shapes, dtypes and shardings of the state after so many steps."""
+        """Return shapes, dtypes and shardings of the state after so many steps."""
         return self.after(steps_taken).abstract_state
 
 
@@ -169,14 +151,9 @@ def make_train_functions(
 ) -> TrainFunctions:
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
-    Args:
-      mesh: the mesh; an abstract one gives the state's shardings only.
-      num_steps: length of the learning rate schedule.
-      accumulation: number of parts of a batch.
-      prng: implementation of random keys, see `xlm.training.state.PRNGS`.
-
-    Raises:
-      ValueError: the optimizer's stages or its schedule do not fit the run.
+    An abstract `mesh` gives the state's shardings only. `num_steps` is the length of the learning
+    rate schedule, `prng` one of `xlm.training.settings.PRNGS`. Raises ValueError if the optimizer's
+    stages or its schedule do not fit the run.
     """
     found: TrainFunctions | None = None
     for stage in reversed(stages_of(optimizer_settings, num_steps)):
@@ -200,10 +177,10 @@ def _stage_functions(
 ) -> TrainFunctions:
     """Build the functions of a stage; see `make_train_functions`."""
 
-    # Traced once, for the shapes and for `init`.
+    # Jitted so that it is traced once, for the shapes and for `init`.
     @functools.partial(jax.jit, inline=True)
     def boxed_state(seed: jax.Array) -> TrainState:
-        """Initial state, with parameters boxed with their logical axis names."""
+        """Build the initial state, with parameters boxed with their logical axis names."""
         root = jax.random.key(seed, impl=prng)
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
@@ -232,7 +209,7 @@ def _stage_functions(
 
     def compiled(name: str, function: Callable, **options: Any) -> Any:
         traced = sharding.traced_on(mesh, function)
-        traced.__name__ = name  # that the program has in profiles
+        traced.__name__ = name  # the program's name in profiles
         return jax.jit(traced, **options)
 
     return TrainFunctions(

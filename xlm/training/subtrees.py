@@ -5,12 +5,7 @@ from typing import Any
 
 
 def selected(params: Any, name: str, prefix: str = "") -> Any:
-    """Return the parameters with `name` in their paths.
-
-    Args:
-      name: such as "cross_attention" of "layers/cross_attention/value/kernel"; "" for all.
-      prefix: path of `params`.
-    """
+    """Return the parameters with `name` in their paths, such as "cross_attention"; "" for all."""
     if not name:
         return params
     found = {}
@@ -50,14 +45,14 @@ def without(params: Any, part: Any) -> Any:
 
 
 def merged(params: Any, part: Any) -> Any:
-    """Copy nested dictionaries, with the values of `part` added or in place of their own."""
+    """Copy nested dictionaries, adding the values of `part` or replacing values by them."""
     if not isinstance(part, Mapping):
         return part
     return {**params, **{key: merged(params.get(key, {}), x) for key, x in part.items()}}
 
 
 def has_path(tree: Any, path: str) -> bool:
-    """Whether nested dictionaries have a value at path "a/b/c"."""
+    """Return whether nested dictionaries have a value at path "a/b/c"."""
     for key in path.split("/"):
         if not isinstance(tree, Mapping) or key not in tree:
             return False
