@@ -22,6 +22,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,8 @@ _LIST = flags.DEFINE_bool("list", False, "Print the names of the conditions, and
 
 
 def main(_) -> None:
+    # A shell ignores it for what it starts in the background, and so would the commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [one for one in hostile_table.conditions() if re.search(_ONLY.value, one.title)]
     if _LIST.value:
         print(*(one.title for one in chosen), sep="\n")

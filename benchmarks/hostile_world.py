@@ -346,7 +346,7 @@ class Bench:
             said = done[0].errors.strip().splitlines()[-1:] or [""]
             faults = self._faults(one, world, done)
             faults += self._changes(one, before, world.snapshot())
-            if one.again is not None and not faults:
+            if one.again is not None and not faults and done[0].status:
                 one.again(world)
                 plain = dataclasses.replace(
                     one, shell='exec "$@"', environment={}, sent=None, is_unprivileged=False

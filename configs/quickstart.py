@@ -14,10 +14,6 @@ or, stage by stage:
 Hardware: 2 CPU cores, 4 GB, 3 minutes. Expect an exact held-out loss of 3.48 to 3.51 nats a token,
 1.4 below the unigram distribution's 4.90, and translations found in 10 to 13 % (`core`, chance 2 %)
 and 15 to 20 % (`everyday`, chance 0.8 %) of cases: three seeds, research/reports/results.md.
-
-The argument is a folder of your own text, `configs/quickstart.py:/path/to/text`; the default is the
-embedded corpus. `configs/quickstart.py:runlocal` is the same job on the embedded corpus in
-miniature.
 """
 
 from ml_collections import ConfigDict

@@ -14,6 +14,7 @@ from input_pipeline.text_files import Document
 from xlm.common import schema
 
 _CHARACTERS_AT_ONCE = 1_000_000
+_MAX_LENGTH = 1 << 20  # tokens
 _LEAST_SHARD_BYTES = 1 << 10
 
 
@@ -30,8 +31,8 @@ class PackedDatasetSettings:
         for four times their size.
     """
 
-    length: int = schema.key(512, at_least=16)
-    parallel_length: int = schema.key(64, at_least=16)
+    length: int = schema.key(512, at_least=16, at_most=_MAX_LENGTH)
+    parallel_length: int = schema.key(64, at_least=16, at_most=_MAX_LENGTH)
     num_workers: int = schema.key(1, at_least=1, effect="records")
     shard_bytes: int = schema.key(1 << 28, at_least=_LEAST_SHARD_BYTES)
 

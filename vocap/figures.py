@@ -4,9 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "agg"  # before the import, which refuses a name it does not know
 import matplotlib.pyplot as plt
 
 from xlm.common import artifacts

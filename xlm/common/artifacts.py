@@ -230,12 +230,17 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         return file.read(size)  # read(most) would allocate `most` bytes
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file, without waiting for whoever is at the other end of a pipe."""
+def check_readable(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless `path` is a regular file, or a link to one."""
     found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     _check_regular(pathlib.Path(path), found.st_mode, "read")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file, without waiting for whoever is at the other end of a pipe."""
+    check_readable(path)
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -25,6 +25,7 @@ EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 3
 # Ends by a signal when nothing has to be saved, as shells report them.
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+_ADDRESS_SPACE = 3 << 29  # bytes
 
 # How ml_collections begins the message of an error in a config file, before its traceback.
 _OF_FILE = "Error whilst parsing config file"
@@ -158,6 +159,7 @@ def _call(
     main: Callable[[list[str]], None], arguments: list[str], on_out_of_memory: Callable[[], str]
 ) -> None:
     signal.signal(signal.SIGTERM, _terminate)
+    _check_address_space()
     try:
         main(arguments)
         sys.stdout.flush()
@@ -182,7 +184,20 @@ def _call(
             fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
         if isinstance(error, ValueError | OSError | FloatingPointError):
             fail(describe(error))
+        if "Unable to initialize backend" in str(error):
+            fail(f"{error}; unset JAX_PLATFORMS, or install jax for this device (README.md)")
         raise
+
+
+def _check_address_space() -> None:
+    """End the program where XLA, if it is imported, could only abort."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if "jax" in sys.modules and limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
+        fail(
+            f"out of memory: the limit on address space is {limit / 1e6:,.0f} MB, less than the "
+            f"{_ADDRESS_SPACE / 1e6:,.0f} MB that JAX starts with; raise it (ulimit -v)",
+            EXIT_OUT_OF_MEMORY,
+        )
 
 
 def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]:

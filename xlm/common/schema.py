@@ -65,7 +65,8 @@ def section(
                 continue
             make = field.default_factory
             default = field.default if make is dataclasses.MISSING else make()
-            found[field.name] = Key(kinds[field.name], default, texts[field.name], field.metadata)
+            text = texts.get(field.name, "")  # there are none under PYTHONOPTIMIZE=2
+            found[field.name] = Key(kinds[field.name], default, text, field.metadata)
     for name in without:
         del found[name]
     found = {name: found[name] for name in only} if only else found

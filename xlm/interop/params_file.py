@@ -57,6 +57,7 @@ def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[s
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
     """Read a file of `write_params`; ValueError if it is missing, damaged or of another origin."""
     try:
+        artifacts.check_readable(path)  # a pipe would never end
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

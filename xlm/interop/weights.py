@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import safetensors
 
-from xlm.common import declarations
+from xlm.common import artifacts, declarations
 from xlm.common.declarations import Digest, Name
 
 WEIGHTS = "model.safetensors"
@@ -96,6 +96,7 @@ def read_seal(path: pathlib.Path) -> Seal:
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
     try:
+        artifacts.check_readable(path)  # a pipe would never end
         with safetensors.safe_open(path, framework="np") as file:
             yield file
     except safetensors.SafetensorError as error:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,6 +36,8 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not compl
 
 def _worth_reading(record: logging.LogRecord) -> bool:
     """Keep our log lines and all warnings; Orbax logs about thirty lines per checkpoint."""
+    if record.name == "asyncio" and "/orbax/" in record.getMessage():
+        return False  # tasks of a read that has failed, which we report
     is_of_orbax = "/orbax/" in record.pathname
     if is_of_orbax:  # its threads log tracebacks of errors that `SaveError` reports
         record.exc_info = None
@@ -42,6 +45,7 @@ def _worth_reading(record: logging.LogRecord) -> bool:
 
 
 absl_logging.get_absl_handler().addFilter(_worth_reading)
+warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)  # of these
 
 
 class SaveError(OSError):
