@@ -8,7 +8,7 @@ import sys
 
 from absl.testing import absltest, parameterized
 
-from tests import commands
+from tests import commands, processes
 from tests.malformed import harness
 from xlm.cli.main import VERBS
 from xlm.common import entry_point
@@ -83,6 +83,7 @@ class OutOfMemoryTest(parameterized.TestCase):
         (MemoryError("Unable to allocate 7 GiB"), "Unable to allocate 7 GiB"),
         (MemoryError(), "more than there is"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n 5 bytes."), "allocating 5 b"),
+        (RuntimeError("INTERNAL: Out of memory allocating 5 bytes."), "allocating 5 b"),
         (RuntimeError("INTERNAL: std::bad_alloc"), "std::bad_alloc"),
         (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
         (chained(ValueError("RESOURCE_EXHAUSTED: Out of memory")), "RESOURCE_EXHAUSTED"),
@@ -105,6 +106,35 @@ class OutOfMemoryTest(parameterized.TestCase):
         self.assertEqual(self.ended(chained(full))[0], entry_point.EXIT_USER_ERROR)
         with self.assertRaises(ZeroDivisionError):
             entry_point.call(lambda _: 1 // 0, [])
+
+
+class MachineTest(parameterized.TestCase):
+    """What the machine lacks is said in a line, before anything is written."""
+
+    @parameterized.parameters(
+        (None, "ulimit -v 1000000", 3, "address space is 1,024 MB, .*; raise it"),
+        ("cuda", ":", 2, "JAX_PLATFORMS is 'cuda', of which JAX finds no device; unset it"),
+    )
+    def test_for_jax(self, platforms, limit, status, message):
+        code = (
+            "import jax; from xlm.common import entry_point\n"
+            "def main(_): jax.devices()\n"
+            "entry_point.run(main, required=())"
+        )
+        environment = {**processes.environment(), "PYTHONPATH": str(commands.ROOT)}
+        environment.pop("JAX_PLATFORMS", None)
+        environment |= {"JAX_PLATFORMS": platforms} if platforms else {}
+        done = subprocess.run(
+            ["bash", "-c", f'{limit}; exec "$0" -c "$1"', sys.executable, code],
+            env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], rf"\Aerror [^\n]*: .*{message}")
+
+    def test_python_without_docstrings(self):
+        code = "from xlm.experiment import schema; schema.checked(schema.default_config())"
+        environment = {**processes.environment(), "PYTHONOPTIMIZE": "2"}
+        subprocess.run([sys.executable, "-c", code], env=environment, cwd=commands.ROOT, check=True)
 
 
 class WorkdirTest(parameterized.TestCase):
