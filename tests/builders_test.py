@@ -369,6 +369,7 @@ class TrainStageTest(parameterized.TestCase):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.folders = data_builders.Folders(folder)
         artifacts.write_json(self.folders.rows / "settings.json", {})
+        (self.folders.train / "checkpoints" / "1").mkdir(parents=True)
 
     def resume(self, changes: dict, **optimizer) -> None:
         """Opens the stage of a run under a config with changes."""
