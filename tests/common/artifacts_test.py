@@ -196,9 +196,13 @@ class StageTest(parameterized.TestCase):
         self.assertTrue(stage.done)
         stage.claim()
         self.assertEqual(artifacts.read_json(self.folder / "settings.json")["text"]["path"], "a")
+        self.assertFalse(stage.has_recorded(["text.path"]))
+        stage.record()
+        self.assertTrue(stage.has_recorded(["text.path", "lost"]))
+        self.assertFalse((self.folder / "DONE").exists())
         for changed, line in (
             ({**moved, "text": {"seed": 4, "path": "b"}}, r"text\.seed: there 3, now 4\nChoose"),
-            ({**moved, "text": {"seed": 3}}, r"text\.path: there 'a', now '\(absent\)'"),
+            ({**moved, "text": {"seed": 3}}, r"text\.path: there 'b', now '\(absent\)'"),
         ):
             with self.assertRaisesRegex(ValueError, line):
                 artifacts.open_stage(self.folder, changed, uncompared=["text.path"])

@@ -60,9 +60,9 @@ def run(
         folder,
         _settings(config, pretrained),
         defaults=schema.default_config(schema.family_of(config.task.name)).to_dict(),
-        uncompared=["task.dataset"],
+        uncompared=["task.dataset", *(later := _read_after_training(config))],
     )
-    if stage.done:
+    if stage.done and stage.has_recorded(later):
         run_data.check_ended(folder, lambda: procedure.files(options))
         logging.info("%s is up to date", folder)
         return read_results(folder / RESULTS)
@@ -76,11 +76,27 @@ def run(
         is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
         if is_new and hosts.is_first():
             artifacts.write_json(folder / DATA, data)
+        if hosts.is_first() and not stage.has_recorded(later):
+            stage.record()
         results = {**procedure.metadata(config), **work()}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
     return results
+
+
+def _read_after_training(config: ConfigDict) -> list[str]:
+    """Keys of the search and the evaluation on which neither a step nor a selection depends.
+
+    A run that has ended evaluates anew when they change.
+    """
+    if "decoding" not in config:
+        return ["evaluation.batch_size"]
+    if config.train.averaged_checkpoints:
+        return ["decoding", "evaluation"]
+    of_beams = ["decoding.beams", "decoding.length_penalty", "decoding.early_stop"]
+    is_greedy = config.evaluation.beams_in_training == 1  # in the searches that select
+    return ["evaluation.batch_tokens", *(of_beams if is_greedy else of_beams[:1])]
 
 
 def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
