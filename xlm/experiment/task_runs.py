@@ -18,7 +18,15 @@ from xlm.evaluation.selection import ALL, Selection
 from xlm.evaluation.task_results import Scores, read_results, write_lines
 from xlm.evaluation.tasks import Predictor, TaskData
 from xlm.experiment import fine_tuning as builders
-from xlm.experiment import prediction, run_data, schema, task_data, translation, translation_runs
+from xlm.experiment import (
+    prediction,
+    run_data,
+    schema,
+    task_data,
+    task_schema,
+    translation,
+    translation_runs,
+)
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
 from xlm.experiment.task_kinds import KINDS, SEARCHES
@@ -33,7 +41,7 @@ def checked(config: ConfigDict) -> ConfigDict:
     """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
     section = config.get("task") if isinstance(config, ConfigDict) else None
     name = section.get("name") if isinstance(section, ConfigDict) else None
-    return schema.checked(config, schema.family_of(name))
+    return schema.checked(config, task_schema.family_of(name))
 
 
 def run(
@@ -59,7 +67,7 @@ def run(
     stage = artifacts.open_stage(
         folder,
         _settings(config, pretrained),
-        defaults=schema.default_config(schema.family_of(config.task.name)).to_dict(),
+        defaults=schema.default_config(task_schema.family_of(config.task.name)).to_dict(),
         uncompared=["task.dataset", *(later := _read_after_training(config))],
     )
     if stage.done and stage.has_recorded(later):
@@ -145,7 +153,7 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
-    unread = schema.with_effect("train", family=schema.family_of(config.task.name))["train"]
+    unread = schema.with_effect("train", family=task_schema.family_of(config.task.name))["train"]
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in unread}
     return {**recorded, **pretrained.digests()}
 
