@@ -11,7 +11,7 @@ from xlm.experiment import fine_tuning, fine_tuning_memory
 from xlm.experiment.fine_tuning_memory import estimate
 from xlm.experiment.pretrained import read_pretrained
 from xlm.models.encoder import EncoderSettings
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.memory import state_bytes
 from xlm.training.sharding import batch_sharding, make_mesh
 

@@ -17,7 +17,7 @@ from tests.models.factories import boxed_shapes, encoder_settings
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import memory
 from xlm.models.encoder import Encoder
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh

@@ -20,11 +20,10 @@ from xlm.evaluation.replaced_token import ReplacedTokenDetection
 from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from xlm.experiment.robust import robust_settings
-from xlm.objectives.batch import Batch
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture
+from xlm.objectives.objective import Batch
 from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
-from xlm.objectives.translation_lm import TranslationLM
 
 
 def config(**changes) -> ConfigDict:

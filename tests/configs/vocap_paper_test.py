@@ -7,8 +7,8 @@ from absl.testing import absltest, parameterized
 from configs import vocap_paper
 from xlm.experiment import memory, objectives
 from xlm.experiment.masked_lm import masked_lm_of
-from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import TABLE
+from xlm.objectives.objective import Batch
 
 
 class TableReadsTest(parameterized.TestCase):

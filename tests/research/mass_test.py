@@ -12,7 +12,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from research.mass import classes_of, measure, shares
 from tests import factories
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 
 
 class PredictedMassTest(absltest.TestCase):

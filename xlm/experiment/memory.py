@@ -24,9 +24,9 @@ from xlm.models.encoder import CROSS_ATTENTION, EncoderSettings
 from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.training.memory import ActivationSizes, state_bytes
-from xlm.training.parameters import parameter_table
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh, num_batch_shards
+from xlm.training.state import parameter_table
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 
