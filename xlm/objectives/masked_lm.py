@@ -388,9 +388,9 @@ class OnMaskedLM(Objective):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TranslationLM(MaskedLM):
-    """TLM (Conneau and Lample 2019): masked LM of pairs of sentences, on batches with `tokens`, `segments`, `positions` [B, L].
+    """TLM (Conneau and Lample 2019), on batches with `tokens`, `segments`, `positions` [B, L].
 
-    A pair is one segment, or two if its sentences must not attend to each other.
+    A pair of sentences is one segment, or two if its sentences must not attend to each other.
     `positions_restart` says whether positions restart with the second sentence of a segment.
     """
 

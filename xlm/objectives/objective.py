@@ -37,8 +37,8 @@ class Batch:
         return len(next(iter(self.arrays.values())))
 
 
-# Sum and weight, float32 scalars, of each metric by name; training minimises "loss". They are divided
-# once, after all reductions: a mean of means would give short and long batches equal weight.
+# Sum and weight, float32 scalars, of each metric by name; training minimises "loss". They are
+# divided once, after all reductions: a mean of means would weigh short and long batches alike.
 LossAndMetrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
