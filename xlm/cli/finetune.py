@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from xlm.common import entry_point
 from xlm.evaluation import task_results
-from xlm.experiment import fine_tuning_memory, schema, task_runs
+from xlm.experiment import memory, schema, task_runs
 from xlm.experiment.model import set_up_compilation
 from xlm.experiment.task_schema import FINE_TUNING, TRANSLATION
 from xlm.experiment.task_settings import task_settings
@@ -50,6 +50,6 @@ def main(_) -> None:
 def run() -> None:
     entry_point.run(
         main,
-        on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value),
+        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
         help_on=functools.partial(schema.help_of, {**TRANSLATION, **FINE_TUNING}),
     )
