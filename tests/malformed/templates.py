@@ -94,13 +94,6 @@ def model(folder: pathlib.Path) -> None:
     tiny_tasks.write(folder / "en.txt", "the cat runs\n")
 
 
-def own_model(folder: pathlib.Path) -> None:
-    """A model folder in the project's own form."""
-    model(folder)
-    shutil.rmtree(folder / "model")
-    shutil.copytree(tiny_tasks.veco_folder(), folder / "model")
-
-
 def tasks(folder: pathlib.Path) -> None:
     """Data of all tasks and an encoder."""
     shutil.copytree(tiny_tasks.data_folder(), folder / "data")
@@ -149,13 +142,7 @@ def finished(folder: pathlib.Path) -> None:
 
 
 TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
-    "text": text,
-    "rows": rows,
-    "model": model,
-    "own_model": own_model,
-    "tasks": tasks,
-    "run": run,
-    "finished": finished,
+    one.__name__: one for one in (text, rows, model, tasks, run, finished)
 }
 
 
@@ -172,8 +159,3 @@ def truncate(path: pathlib.Path, share: float = 0.5) -> None:
     """Keep the first part of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-
-
-def zeros(path: pathlib.Path, shape: tuple[int, ...], dtype: str) -> None:
-    """Write an array of zeros."""
-    np.save(path, np.zeros(shape, dtype))
