@@ -8,7 +8,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 
@@ -75,7 +75,3 @@ class ProcessesTest(parameterized.TestCase):
         found = self.found(code)
         self.assertEqual((found["status"], found["passed"]), (status, passed))
         self.assertStartsWith(found["detail"], detail)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -14,7 +14,3 @@ class TableTest(absltest.TestCase):
         self.assertEqual([title for title, count in counts.items() if count > 1], [])
         self.assertGreaterEqual(len(counts), 300)
         self.assertContainsSubset({one.command for one in found}, hostile_world.commands())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -51,7 +51,3 @@ class StagesTest(absltest.TestCase):
         self.flags("--stages=tune")
         with self.assertRaisesRegex(app.UsageError, "no 'tune', only count, build_vocab"):
             self.command.wanted_stages()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -33,7 +33,3 @@ class ReportTest(absltest.TestCase):
         seconds = machine.interleaved_medians(runs, 2)
         self.assertEqual(called, list("ababab"))
         self.assertEqual(list(seconds), ["a", "b"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -53,7 +53,3 @@ class RecordingTest(absltest.TestCase):
         )  # fmt: skip
         self.assertEqual(self.disks(synced, 4), {frozenset({new})})
         self.assertEqual([tuple(one) for one in synced.published()], [("old", True, True)])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -266,7 +266,3 @@ class RecordTest(parameterized.TestCase):
             recording.digests(found),
             recording.digests({"layers/kernel": tables[10] + 1, "table": tables[10]}),
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

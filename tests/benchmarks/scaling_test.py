@@ -107,7 +107,3 @@ class TableTest(absltest.TestCase):
                 ended = commands.execute("benchmarks.scaling", *arguments)
         self.assertEqual(measured.call_count, 3 + 2 * 2 * 3 - 2)
         self.assertEqual(ended.stdout.count("| cpu:8 |"), 2 * 2 * 3)
-
-
-if __name__ == "__main__":
-    absltest.main()

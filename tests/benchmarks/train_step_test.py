@@ -124,7 +124,3 @@ class GoalsTest(absltest.TestCase):
             self.assertIn(line, shown)
         results.add(row(NONE, 1, 4.0))  # noise
         self.assertIsNone(saved(results, KNN, 200, 8))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,15 +9,15 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from unittest import mock
 
 from absl import flags
-from absl.testing import absltest, flagsaver, parameterized
+from absl.testing import flagsaver, parameterized
 
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
+from tests.folders import FolderTest
 from tests.malformed import harness
 from vocap import run_tables, runs
 from xlm.cli import count_text
@@ -34,10 +34,9 @@ runpy.run_module("xlm", run_name="__main__")
 """
 
 
-class CountTextTest(parameterized.TestCase):
+class CountTextTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.text, self.out = self.folder / "text", self.folder / "out"
         self.text.mkdir()
 
@@ -262,7 +261,3 @@ class CountTextTest(parameterized.TestCase):
         text.write_text("moja\n")
         self.count(f"--input={text}", f"--output={self.out}/sw.gz")
         self.assertEqual(os.listdir(self.out), ["sw.gz"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 import shutil
-import tempfile
 from unittest import mock
 
 import jax
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file
 from configs.finetune import text
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from tests import commands, tiny_tasks
+from tests.folders import FolderTest
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH
 from xlm.common import artifacts
 from xlm.experiment import fine_tuning as builders
@@ -31,11 +31,10 @@ from xlm.models.encoder import EncoderSettings
 SENTENCES = [("the", "catdog", "runs", "."), ("zebra",), ("a", "cat")]
 
 
-class ExportCase(absltest.TestCase):
+class ExportCase(FolderTest):
     def setUp(self):
         super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.output = self.parent / "out"
+        self.output = self.folder / "out"
 
     def export(self, workdir: pathlib.Path, *flags: str):
         return commands.execute(
@@ -191,7 +190,7 @@ class CardTest(ExportCase):
             ("cat ?", "the dog sleeps . the cat runs . the dog sleeps"),
             ("fox ?", "the dog runs"),
         ]
-        path = self.parent / "asked.txt"
+        path = self.folder / "asked.txt"
         path.write_text("".join(f"{one}\t{two}\n" for one, two in asked))
         model = prediction.FineTuned(tiny_tasks.finished("squad2"))
         (lines,) = model(model.read(path))
@@ -203,7 +202,7 @@ class CardTest(ExportCase):
 
 class OwnFormTest(ExportCase):
     def test_mean_states_keep_their_form(self):
-        finished, workdir = tiny_tasks.finished("cola"), self.parent / "run"
+        finished, workdir = tiny_tasks.finished("cola"), self.folder / "run"
         shutil.copytree(finished, workdir)
         settings = artifacts.read_json(workdir / "settings.json")
         settings["task"]["text_pooling"] = "mean"
@@ -250,7 +249,7 @@ class OwnFormTest(ExportCase):
 
 class RefusedTest(ExportCase):
     def test_what_is_no_finished_run_of_fine_tuning(self):
-        workdir = self.parent / "run"
+        workdir = self.folder / "run"
         self.assert_refused("run is no run of finetune.py, and --config is missing", workdir)
         shutil.copytree(tiny_tasks.finished("cola"), workdir)
         config = "--config=configs/quickstart.py"
@@ -271,7 +270,3 @@ class RefusedTest(ExportCase):
         (self.output / "mine").touch()
         self.assertIn("out is not empty", self.export(workdir).stderr)
         self.assertEqual([path.name for path in self.output.iterdir()], ["mine"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -251,7 +251,3 @@ class RelativeTest(absltest.TestCase):
         golden.check_report(self, __file__, "forgetting", write)
         with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
             forgetting.write_report({("rows", LOSS): {}}, "made up", pathlib.Path("nowhere"))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,6 @@ import gzip
 import pathlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import sentencepiece as spm
 import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
@@ -24,6 +23,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import commands, factories, processes
+from tests.folders import FolderTest
 from tests.interop import model_folder_test
 from vocap import merge
 from xlm.cli.main import VERBS
@@ -79,11 +79,7 @@ def apply(settings: EncoderSettings) -> Callable[..., jax.Array]:
     return jax.jit(Encoder(settings).apply)
 
 
-class EntryPointsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class EntryPointsTest(FolderTest):
     def succeed(self, script: str, *flags: str) -> str:
         result = commands.execute(script, *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -107,7 +103,7 @@ class EntryPointsTest(parameterized.TestCase):
         params = jax.tree.map(
             lambda x: rng.normal(size=x.shape).astype(np.float32), shapes_of(settings)
         )
-        folder = self.parent / "model"
+        folder = self.folder / "model"
         model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
         return folder
 
@@ -132,7 +128,7 @@ class EntryPointsTest(parameterized.TestCase):
     @parameterized.parameters({}, GATED)
     def test_a_model_on_another_vocabulary(self, **changes):
         folder = self.write_model(**changes)
-        output, new = self.parent / "new", self.parent / "new.model"
+        output, new = self.folder / "new", self.folder / "new.model"
         new.write_bytes(OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
         both = (*flags, f"--check={new}")
@@ -155,7 +151,7 @@ class EntryPointsTest(parameterized.TestCase):
     @parameterized.parameters("sentencepiece.bpe.model", "tokenizer.json")
     def test_a_model_of_other_origin_keeps_its_pieces(self, name):
         # As XLM-R comes: ids of fairseq, <mask> last.
-        folder, output = self.write_model(), self.parent / "ours"
+        folder, output = self.write_model(), self.folder / "ours"
         proto = model_pb2.ModelProto.FromString(TOKENIZER)
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
         for path in ("spm.model", "tokenizer.json"):
@@ -168,7 +164,7 @@ class EntryPointsTest(parameterized.TestCase):
                 vocab=list(zip(vocab, scores, strict=True)),
                 _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
             ).save_pretrained(folder)
-            text = self.parent / "text.txt"
+            text = self.folder / "text.txt"
             text.write_text("ab cd\n\nfgh  zz\n", encoding="utf-8")
             flags.append(f"--check={text}")
         else:
@@ -190,7 +186,7 @@ class EntryPointsTest(parameterized.TestCase):
         np.testing.assert_array_equal(after, before[expected])
 
     def test_pieces_that_the_model_has_not_are_no_pieces_to_keep(self):
-        folder, output, text = self.write_model(), self.parent / "ours", self.parent / "text.txt"
+        folder, output, text = self.write_model(), self.folder / "ours", self.folder / "text.txt"
         (folder / "spm.model").unlink()
         text.write_text("ab\n", encoding="utf-8")
         other = merge.write_model([*PIECES, "yy", "xx"], -np.arange(1.0, len(PIECES) + 3))
@@ -221,8 +217,8 @@ class EntryPointsTest(parameterized.TestCase):
 
     @parameterized.parameters({}, GATED)
     def test_a_pruned_model_says_the_same(self, **changes):
-        folder, output = self.write_model(**changes), self.parent / "small"
-        text, lines = self.parent / "xx.txt.gz", ["ab cd", "deab abc"]
+        folder, output = self.write_model(**changes), self.folder / "small"
+        text, lines = self.folder / "xx.txt.gz", ["ab cd", "deab abc"]
         with gzip.open(text, "wt") as file:
             file.write("\n\n".join(lines))
         flags = (f"--model={folder}", f"--texts={text}", f"--output={output}")
@@ -232,41 +228,41 @@ class EntryPointsTest(parameterized.TestCase):
         self.assertLess(len(kept), VOCAB - 3)
         before, after = (self.logits(f, " ".join(lines)) for f in (folder, output))
         np.testing.assert_allclose(after, before[:, kept], rtol=0, atol=1e-5)
-        output = f"--output={self.parent / 'none'}"
-        missing = f"--texts={self.parent / 'gone.txt'}"
+        output = f"--output={self.folder / 'none'}"
+        missing = f"--texts={self.folder / 'gone.txt'}"
         self.assert_refused("gone.txt: no such file", "prune_model", flags[0], missing, output)
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "prune_model", *flags[:2], output)
 
     @parameterized.parameters(1, -1)
     def test_a_model_is_pruned_by_its_own_tokenizer_alone(self, more):
-        folder, text = self.write_model(), self.parent / "xx.txt"
+        folder, text = self.write_model(), self.folder / "xx.txt"
         text.write_text("ab cd\n", encoding="utf-8")
         pieces = [*PIECES, "yy"][: len(PIECES) + more]
         other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
         (folder / "spm.model").write_bytes(other)
         flags = (f"--model={folder}", f"--texts={text}")
-        output = f"--output={self.parent / 'none'}"
+        output = f"--output={self.folder / 'none'}"
         self.assert_refused("spm.model is damaged", "prune_model", *flags, output)
         weights = folder / "model.safetensors"
         save_file(load_file(weights), weights, metadata={"format": "pt"})  # without digests
         self.assert_refused(
             f"spm.model has {VOCAB + more} pieces, but the model {VOCAB} embeddings; copy the",
-            "prune_model", *flags, f"--output={self.parent / 'small'}",
+            "prune_model", *flags, f"--output={self.folder / 'small'}",
         )  # fmt: skip
         if more < 0:  # as if the last embedding were padding, which goes by the remedy
-            unpadded = self.parent / "unpadded"
+            unpadded = self.folder / "unpadded"
             self.succeed("import_model", f"--model={folder}", f"--output={unpadded}")
             flags = (f"--model={unpadded}", f"--texts={text}")
-            self.succeed("prune_model", *flags, f"--output={self.parent / 'small'}")
+            self.succeed("prune_model", *flags, f"--output={self.folder / 'small'}")
 
     @parameterized.parameters("bytes", "user-defined", "case", "identity")
     def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
-        model, own = self.write_model(), model_folder_test.own_model(kind, self.parent)
-        given, text = self.parent / "given.model", self.parent / "xx.txt"
+        model, own = self.write_model(), model_folder_test.own_model(kind, self.folder)
+        given, text = self.folder / "given.model", self.folder / "xx.txt"
         given.write_bytes(own)
         text.write_text("ab abc cd\nAB zz\n", encoding="utf-8")
-        folders = [self.parent / name for name in ("on_own", "kept", "small", "back")]
+        folders = [self.folder / name for name in ("on_own", "kept", "small", "back")]
         on_own, kept, small, back = folders
         for source, output, tool, *flags in (
             (model, on_own, "import_model", f"--vocabulary={given}"),
@@ -293,9 +289,9 @@ class EntryPointsTest(parameterized.TestCase):
         head = task_heads.TaskHead(
             "tagging", task_heads.TOKENS, ("A", "B"), {"output": {"kernel": kernel, "bias": bias}}
         )
-        folder, output = self.parent / "tuned", self.parent / "small"
+        folder, output = self.folder / "tuned", self.folder / "small"
         model_folder.write_model(folder, encoder, sizes, TOKENIZER, task_head=head)
-        text = self.parent / "xx.txt"
+        text = self.folder / "xx.txt"
         text.write_text("ab cd\n", encoding="utf-8")
         printed = self.succeed(
             "prune_model", f"--model={folder}", f"--texts={text}", f"--output={output}"
@@ -305,7 +301,7 @@ class EntryPointsTest(parameterized.TestCase):
 
     def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
-        folders = data_builders.Folders(self.parent / "work")
+        folders = data_builders.Folders(self.folder / "work")
         for folder in (folders.vocab, folders.rows):
             folder.mkdir(parents=True)
         folders.tokenizer.write_bytes(TOKENIZER)
@@ -352,7 +348,7 @@ class EntryPointsTest(parameterized.TestCase):
         config.update_from_flattened_dict(overrides)
         folders, store = self.write_workdir(config)
         params = self.save_checkpoint(config, folders, store)
-        output = self.parent / "exported"
+        output = self.folder / "exported"
         flags = (
             "--config=configs/quickstart.py:runlocal",
             *(f"--config.{key}={value}" for key, value in overrides.items()),
@@ -384,7 +380,7 @@ class EntryPointsTest(parameterized.TestCase):
 
     def test_a_run_goes_on_from_a_folder(self):
         config = quickstart.get_config("runlocal")
-        rate, output = 1e-3, self.parent / "exported"
+        rate, output = 1e-3, self.folder / "exported"
         config.model.update(GATED, num_layers=1, distance_buckets=8, max_distance=16)
         config.output_layer.kind = "full"
         config.optimizer.update(
@@ -416,7 +412,3 @@ class EntryPointsTest(parameterized.TestCase):
         gate = moved["layers"]["attention"]["gate"]
         # The second step may go back most of the way of the first.
         self.assertGreater(min(jax.tree.leaves(gate)), rate / 10)
-
-
-if __name__ == "__main__":
-    absltest.main()

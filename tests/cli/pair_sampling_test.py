@@ -4,12 +4,10 @@ import contextlib
 import dataclasses
 import io
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
@@ -17,6 +15,7 @@ from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_p
 from input_pipeline.stream import MixedStream
 from tests import commands, golden
 from tests.factories import SPECIAL_IDS, write_rows
+from tests.folders import FolderTest
 from xlm.evaluation import pair_sampling_report
 from xlm.experiment import streams
 
@@ -27,10 +26,9 @@ ROWS = ("de\ten\t400", "en\tde\t40", "de\tfr\t90", "fr\ten\t250", "en\tsw\t20", 
 SIZES = {"de-en": 440, "de-fr": 90, "en-fr": 250, "en-sw": 20, "fr-sw": 10}
 
 
-class PairSamplingToolTest(parameterized.TestCase):
+class PairSamplingToolTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.table, self.out = self.folder / "pairs.tsv", self.folder / "out"
         self.table.write_text("\n".join(ROWS) + "\n", encoding="utf-8")
 
@@ -214,7 +212,3 @@ class PairSamplingToolTest(parameterized.TestCase):
         dataclasses.replace(store, bitexts={}).write_meta()
         with self.assertRaisesRegex(ValueError, "the rows hold no bitext; .*corpus.parallel"):
             self.report(f"--workdir={self.folder}")
-
-
-if __name__ == "__main__":
-    absltest.main()

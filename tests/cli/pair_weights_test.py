@@ -3,18 +3,16 @@
 import contextlib
 import io
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest
 
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
 from tests import commands, tiny_tasks
+from tests.folders import FolderTest
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
@@ -29,11 +27,10 @@ TEXT = {
 }
 
 
-class PairWeightsTest(absltest.TestCase):
+class PairWeightsTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = data_builders.Folders(self.workdir)
+        self.folders = data_builders.Folders(self.folder)
         self.processor = spm.SentencePieceProcessor(model_proto=tiny_tasks.tokenizer())
         self.config = xy_lent.get_config("runlocal")
         self.config.robust.num_phases = 2
@@ -66,7 +63,7 @@ class PairWeightsTest(absltest.TestCase):
     def report(self, *args: str) -> str:
         printed = io.StringIO()
         with (
-            commands.parsed("pair_weights", f"--workdir={self.workdir}", *args) as rest,
+            commands.parsed("pair_weights", f"--workdir={self.folder}", *args) as rest,
             contextlib.redirect_stdout(printed),
             mock.patch.object(pair_weights, "_CONFIG", mock.Mock(value=self.config)),
         ):
@@ -80,7 +77,7 @@ class PairWeightsTest(absltest.TestCase):
     def test_the_report(self):
         self.write_record()
         printed = self.report()
-        folder = self.workdir / "report" / "pairs"
+        folder = self.folder / "report" / "pairs"
         self.assertIn((folder / "report.md").read_text(encoding="utf-8"), printed)
         found = json.loads((folder / "pair_weights.json").read_text(encoding="utf-8"))
         self.assertEqual((found["up"], found["down"]), (["bb-cc"], ["aa-bb"]))
@@ -105,7 +102,7 @@ class PairWeightsTest(absltest.TestCase):
                                          dict.fromkeys(BASE, 1.0), 0.1, 0.5),))  # fmt: skip
         write_pair_record(self.record, record)
         self.report("--pairs=1")
-        results = artifacts.read_json(self.workdir / "report" / "pairs" / "pair_weights.json")
+        results = artifacts.read_json(self.folder / "report" / "pairs" / "pair_weights.json")
         self.assertEqual((results["up"], results["down"]), (["bb-cc"], ["aa-bb"]))
 
     def test_refusals(self):
@@ -115,8 +112,4 @@ class PairWeightsTest(absltest.TestCase):
         self.config.train.seed = 3
         with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 3"):
             self.report()
-        self.assertFalse((self.workdir / "report").exists())
-
-
-if __name__ == "__main__":
-    absltest.main()
+        self.assertFalse((self.folder / "report").exists())

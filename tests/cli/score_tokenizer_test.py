@@ -2,15 +2,14 @@
 
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
 import tokenizers
-from absl.testing import absltest, parameterized
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import commands
+from tests.folders import FolderTest
 from vocap import merge
 from xlm.common import artifacts
 from xlm.interop import huggingface
@@ -23,10 +22,9 @@ MODEL = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
 LINES = ["ab cd", "abc abc", "h g f", "\u017e ab"]
 
 
-class SegmenterTest(parameterized.TestCase):
+class SegmenterTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(MODEL)
 
     def trained(self, model, trainer, **parts) -> pathlib.Path:
@@ -98,10 +96,9 @@ class SegmenterTest(parameterized.TestCase):
             read_segmenter(empty)
 
 
-class CommandTest(absltest.TestCase):
+class CommandTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(MODEL)
         text = self.folder / "text"
         text.mkdir()
@@ -199,7 +196,3 @@ class CommandTest(absltest.TestCase):
         model = self.folder / "spm.model"
         with self.assertRaisesRegex(ValueError, "'a' is there twice"):
             self.run_main(f"--tokenizers=a={model},a={model}")
-
-
-if __name__ == "__main__":
-    absltest.main()

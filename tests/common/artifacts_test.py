@@ -10,14 +10,11 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from tests.folders import FolderTest
 from xlm.common import artifacts, entry_point
 
 
-class ReplacingTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ReplacingTest(FolderTest):
     def test_the_file_appears_only_when_the_block_ends(self):
         path = self.folder / "new" / "a.txt"
         with artifacts.atomic_path(path) as aside:
@@ -289,7 +286,3 @@ class StageTest(parameterized.TestCase):
         artifacts.open_stage(self.folder, self.settings).finish()
         (self.folder / "settings.json").unlink()
         self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
-
-
-if __name__ == "__main__":
-    absltest.main()

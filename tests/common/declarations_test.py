@@ -5,7 +5,7 @@ import tempfile
 from typing import Annotated, Any
 
 import msgspec
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.common import declarations
 from xlm.common.declarations import Artefact, Count, Name
@@ -95,7 +95,3 @@ class DeclarationsTest(parameterized.TestCase):
                 file.truncate(2 << 30)  # takes no room
             with self.assertRaisesRegex(ValueError, "large: 2,147,483,648 bytes, must be at most"):
                 declarations.read(path, _Whole, remedy="")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 from tests.malformed import harness
@@ -121,7 +121,3 @@ class WorkdirTest(parameterized.TestCase):
             entry_point.parse(["build_vocab", *arguments])
         self.assertEqual(raised.exception.code, entry_point.EXIT_USER_ERROR)
         self.assertRegex(printed.getvalue(), r"\Aerror [^\n]*: --workdir is '[^\n]*choose another")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import tempfile
 from unittest import mock
 
 from absl import flags
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 from xlm.common import artifacts, outputs
@@ -169,7 +169,3 @@ class OutputsTest(parameterized.TestCase):
         with self.assertRaises(FileNotFoundError) as caught, output("out"):
             pass  # without writing
         self.assertEqual(caught.exception.filename, f"{self.folder}/out")
-
-
-if __name__ == "__main__":
-    absltest.main()

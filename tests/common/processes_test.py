@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.common import entry_point, processes
 
@@ -78,7 +78,3 @@ class WorkersTest(parameterized.TestCase):
             with self.assertRaisesRegex(error, message):
                 list(workers.run(function, [arguments, arguments]))
             self.assertNotIn(os.getpid(), workers.run(os.getpid, [(), ()]))  # by others
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -39,7 +39,3 @@ class TablesTest(absltest.TestCase):
     def test_separated_by_commas(self):
         rows = [{"a": 'x,"y"', "b": None}, {"a": "", "b": 0.1}]
         self.assertEqual(tables.comma_separated(rows), 'a,b\n"x,""y""",\n,0.1\n')
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import importlib
 import pathlib
 import shlex
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import finetune
@@ -141,7 +141,3 @@ class SweepsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "'veco_translate_train', and .* task .* 'udpos'"):
             jobs.task_grid("veco_translate_train", load("udpos", ""))
         self.assertEqual(jobs.task_grid(None, load("xnli", "")), ())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -107,7 +107,3 @@ class LaunchTest(absltest.TestCase):
     def test_stages_of_both_kinds_are_refused(self):
         with self.assertRaisesRegex(ValueError, "share their text; start --stages=build_vocab,pre"):
             jobs.jobs_of_grid(self.job("prepare_data", "train"), "alpha", 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

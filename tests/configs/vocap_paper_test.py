@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import vocap_paper
 from xlm.experiment import memory, objectives
@@ -74,7 +74,3 @@ class ArchitectureTest(parameterized.TestCase):
         self.assertEqual((model.initializer, model.distance_slope), ("normal", 0))
         self.assertEqual(config.optimizer.kind, "adamw")
         self.assertGreater(model.dropout_rate, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import math
 
 import flax.linen as nn
 import jax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import xy_lent
 from input_pipeline.bitext import PAIRS
@@ -104,7 +104,3 @@ class RunsTest(parameterized.TestCase):
     def test_a_run_that_is_not_there(self):
         with self.assertRaisesRegex(ValueError, "no run 'huge'; there are base, large, xl, "):
             xy_lent.get_config("huge,DATA")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,21 +1,18 @@
 """Tests of arrays that are written in pieces and read from several files."""
 
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import array_files
 from input_pipeline.array_files import ShardedRows
+from tests.folders import FolderTest
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+class _FolderTest(FolderTest):
+    pass
 
 
 class WriterTest(_FolderTest):
@@ -154,7 +151,3 @@ class ShardedRowsTest(_FolderTest):
             file.write(b"\0\0")
         with self.assertRaisesRegex(ValueError, "154 bytes, must have 152; copy"):
             self.rows[0]
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import bitext, dataset
 from input_pipeline.array_files import ArrayFile
@@ -432,7 +432,3 @@ class JoinPairTest(parameterized.TestCase):
         expected = [0, *first[:kept_one], 2, 2, *second[:kept_two], 2]
         np.testing.assert_array_equal(row, expected)
         self.assertEqual(start, kept_one + 2)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -164,7 +164,3 @@ class BatchOrderTest(parameterized.TestCase):
     def test_settings_that_do_not_fit(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             BlockSettings(**changes)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -134,7 +134,3 @@ class StreamTest(parameterized.TestCase):
         self.assertEqual({n for (language, *_), n in reads.items() if language == 1}, {1})
         self.assertBetween(len(of_large), 25, 29)
         self.assertGreaterEqual(min(first for first, _ in of_large), 450)  # not of lane 0
-
-
-if __name__ == "__main__":
-    absltest.main()

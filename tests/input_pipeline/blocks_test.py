@@ -88,7 +88,3 @@ class HashTest(absltest.TestCase):
         variants = [["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"]]
         digests = {blocks.text_digest(one, seed) for one in variants for seed in (0, 1)}
         self.assertLen(digests, 8)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -122,7 +122,3 @@ class ImportsTest(absltest.TestCase):
         imported = result.stdout.split()
         self.assertContainsSubset(["numpy", "input_pipeline.dataset"], imported)
         self.assertNoCommonElements(imported, ["tensorflow", "jax", "flax", "ml_collections"])
-
-
-if __name__ == "__main__":
-    absltest.main()

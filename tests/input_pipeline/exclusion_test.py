@@ -1,18 +1,16 @@
 """Sentences of test sets are found however they are written, and left out."""
 
 import lzma
-import pathlib
-import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.exclusion import Exclusion, letters, sentences_of
+from tests.folders import FolderTest
 
 
-class ExclusionTest(parameterized.TestCase):
+class ExclusionTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         with lzma.open(self.folder / "de-en.tsv.xz", "wt", encoding="utf-8") as file:
             file.write("Wo bist du?\tWhere are u?\n\n!\t\n")
         (self.folder / "zh.txt").write_text("你在哪里？\n", encoding="utf-8")
@@ -95,7 +93,3 @@ class ExclusionTest(parameterized.TestCase):
 
     def test_without_files_all_stays(self):
         self.assertEqual(Exclusion([]).of_block(["Wo bist du?", "?"]), ["Wo bist du?", "?"])
-
-
-if __name__ == "__main__":
-    absltest.main()

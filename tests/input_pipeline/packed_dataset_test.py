@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import pathlib
-import tempfile
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -11,6 +10,7 @@ from absl.testing import absltest, parameterized
 from input_pipeline import manifest, packed_dataset
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from tests.factories import write_rows
+from tests.folders import FolderTest
 from xlm.common import artifacts
 
 _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
@@ -115,10 +115,9 @@ class PadSentencesTest(absltest.TestCase):
         )
 
 
-class PackedDatasetTest(parameterized.TestCase):
+class PackedDatasetTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         self.store = PackedDataset(
             folder=self.folder,
             vocab_size=1000,
@@ -233,7 +232,3 @@ class PackedDatasetTest(parameterized.TestCase):
         words = f"{self.store.tokenizer[:12]}.*b.model is tokenizer {found[:12]}.*prepare_data.py"
         with self.assertRaisesRegex(ValueError, words):
             self.store.check_tokenizer(b"another", pathlib.Path("b.model"))
-
-
-if __name__ == "__main__":
-    absltest.main()

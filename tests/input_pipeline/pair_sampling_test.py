@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import scipy.optimize
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.pair_sampling import (
     METHODS,
@@ -270,7 +270,3 @@ class BadInputTest(parameterized.TestCase):
         for sample in (proportional_sampling, uniform_sampling):
             with self.assertRaisesRegex(ValueError, message):
                 sample(counts)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,9 +8,7 @@ the extra [beam]:
 
 import importlib.util
 import io
-import pathlib
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
@@ -23,6 +21,7 @@ from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
+from tests.folders import FolderTest
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 # What DirectRunner runs on, after it has looked for another runner to download.
@@ -46,10 +45,9 @@ def tokenizer() -> bytes:
     return model.getvalue()
 
 
-class BeamTest(absltest.TestCase):
+class BeamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         text = self.folder / "text"
         text.mkdir()
         for number in range(3):

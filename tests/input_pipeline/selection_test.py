@@ -5,7 +5,7 @@ import hashlib
 import random
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import selection
 from input_pipeline.selection import DROPPED, HELDOUT, TRAIN
@@ -149,7 +149,3 @@ class SelectTest(parameterized.TestCase):
             free = selection.heldout_numbers(41, 0.2, salt)
             self.assertEqual(chosen - {40}, chosen)
             self.assertContainsSubset(free - {40}, chosen)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -259,7 +259,3 @@ class AlphaPhasesTest(absltest.TestCase):
             for steps in (range(20), range(20, 40))
         ]
         np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
-
-
-if __name__ == "__main__":
-    absltest.main()

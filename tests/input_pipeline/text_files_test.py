@@ -8,14 +8,14 @@ import lzma
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Callable
 from unittest import mock
 
 import zstandard
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import text_files
+from tests.folders import FolderTest
 from tests.input_pipeline.reading import read_documents, read_parallel
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -36,11 +36,7 @@ _PARALLEL = [[("one", "eins"), ("two", "")], [("three", "drei")]]
 _TSV = "id\ten\tde\na.1\tone\teins\na.2\ttwo\t\n\nb.1\tthree\tdrei\n"
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class _FolderTest(FolderTest):
     def write(self, name: str, text: str | bytes) -> pathlib.Path:
         """Write a file, compressed as its name says."""
         data = text.encode() if isinstance(text, str) else text
@@ -276,7 +272,3 @@ class FaultsTest(_FolderTest):
     )
     def test_width(self, name, text, words):
         self.assert_fault(self.write(name, text), words, "keeps its empty cell")
-
-
-if __name__ == "__main__":
-    absltest.main()

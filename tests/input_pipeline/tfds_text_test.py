@@ -1,16 +1,15 @@
 """Text of tensorflow-datasets, mocked, becomes files that a corpus reads."""
 
 import errno
-import pathlib
-import tempfile
 from unittest import mock
 
 import tensorflow_datasets as tfds
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import tfds_text
 from input_pipeline.sources import CorpusSpec, find_text
 from input_pipeline.tfds_text import DATASETS, TextDataset
+from tests.folders import FolderTest
 from tests.input_pipeline.reading import read_documents
 
 ARTICLE = (
@@ -32,11 +31,7 @@ def texts(*values: str):
     return tfds.testing.mock_data(as_dataset_fn=as_dataset)
 
 
-class TfdsTextTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class TfdsTextTest(FolderTest):
     @parameterized.parameters(("wiki40b", "th"), ("wikipedia", "sw"), ("c4", "yo"))
     def test_every_dataset_has_its_languages(self, name: str, language: str):
         with tfds.testing.mock_data(num_examples=5):
@@ -152,7 +147,3 @@ class TfdsTextTest(parameterized.TestCase):
         with texts(""), self.assertRaisesRegex(ValueError, "wiki40b/de has no text of 'de'"):
             tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
         self.assertEmpty(list(self.folder.iterdir()))
-
-
-if __name__ == "__main__":
-    absltest.main()

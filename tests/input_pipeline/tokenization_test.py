@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from input_pipeline import array_files, packed_dataset, tokenization
@@ -93,7 +93,3 @@ class FaultsTest(parameterized.TestCase):
     def test_shards_too_small_to_be_of_use(self):
         with self.assertRaisesRegex(ValueError, "store.shard_bytes is 1000, must be at least 1024"):
             PackedDatasetSettings(length=64, parallel_length=64, num_workers=1, shard_bytes=1000)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import json
 import re
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart
 from tests.malformed import harness
@@ -177,7 +177,3 @@ class FlagsTest(parameterized.TestCase):
         self.assertIn("start --stages=build_vocab,prepare_data first", done.errors)
         done = harness.run("xlm.launch.start", [*given, "--sweep=train.seed=1"])
         self.assertIn("exclude each other", done.errors)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -10,8 +10,9 @@ import sys
 import tarfile
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
+from tests.folders import FolderTest
 from xlm.launch import jobs, start
 
 FOLDER = jobs.ROOT / "xlm" / "launch"
@@ -52,11 +53,7 @@ fi
 """
 
 
-class ScriptTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ScriptTest(FolderTest):
     def stand_in(self, name: str, text: str) -> None:
         (self.folder / name).write_text(f"#!/usr/bin/env bash\n{text}")
         (self.folder / name).chmod(0o755)
@@ -259,7 +256,3 @@ class TPUTest(ScriptTest):
         done, _ = self.run_script(0, ZONE="")
         self.assertIn("ZONE: such as us-east5-b", done.stderr)
         self.assertNotEqual(done.returncode, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -244,7 +244,3 @@ class RealXManagerTest(parameterized.TestCase):
         for job in plan["jobs"]:
             flags = [f"--{key}={value}" for key, value in job["args"].items()]
             self.assertEqual(xm.Job("image", executor, **job).args.to_list(str), flags)
-
-
-if __name__ == "__main__":
-    absltest.main()

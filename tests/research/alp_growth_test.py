@@ -71,7 +71,3 @@ class AlpGrowthTest(absltest.TestCase):
         path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "sizes.png"
         alp_growth.plot_methods([build(60_000, -80, -80), build(120_000, -79, -70)], path)
         self.assertTrue(path.exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -58,7 +58,3 @@ class TableTest(absltest.TestCase):
         found = {0: Result(a={"de": 1.0, "en": 3.0}, b={"de": 0.0, "en": 0.0})}
         found[1] = Result(a={"de": 9.0, "en": 3.0}, b={"de": 1.0, "en": 0.0})
         self.assertEqual(pivot.highest(pivot.difference("a", "b"), found, "{:+.1f}"), "de +4.5")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import pathlib
 import random
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
@@ -161,7 +161,3 @@ class PlantTest(parameterized.TestCase):
         for text in ("upside_down:de-fr", "shuffled", "wrong_language:es-it", "shuffled:de-fr:fi"):
             with self.assertRaisesRegex(ValueError, "must be KIND:PAIR"):
                 parse(text)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -106,7 +106,3 @@ class SelectionTest(absltest.TestCase):
         self.assertEqual(
             results.shared_items([*self.results.of("all").values()], "f1"), ["de", "en"]
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

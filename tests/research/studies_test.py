@@ -272,7 +272,3 @@ class ClaimsTest(absltest.TestCase):
                 link = part.partition(")")[0].partition("#")[0]
                 if link and not link.startswith("http"):
                     self.assertTrue((path.parent / link).exists(), f"{path.name}: {link}")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap.allocation import METHODS, SEARCHES, Change, allocate, language_probabilities
 from vocap.curves import Curve, concave_envelope
@@ -353,7 +353,3 @@ class AllocateTest(parameterized.TestCase):
         arguments = {"probabilities": {"a": 1.0}, "beta": 0.7, "budget": 3} | wrong
         with self.assertRaisesRegex(ValueError, message):
             allocate(curves, **arguments)
-
-
-if __name__ == "__main__":
-    absltest.main()

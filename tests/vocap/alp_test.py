@@ -50,7 +50,3 @@ class SmoothedTest(absltest.TestCase):
 
     def test_without_unseen_pieces_it_is_their_shares(self):
         np.testing.assert_allclose(np.exp(smoothed_log_probs(np.array([3, 1]))[:-1]), [0.75, 0.25])
-
-
-if __name__ == "__main__":
-    absltest.main()

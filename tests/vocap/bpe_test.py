@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import bpe, merge, runs
 from vocap.allocation import language_probabilities
@@ -132,7 +132,3 @@ class CountTest(parameterized.TestCase):
         np.testing.assert_array_equal(
             moved[:-1], bpe.segmented_counts(bpe.segmenter(pieces, scores), table)[:-1][order]
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import building, comparison, entries, merge, methods, run_tables, runs, unigram
 from vocap.settings import METHODS, VocabularySettings
@@ -534,7 +534,3 @@ class TogetherTest(BuildTest):
         run_tables.write_table(path, runs.count_runs(TEXT["xa"]))
         with self.assertRaisesRegex(ValueError, "vocab.trainer = sentencepiece needs text"):
             run(self.new_cache(), {"xa": path}, trainer="sentencepiece", compare=())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import itertools
 import random
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap.clusters import cluster_languages
 
@@ -118,7 +118,3 @@ class ClusterLanguagesTest(parameterized.TestCase):
             cluster_languages(
                 {"en": ["a"], "sw": ["b", "c"]}, {"en": np.zeros(1), "sw": np.zeros(1)}, 1
             )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import comparison, merge, runs, unigram
 from vocap.settings import UNIGRAM, TrainerSettings
@@ -131,7 +131,3 @@ class ScoreTest(parameterized.TestCase):
         heldout = {"cy": runs.count_runs(["", "  "]), "hi": self.heldout["hi"]}
         scores = self.score(self.pieces, self.log_probs, self.train, heldout)
         self.assertEqual(scores, {"hi": self.scores["hi"]})
-
-
-if __name__ == "__main__":
-    absltest.main()

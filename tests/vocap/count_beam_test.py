@@ -13,13 +13,13 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from tests import commands
+from tests.folders import FolderTest
 from vocap import count_beam, run_tables, runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,11 +29,7 @@ HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 RUNNER = ("--runner=FnApiRunner",)
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class _FolderTest(FolderTest):
     def write(self, name: str, data: bytes | str) -> pathlib.Path:
         data = data.encode() if isinstance(data, str) else data
         path = self.folder / name

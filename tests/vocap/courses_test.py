@@ -4,7 +4,7 @@ import dataclasses
 import math
 import random
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.vocap.allocation_test import (
     disjoint_curve,
@@ -120,7 +120,3 @@ class CoursesTest(parameterized.TestCase):
         (course,) = trace_courses(curves, {"a": 0.5, "b": 0.5}, (1.0,))
         self.assertEqual(course.languages, ("a", "a", "b"))
         self.assertEqual((course.first_pieces, course.unions), (4, (6, 5, 5)))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -196,7 +196,3 @@ class BrowserTest(absltest.TestCase):
             self.assertEqual((again.sizes, again.pieces), (expected.sizes, expected.pieces))
             partial += sizes != expected.sizes
         self.assertGreater(partial, 3)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import json
 import random
 import re
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.vocap.allocation_test import make_curve
 from vocap import explorer
@@ -107,7 +107,3 @@ class DataTest(parameterized.TestCase):
         self.assertEqual(set(re.findall(r"https?://[^\"]*", page)), {"http://www.w3.org/2000/svg"})
         for loads in (r"\ssrc=", r"<link", r"@import", r"url\(", r"\bfetch\(", r"\bimport\b"):
             self.assertNotRegex(page, loads)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import lattice, runs
 from vocap.settings import MAX_PIECE_LENGTH
@@ -302,7 +302,3 @@ class SecondBestTest(parameterized.TestCase):
             self.assertEqual(num_pieces[i], len(best))
             expected = np.log(counts[unknown_as[best]] + counts[i]).sum()
             self.assertAlmostEqual(log_counts[i], expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import scipy.special
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import lattice, merge, runs, unigram
@@ -288,7 +288,3 @@ class WriteModelTest(parameterized.TestCase):
     def test_pieces_that_cannot_stand_are_named(self, pieces, name):
         with self.assertRaisesRegex(ValueError, rf"distinct, not empty.*<mask>; got \[{name}\]"):
             merge.write_model(pieces, np.full(len(pieces), -1.0))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -268,7 +268,3 @@ class ClusteredTest(parameterized.TestCase):
         for group in choice.groups.values():
             mixture = runs.mixture({lang: table(lang) for lang in group}, probabilities())
             self.assertContainsSubset(required(mixture), choice.pieces)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import pathlib
 import random
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import lattice, nested, runs, unigram
 from vocap.settings import TrainerSettings
@@ -200,7 +200,3 @@ class MixtureTest(parameterized.TestCase):
             self.assertGreater(len(set(a) & set(b)) / len(set(a) | set(b)), 0.97)
         for a, b in zip(found.vocabularies, expected.vocabularies, strict=True):
             self.assertLess(relative_error(a.counts @ a.log_probs, b.counts @ b.log_probs), 1e-3)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import pathlib
 import struct
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.vocap import records
 from vocap import plots
@@ -48,7 +48,3 @@ class PlotsTest(parameterized.TestCase):
     def test_steps_that_gain_nothing(self, plot, changed):
         changes = {f"languages.xa.{key}": value for key, value in changed.items()}
         self.assertGreater(self.height(plot, records.record(changes, languages=["xa"])), 100)
-
-
-if __name__ == "__main__":
-    absltest.main()

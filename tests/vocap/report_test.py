@@ -10,7 +10,7 @@ import random
 import re
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import golden
 from tests.vocap import explorer_test, records
@@ -323,7 +323,3 @@ class PageTest(parameterized.TestCase):
         self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
         self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
         self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
-
-
-if __name__ == "__main__":
-    absltest.main()

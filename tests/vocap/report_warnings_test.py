@@ -1,6 +1,6 @@
 """Warnings of a record, one at a time, on both sides of the limits."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.vocap.records import STEP, record
 from vocap.report_warnings import enumerated, warnings
@@ -97,7 +97,3 @@ class WarningsTest(parameterized.TestCase):
         self.assertEqual(enumerated(["a", "b", "c"]), "a, b and c")
         self.assertEqual(enumerated(list("abcdefghi")), "a, b, c, d, e, f, g, h and i")
         self.assertEqual(enumerated(list("abcdefghijk")), "a, b, c, d, e, f, g, h and 3 more")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,12 +4,12 @@ import gzip
 import itertools
 import pathlib
 import random
-import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
+from tests.folders import FolderTest
 from vocap import run_tables, runs
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
@@ -21,11 +21,7 @@ TEXT = [*"\n".join(CORPORA).split("\n")[::7], *ODD]
 HEADER = b"vocap-runs=1\tnormalizer=nmt_nfkc\tsentences=3\n"
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class _FolderTest(FolderTest):
     def files(self) -> list[str]:
         """Names of all files and folders."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
@@ -407,7 +403,3 @@ class FaultsTest(_FolderTest):
         lines = (b"%06d\t1\t2\n" % i for i in range(50_000))
         data = gzip.compress(HEADER + b"".join(lines))
         self.assert_fault(data[:-200], r"after line 4\d\d\d\d: cannot be read")
-
-
-if __name__ == "__main__":
-    absltest.main()

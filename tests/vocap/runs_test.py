@@ -7,7 +7,7 @@ import random
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from fontTools import unicodedata
 
 from vocap import runs
@@ -260,7 +260,3 @@ def runs_packed(sentences) -> dict[str, int]:
     counter = runs.RunCounter()
     counter.add(sentences)
     return counter.packed()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import re
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from fontTools import unicodedata
 
 from vocap import lattice, runs, seeds
@@ -245,7 +245,3 @@ class FindSeedsTest(parameterized.TestCase):
         frequent = [(piece, score / 4) for piece, score in everything if score >= 8 * len(piece)]
         self.assertEqual(found, frequent)
         self.assertLess(len(frequent), len(everything))
-
-
-if __name__ == "__main__":
-    absltest.main()

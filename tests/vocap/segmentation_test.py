@@ -109,7 +109,3 @@ class ReportTest(absltest.TestCase):
             self, __file__, "segmentation",
             lambda folder: segmentation_report.write_report(folder, scores | more, "en"),
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,16 +3,15 @@
 import collections
 import dataclasses
 import math
-import pathlib
 import random
-import tempfile
 from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from tests.folders import FolderTest
 from vocap import lattice, runs, unigram
 from vocap.settings import TrainerSettings
 
@@ -214,11 +213,7 @@ class TrainerSettingsTest(parameterized.TestCase):
             dataclasses.replace(SETTINGS, **changes)
 
 
-class FileTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class FileTest(FolderTest):
     @parameterized.parameters([(40,)], [(40, 60, 90)])
     def test_what_is_read_is_what_was_written(self, sizes):
         settings = dataclasses.replace(SETTINGS, sizes=sizes, character_coverage=1.0)
@@ -238,7 +233,3 @@ class FileTest(parameterized.TestCase):
                 np.testing.assert_array_equal(a, b, strict=True)
         unigram.write_vocabularies(self.folder / "b.npz", read)
         self.assertEqual((self.folder / "a.npz").read_bytes(), (self.folder / "b.npz").read_bytes())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import dataset
 from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
@@ -200,7 +200,3 @@ class LengthBatchesTest(parameterized.TestCase):
         self.assertAlmostEqual(ratio, 13 * 8 * 24 / tokens)
         self.assertGreater(ratio, 1.2)
         self.assertEqual(padding_ratio(features, 8, (24,), 24), 1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -390,7 +390,3 @@ class HeldOutTest(absltest.TestCase):
             held_out.part(examples[:1], 0.5, held_out=True, where="mine, en")
         with self.assertRaisesRegex(ValueError, "validation_share is 0.0, must be between 0 and 1"):
             held_out.part(examples, 0.0, held_out=True, where="")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
@@ -146,7 +146,3 @@ class TaggingFeaturesTest(parameterized.TestCase):
         feature = self.features(["ab", "กา"])[0]
         expected = [PROCESSOR.piece_to_id(piece) for piece in ("▁ab", "▁กา")]
         np.testing.assert_array_equal(feature.tokens, BOS + expected + EOS)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import Answer, QuestionExample
 from input_pipeline.tasks.question_features import question_features, token_offsets, token_span
@@ -234,7 +234,3 @@ class WindowsTest(parameterized.TestCase):
             self.features(
                 ("a", "b"), max_length=max_length, max_query_length=max_query_length, stride=stride
             )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,15 +1,14 @@
 """Examples from tensorflow-datasets, mocked, are the same as those from the datasets' files."""
 
 import json
-import pathlib
-import tempfile
 
 import tensorflow_datasets as tfds
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import Answer
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
+from tests.folders import FolderTest
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 
 NLI = (
@@ -67,18 +66,14 @@ def squad_rows(prefix: str, is_version_2: bool = False) -> list[dict]:
     ]
 
 
-class TfdsExamplesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class TfdsExamplesTest(FolderTest):
     def load(self, task: str, pattern: str, language: str) -> list:
         readers = KINDS[TASKS[task].kind].readers
-        return load_examples(readers, TASKS[task], self.root, [pattern], language)
+        return load_examples(readers, TASKS[task], self.folder, [pattern], language)
 
     def check(self, task: str, split: str, language: str, values: list[dict], text: str) -> list:
         """Loads the rows and the file, expects equal examples, and returns them."""
-        (self.root / f"f.{language}").write_text(text, encoding="utf-8")
+        (self.folder / f"f.{language}").write_text(text, encoding="utf-8")
         from_files = self.load(task, "f.{language}", language)
         with rows(*values):
             pattern = TASKS[task].tfds[split]
@@ -226,7 +221,7 @@ class TfdsExamplesTest(parameterized.TestCase):
         self.assertEqual([one.id for one in found], ["english-a", "english-b", "english-c"])
 
     def test_tatoeba(self):
-        (self.root / "de-en.tsv").write_text("Ja.\tYes.\nÄh?\tEh?\n", encoding="utf-8")
+        (self.folder / "de-en.tsv").write_text("Ja.\tYes.\nÄh?\tEh?\n", encoding="utf-8")
         task = TASKS["tatoeba"]
         values = [
             {
@@ -239,8 +234,8 @@ class TfdsExamplesTest(parameterized.TestCase):
         ]
         reader = SEARCHES[task.kind].reader
         with rows(*values):
-            found = load_pairs(reader, task, self.root, [task.tfds["test"]], "de")
-        self.assertEqual(found, load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"))
+            found = load_pairs(reader, task, self.folder, [task.tfds["test"]], "de")
+        self.assertEqual(found, load_pairs(reader, task, self.folder, ["{language}-en.tsv"], "de"))
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),
@@ -267,7 +262,3 @@ class TfdsExamplesTest(parameterized.TestCase):
                     is_english = language == "en" and "xtreme_pawsx" in name
                     if config and not is_english:
                         self.assertIn(config, known, name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.token_batches import TokenStream, batch_sizes, token_batches
 from input_pipeline.tasks.translation_features import TranslationFeature
@@ -138,7 +138,3 @@ class TokenBatchesTest(parameterized.TestCase):
             np.testing.assert_array_equal(arrays["segments"][~is_there], 0)
             seen += rows[is_there].tolist()
         self.assertCountEqual(seen, range(count))
-
-
-if __name__ == "__main__":
-    absltest.main()

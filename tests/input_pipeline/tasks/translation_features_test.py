@@ -2,7 +2,7 @@
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.translation_features import language_symbols, translation_features
@@ -121,7 +121,3 @@ class SymbolsTest(parameterized.TestCase):
     def test_pieces_that_can_be_no_symbols(self, pieces, message):
         with self.assertRaisesRegex(ValueError, f"translation.language_pieces:? {message}"):
             self.symbols("fr", "de", **pieces)
-
-
-if __name__ == "__main__":
-    absltest.main()

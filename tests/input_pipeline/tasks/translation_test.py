@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 
 import tensorflow_datasets as tfds
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks import translation
 from input_pipeline.tasks.examples import TranslationExample
@@ -212,7 +212,3 @@ class TranslationTest(parameterized.TestCase):
     def test_no_direction(self, language):
         with self.assertRaisesRegex(ValueError, f"direction '{language}' must be"):
             translation.direction(language)
-
-
-if __name__ == "__main__":
-    absltest.main()
