@@ -29,16 +29,11 @@ class StagesTest(absltest.TestCase):
         script, *found = known["train"].command("JOB")
         self.assertEqual(script, "train.py")
         self.assertContainsSubset(
-            [
-                "--config=configs/xy_lent.py:runlocal",
-                "--workdir=JOB/work",
-                "--config.train.num_steps=90",
-                "--config.train.checkpoint_every=15",
-                "--config.optimizer.embedding_update=dense",
-                "--config.robust.num_phases=2",
-            ],
+            ["--config=configs/xy_lent.py:runlocal", "--workdir=JOB/work",
+             "--config.train.num_steps=90", "--config.train.checkpoint_every=15",
+             "--config.optimizer.embedding_update=dense", "--config.robust.num_phases=2"],
             found,
-        )
+        )  # fmt: skip
 
     def test_the_number_of_steps_has_a_flag_of_its_own(self):
         self.flags("--config.train.num_steps=7")

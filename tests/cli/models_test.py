@@ -57,12 +57,9 @@ OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0)
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A command as a process, which has one device."""
     return subprocess.run(
-        [sys.executable, "-m", "xlm", _VERB[script], *flags],
-        cwd=ROOT,
-        env=processes.environment(),
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-m", "xlm", _VERB[script], *flags], cwd=ROOT, env=processes.environment(),
+        capture_output=True, text=True,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -332,17 +329,11 @@ class EntryPointsTest(FolderTest):
         return params
 
     @parameterized.parameters(
-        (
-            {
-                "model.position": "learned",
-                "model.norm_position": "post",
-                "model.embedding_size": 32,
-            },
-            "",
-        ),
+        ({"model.position": "learned", "model.norm_position": "post",
+          "model.embedding_size": 32}, ""),
         # And pre-LN and half embedding, which are the config's own as well.
         ({}, "model.position is 'gated', there 'learned'; model.norm_pos"),
-    )
+    )  # fmt: skip
     def test_the_last_checkpoint_is_exported(self, overrides, warning):
         config = quickstart.get_config("runlocal")
         config.update_from_flattened_dict(overrides)

@@ -91,18 +91,11 @@ class PairSamplingToolTest(FolderTest):
         )  # fmt: skip
 
     def test_the_examples_of_a_table_are_those_of_the_longest_bucket(self):
-        settings = PairSamplingSettings("alpha", 0.5, 2.0, "en")
-        sizes = pair_sampling.read_counts(self.table)
-        self.assertEqual(sizes["de", "en"], [400, 40])
         config = quickstart.get_config("runlocal")
         changes = {"pair_share": 0.5, "pair_buckets": (32, 64)}
         self.report(f"--counts={self.table}", f"--output={self.out}", **changes)
         batch = config.train.batch_size * config.store.length // 64
         examples = 0.5 * config.train.num_steps * batch
-        text = pair_sampling_report.page(
-            [sample_pairs(sizes, settings)], {"alpha": examples}, settings
-        )
-        self.assertIn(f" {examples:,.0f} |", text)
         self.assertIn(f" {examples:,.0f} |", (self.out / "report.md").read_text(encoding="utf-8"))
 
     def write_rows(self) -> PackedDataset:
@@ -151,11 +144,9 @@ class PairSamplingToolTest(FolderTest):
         ("lang1\tlang2\tn\n", "pairs.tsv, line 1: .* remove headers and other columns"),
         ("English\tsw\t3\n", "line 1: 'English.* must be two .* languages, such as en and"),
         ("aa\taa\t3\n", "line 1: .* two different languages"),
-        ("aa\tbb\t0\n", "line 1: .* 1 or more"),
-        ("aa\tbb\t1.5\n", "line 1: .* 1 or more"),
-        ("aa\tbb\t-1\n", "line 1: .* 1 or more"),
+        ("aa\tbb\t0\n", "line 1: .* 1 or more"), ("aa\tbb\t1.5\n", "line 1: .* 1 or more"),
         ("", "the file is empty"),
-    )
+    )  # fmt: skip
     def test_tables_that_cannot_be_read(self, text, message):
         self.table.write_text(text, encoding="utf-8")
         with self.assertRaisesRegex(ValueError, message):
@@ -163,6 +154,7 @@ class PairSamplingToolTest(FolderTest):
         self.assertFalse(self.out.exists())
 
     def test_languages_that_the_run_lacks_are_left_out(self):
+        self.assertEqual(pair_sampling.read_counts(self.table)["de", "en"], [400, 40])
         with self.assertLogs(level="INFO") as logs:
             sizes = pair_sampling.read_counts(self.table, ("de", "en", "xx", "sw"))
         self.assertEqual(sizes, {("de", "en"): [400, 40], ("en", "sw"): [20]})
@@ -181,17 +173,9 @@ class PairSamplingToolTest(FolderTest):
         (("--counts=TABLE", "--output=DIR/out"), {}, "data.pair_share and .* 0, .* --examples"),
         (("--counts=TABLE", "--output=DIR/out", "--examples=-1"), {}, "--examples is -1, must be"),
         (("--workdir=DIR",), {}, "holds no finished packed dataset; run prepare_data.py"),
-        (
-            ("--counts=TABLE", "--output=DIR/out"),
-            {"pair_temperature": 0.0},
-            "data.pair_temperature is 0.0, must be above 0",
-        ),
-        (
-            ("--counts=TABLE", "--output=DIR/out", "--examples=9"),
-            {"pair_pivot": "xx", "pair_sampling": "pivot"},
-            "pair_pivot is 'xx', .* de, en, fr, sw",
-        ),
-    )
+        (("--counts=TABLE", "--output=DIR/out", "--examples=9"),
+         {"pair_pivot": "xx", "pair_sampling": "pivot"}, "pair_pivot is 'xx', .* de, en, fr, sw"),
+    )  # fmt: skip
     def test_refusals(self, args, changes, message):
         args = [a.replace("DIR", str(self.folder)).replace("TABLE", str(self.table)) for a in args]
         with self.assertRaisesRegex(ValueError, message):
@@ -206,9 +190,3 @@ class PairSamplingToolTest(FolderTest):
         self.assertIn("no pairs with data.pair_pivot xx", logs.output[0])
         found = json.loads((self.out / "report.json").read_text(encoding="utf-8"))
         self.assertCountEqual(found, set(METHODS) - {"pivot"})
-
-    def test_rows_without_bitext(self):
-        store = self.write_rows()
-        dataclasses.replace(store, bitexts={}).write_meta()
-        with self.assertRaisesRegex(ValueError, "the rows hold no bitext; .*corpus.parallel"):
-            self.report(f"--workdir={self.folder}")

@@ -59,14 +59,11 @@ class SegmenterTest(FolderTest):
         self.assertIn(0, found.encode(["q"])[0])
 
     def test_bytes_have_no_unknown(self):
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
         path = self.trained(
-            models.BPE(),
-            trainers.BpeTrainer(
-                vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-            ),
-            pre_tokenizer=pre_tokenizers.ByteLevel(),
-            decoder=decoders.ByteLevel(),
-        )
+            models.BPE(), trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet),
+            pre_tokenizer=pre_tokenizers.ByteLevel(), decoder=decoders.ByteLevel(),
+        )  # fmt: skip
         found = read_segmenter(path)
         self.assertEqual((found.kind, found.unknown), ("bpe", None))
         self.assertTrue(found.is_piece.all())
@@ -181,18 +178,16 @@ class CommandTest(FolderTest):
             self.run_main(model, parallel, "--languages=sw")
             self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
 
-    def test_languages(self):
-        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", "--languages=sw")
-        self.run_main(*flags)
+    def test_languages_and_names(self):
+        model = self.folder / "spm.model"
+        self.run_main(f"--tokenizers=a={model}", "--languages=sw")
         results = artifacts.read_json(self.folder / "out" / "results.json")
         self.assertEqual(list(results["a"]["texts"]), ["sw"])
-        with self.assertRaisesRegex(ValueError, "no text in de; there are en, sw"):
-            self.run_main(flags[0], "--languages=sw,de")
-
-    def test_names(self):
-        for value, message in (("spm.model", "must be NAME=PATH"), ("a=x.model", "no such file")):
+        for flags, message in (
+            ((f"--tokenizers=a={model}", "--languages=sw,de"), "no text in de; there are en, sw"),
+            (("--tokenizers=spm.model",), "must be NAME=PATH"),
+            (("--tokenizers=a=x.model",), "no such file"),
+            ((f"--tokenizers=a={model},a={model}",), "'a' is there twice"),
+        ):
             with self.assertRaisesRegex(ValueError, message):
-                self.run_main(f"--tokenizers={value}")
-        model = self.folder / "spm.model"
-        with self.assertRaisesRegex(ValueError, "'a' is there twice"):
-            self.run_main(f"--tokenizers=a={model},a={model}")
+                self.run_main(*flags)

@@ -40,13 +40,11 @@ else:
 
 class WorkersTest(parameterized.TestCase):
     @parameterized.product(
-        how=[
-            ("kill", signal.SIGKILL, -signal.SIGKILL, []),
-            ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, ["error: terminated"]),
-            ("killpg", signal.SIGINT, entry_point.EXIT_INTERRUPTED, ["error: interrupted"]),
-        ],
+        how=[("kill", signal.SIGKILL, -signal.SIGKILL, []),
+             ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, ["error: terminated"]),
+             ("killpg", signal.SIGINT, entry_point.EXIT_INTERRUPTED, ["error: interrupted"])],
         when=["import", "job"],
-    )
+    )  # fmt: skip
     def test_they_end_with_their_parent(self, how, when):
         send, number, status, message = how
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

@@ -99,9 +99,7 @@ class ConfigsTest(parameterized.TestCase):
 
 
 class WarmupTest(parameterized.TestCase):
-    @parameterized.product(
-        schedule=("linear", "wsd"), share=(0.0, 0.1, 0.5, 0.99), steps=(1, 7, 40)
-    )
+    @parameterized.product(schedule=("linear", "wsd"), share=(0.0, 0.5, 0.99), steps=(1, 40))
     def test_fits_into_every_run(self, schedule, share, steps):
         optimizer = load("xnli", "").optimizer
         decay = 1 - share if schedule == "wsd" else 0.1
@@ -113,9 +111,7 @@ class WarmupTest(parameterized.TestCase):
     def test_more_than_the_run(self):
         optimizer = load("xnli", "").optimizer
         optimizer.update(schedule="wsd", warmup_share=0.6, decay_fraction=0.5)
-        with self.assertRaisesRegex(
-            ValueError, "warmup_share is 0.6 and optimizer.decay_.* 0.5, t"
-        ):
+        with self.assertRaisesRegex(ValueError, "_share is 0.6 and optimizer.decay_.* 0.5, t"):
             fine_tuning.warmup_steps(optimizer, 100)
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline import bitext, dataset
+from input_pipeline import bitext
 from input_pipeline.array_files import ArrayFile
 from input_pipeline.bitext import (
     PAIRS,
@@ -36,6 +36,7 @@ from xlm.models.segments import packed_segments
 LANGUAGES = ("aa", "bb", "cc")
 SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
 SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
+COLUMNS = [(name, language) for name, (found, _) in SETS.items() for language in found]
 SHARES = {("aa", "bb"): 0.2, ("aa", "cc"): 0.7, ("bb", "cc"): 0.1}
 
 
@@ -193,7 +194,7 @@ class PairStreamTest(parameterized.TestCase):
             found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
         return found
 
-    @parameterized.parameters(1.0, 0.5, 0.0)
+    @parameterized.parameters(1.0, 0.3)
     def test_sets_and_language_pairs_have_their_share(self, alpha: float):
         found = self.drawn(alpha=alpha)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
@@ -249,10 +250,10 @@ class PairStreamTest(parameterized.TestCase):
         (dict.fromkeys(SHARES, 0.0), "are all 0; one pair at least"),
     )
     def test_shares_that_cannot_be(self, shares, message):
-        with self.assertRaisesRegex(ValueError, message):
-            pair_streams(self.store, SETTINGS, 0, shares)
-        with self.assertRaisesRegex(ValueError, message):
-            token_counts(self.store, 1.0, shares)
+        for use in (lambda: pair_streams(self.store, SETTINGS, 0, shares),
+                    lambda: token_counts(self.store, 1.0, shares)):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, message):
+                use()
 
     @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
     def test_tokens_are_counted_as_the_streams_bring_them(self, alpha, of_languages):
@@ -265,9 +266,7 @@ class PairStreamTest(parameterized.TestCase):
             found += share * np.bincount(tokens, minlength=self.store.vocab_size)
         found[list(SPECIAL.special_ids())] = 0
         expected = token_counts(self.store, alpha, of_languages)
-        total = sum(
-            len(self.store.bitext(s, lang).ids) for s, (of, _) in SETS.items() for lang in of
-        )
+        total = sum(len(self.store.bitext(*one).ids) for one in COLUMNS)
         self.assertAlmostEqual(expected.sum(), total)
         np.testing.assert_allclose(found / found.sum(), expected / total, atol=1e-3)
         self.assertGreater(expected.max() / total, 0.015)
@@ -276,18 +275,13 @@ class PairStreamTest(parameterized.TestCase):
     def test_tokens_are_counted_range_by_range(self, at_once):
         shares = {pair: share / 3 for pair, share in SHARES.items()}
         expected = token_counts(self.store, 0.3, shares)
-        columns = [self.store.bitext(name, one) for name, (of, _) in SETS.items() for one in of]
-        longest = max(int(column.lengths.max()) for column in columns)
-        sizes, read = [], ArrayFile.__getitem__
-
-        def recorded(file: ArrayFile, index: slice) -> np.ndarray:
-            sizes.append(len(read(file, index)))
-            return read(file, index)
-
-        self.enterContext(mock.patch.object(ArrayFile, "__getitem__", recorded))
+        longest = max(int(self.store.bitext(*one).lengths.max()) for one in COLUMNS)
+        read = mock.Mock(side_effect=ArrayFile.__getitem__)
+        self.enterContext(mock.patch.object(ArrayFile, "__getitem__", lambda *args: read(*args)))
         self.enterContext(mock.patch.object(bitext, "_TOKENS_AT_ONCE", at_once))
         np.testing.assert_array_equal(token_counts(self.store, 0.3, shares), expected)
-        self.assertEqual(sum(sizes), sum(len(column.ids) for column in columns))
+        sizes = [call.args[1].stop - call.args[1].start for call in read.call_args_list]
+        self.assertEqual(sum(sizes), sum(len(self.store.bitext(*one).ids) for one in COLUMNS))
         self.assertLessEqual(max(sizes), max(at_once, longest))
 
     def test_an_id_beyond_the_vocabulary_ends_the_run(self):
@@ -361,24 +355,15 @@ class PairStreamTest(parameterized.TestCase):
         for one, other in zip(first, more[0], strict=True):
             np.testing.assert_array_equal(one.batch(3)["tokens"], other.batch(3)["tokens"])
 
-    def test_no_bitext(self):
-        store = PackedDataset(self.store.folder, 3000, 16, "", SPECIAL, {"aa": {}}, {})
-        with self.assertRaisesRegex(ValueError, "rows hold no bitext; .*corpus.parallel.* to 0"):
-            pair_streams(store, SETTINGS, seed=0)
-
     @parameterized.parameters(
-        ((), "must ascend"),
-        ((16, 8), "must ascend"),
-        ((4, 8), "must ascend from 8"),
-        ((16, 20), "of 48 tokens .* is no whole number of pairs of 20"),
-    )
-    def test_buckets_that_cannot_be(self, buckets, message):
+        ((), "continue", "must ascend"), ((16, 8), "continue", "must ascend"),
+        ((4, 8), "continue", "must ascend from 8"),
+        ((16, 20), "continue", "of 48 tokens .* is no whole number of pairs of 20"),
+        ((8,), "reset", "pair_positions is 'reset', must be in"),
+    )  # fmt: skip
+    def test_settings_that_cannot_be(self, buckets, positions, message):
         with self.assertRaisesRegex(ValueError, message):
-            BitextSettings(buckets, "continue", 1.0, 48)
-
-    def test_positions_that_cannot_be(self):
-        with self.assertRaisesRegex(ValueError, "pair_positions is 'reset', must be in"):
-            BitextSettings((8,), "reset", 1.0, 48)
+            BitextSettings(buckets, positions, 1.0, 48)
 
 
 class MixedStreamTest(parameterized.TestCase):
@@ -411,20 +396,10 @@ class MixedStreamTest(parameterized.TestCase):
         self.assertEqual([self.mixed.steps_before(1000, i) for i in range(4)], numbers)
         np.testing.assert_allclose(np.array(numbers) / 1000, self.shares, atol=0.04)
 
-    @parameterized.parameters(*dataset.LOADERS)
-    def test_loaders_bring_batches_of_any_kind_and_shape(self, loader: str):
-        found = dataset.StreamedData(self.mixed, loader).batches(range(40, 60))
-        for step, (kind, batch) in zip(range(40, 60), found, strict=True):
-            expected = self.mixed.batch(step)
-            self.assertEqual(kind, self.mixed.kind(step))
-            self.assertCountEqual(batch, expected)
-            for name, array in expected.items():
-                np.testing.assert_array_equal(batch[name], array)
-
 
 class JoinPairTest(parameterized.TestCase):
     @parameterized.parameters(
-        (3, 4, 3, 4), (8, 8, 8, 8), (9, 8, 8, 8), (3, 20, 3, 13), (20, 3, 13, 3), (20, 20, 8, 8)
+        (3, 4, 3, 4), (9, 8, 8, 8), (3, 20, 3, 13), (20, 3, 13, 3), (20, 20, 8, 8)
     )
     def test_what_is_too_long_is_cut(self, one, two, kept_one, kept_two):
         first, second = np.arange(100, 100 + one), np.arange(200, 200 + two)

@@ -63,10 +63,6 @@ class BlockCacheTest(absltest.TestCase):
         for one in cache.request(places((0, 0, 4), (0, 4, 8))):
             self.assertTrue(one.block.result(timeout=10))
 
-    def test_more_at_once_than_are_kept(self):
-        blocks = [(0, i, i + 1) for i in range(50)]
-        self.assertCountEqual(self.read(*blocks), blocks)
-
     def test_a_failure_is_raised_and_the_block_read_again(self):
         failing = mock.Mock(side_effect=[OSError("the disk is gone"), "a block"])
         cache = BlockCache(failing, ThreadPoolExecutor(1), window_blocks=2)

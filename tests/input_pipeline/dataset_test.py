@@ -54,26 +54,18 @@ class BatchesTest(parameterized.TestCase):
                 np.testing.assert_array_equal(batch[key], value)
 
     @parameterized.product(
-        loader=dataset.LOADERS,
-        steps=(range(12), range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
-        prefetch=(1, 4, 20),
-    )
+        loader=dataset.LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
+        prefetch=(1, 20),
+    )  # fmt: skip
     def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
         found = dataset.batches(self.stream, steps, loader=loader, prefetch=prefetch)
         self.assert_batches(found, steps)
 
-    @parameterized.product(loader=dataset.LOADERS, part=(0, 3))
-    def test_a_host_gets_its_part(self, loader, part):
-        found = dataset.batches(self.stream, range(3), loader=loader, parts=(part,), num_parts=4)
-        self.assert_batches(found, range(3), part, 4)
-
     @parameterized.parameters(*dataset.LOADERS)
-    def test_every_batch_is_made_once(self, loader):
+    def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):
         list(dataset.batches(self.stream, range(5, 25), loader=loader))
         self.assertCountEqual(self.stream.asked, range(5, 25))
-
-    @parameterized.parameters(*dataset.LOADERS)
-    def test_a_loop_without_end_can_be_left(self, loader):
+        self.stream.asked.clear()
         found = dataset.batches(self.stream, range(10**9), loader=loader, prefetch=2)
         self.assert_batches(itertools.islice(found, 3), range(3))
         del found

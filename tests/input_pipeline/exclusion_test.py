@@ -46,17 +46,8 @@ class ExclusionTest(FolderTest):
     def test_odd_lines_of_tagged_words(self):
         path = self.folder / "tagged.tsv"
         lines = [
-            "-DOCSTART-",
-            "",
-            "The\tO",
-            "last day\tnoun",
-            "",
-            "A\tO",
-            "B\tO",
-            "C",
-            "\t",
-            "D\tO",
-        ]
+            "-DOCSTART-", "", "The\tO", "last day\tnoun", "", "A\tO", "B\tO", "C", "\t", "D\tO",
+        ]  # fmt: skip
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.assertEqual(list(sentences_of(path)), ["-DOCSTART-", "Thelast day", "ABC", "D"])
 

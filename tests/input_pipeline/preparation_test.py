@@ -137,16 +137,14 @@ _LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
 
 class ContentsTest(_PreparationTest):
     @parameterized.parameters(
-        {},
-        {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
-        {"max_train_bytes": 1500},
-        {"languages": ("sw", "en"), "exclude": ()},
+        {}, {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
+        {"max_train_bytes": 1500}, {"languages": ("sw", "en"), "exclude": ()},
         {"parallel_heldout_fraction": 0.0},
         {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
         {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},
         {"parallel_as_text": False, "more": {"three.tsv": _SPARSE}},
         {"more": {"de.txt": _LONG, "l.en-sw.tsv": f"a\tb\n\n{_LONG}\t{_LONG[::-1]}\n" * 9}},
-    )
+    )  # fmt: skip
     def test_it_holds_the_text_of_the_corpus_in_memory(self, more=(), **changes):
         for name, text in dict(more).items():
             self.write(name, text)

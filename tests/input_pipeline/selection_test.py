@@ -11,18 +11,7 @@ from input_pipeline import selection
 from input_pipeline.selection import DROPPED, HELDOUT, TRAIN
 from input_pipeline.sources import CorpusSpec
 
-SPEC = CorpusSpec(
-    root="",
-    text=(),
-    parallel=(),
-    parallel_eval=(),
-    languages=(),
-    language_codes={},
-    heldout_fraction=0.2,
-    parallel_heldout_fraction=0.2,
-    max_train_bytes=0,
-    seed=0,
-)
+SPEC = CorpusSpec(heldout_fraction=0.2)
 Block = tuple[bytes, int, int]
 
 
@@ -120,7 +109,7 @@ class SelectTest(parameterized.TestCase):
         sizes = np.array([size for _, size, _ in found])
         self.assertBetween(sizes[np.array(expected) == TRAIN].sum(), 1980, 2000)
 
-    @parameterized.product(heldout_by=("text", "position"), seed=(0, 1, 2, 3), few=(1, 3, 40))
+    @parameterized.product(heldout_by=("text", "position"), seed=(0, 1), few=(1, 3, 40))
     def test_held_out_bytes_are_limited(self, heldout_by, seed, few):
         spec = dataclasses.replace(SPEC, heldout_by=heldout_by, seed=seed)
         sizes = [*[100] * few, 50_000, 160_000]

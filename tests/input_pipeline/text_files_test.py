@@ -199,13 +199,9 @@ class FaultsTest(_FolderTest):
             next(text_files.read_sentences(path))
 
     @parameterized.parameters(
-        ("en.txt.lz4", "lz4"),
-        ("en.jsonl.Z", "Z"),
-        ("core.tsv.zip", "zip"),
-        ("en.zip", "zip"),
-        ("en.txt.bak", "bak"),
-        ("en-de.tar.gz", "tar"),
-    )
+        ("en.txt.lz4", "lz4"), ("en.jsonl.Z", "Z"), ("core.tsv.zip", "zip"), ("en.zip", "zip"),
+        ("en.txt.bak", "bak"), ("en-de.tar.gz", "tar"),
+    )  # fmt: skip
     def test_unknown_compression(self, name, compression):
         with self.assertRaisesRegex(ValueError, f"{name}.*compression '{compression}'.*recompress"):
             text_files.file_format(pathlib.Path(name))

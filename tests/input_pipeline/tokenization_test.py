@@ -10,7 +10,6 @@ from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from input_pipeline import array_files, packed_dataset, tokenization
-from input_pipeline.tokenization import PackedDatasetSettings
 from vocap import merge
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
@@ -83,13 +82,3 @@ class FaultsTest(parameterized.TestCase):
         processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
         with self.assertRaisesRegex(ValueError, "has no <mask> token"):
             tokenization.special_ids(processor)
-
-    @parameterized.parameters("length", "parallel_length")
-    def test_rows_too_short_to_be_of_use(self, name):
-        settings = {"length": 64, "parallel_length": 64, "num_workers": 1}
-        with self.assertRaisesRegex(ValueError, f"store.{name} is 15, must be at least 16"):
-            PackedDatasetSettings(**{**settings, name: 15})
-
-    def test_shards_too_small_to_be_of_use(self):
-        with self.assertRaisesRegex(ValueError, "store.shard_bytes is 1000, must be at least 1024"):
-            PackedDatasetSettings(length=64, parallel_length=64, num_workers=1, shard_bytes=1000)

@@ -120,12 +120,9 @@ class SlurmTest(ScriptTest):
         step = ["srun", "--kill-on-bad-exit=0", "--wait=300", "my py"]
         self.assertEqual(
             calls,
-            [
-                [*one, "prepare_data.py", *FLAGS],
-                [*step, "train.py", *FLAGS, "--distributed"],
-                [*step, "evaluate.py", *FLAGS, "--distributed"],
-            ],
-        )
+            [[*one, "prepare_data.py", *FLAGS], [*step, "train.py", *FLAGS, "--distributed"],
+             [*step, "evaluate.py", *FLAGS, "--distributed"]],
+        )  # fmt: skip
 
     def test_one_process_joins_no_others(self):
         _, calls = self.run_script("finetune", tasks=1, gpus=0)

@@ -49,10 +49,8 @@ def _files() -> Iterator[Case]:
 
 def _flags() -> Iterator[Case]:
     quick, workdir, config = (
-        "--config=configs/quickstart.py",
-        "--workdir=DIR/work",
-        templates.config,
-    )
+        "--config=configs/quickstart.py", "--workdir=DIR/work", templates.config,
+    )  # fmt: skip
     files = ("--input=DIR/x", "--output=DIR/y")
     for command, given, *says in (
         ("train", (workdir,), "--config"),

@@ -27,14 +27,10 @@ from xlm.training.settings import TrainSettings
 LANGUAGES = ("en", "sw")
 # Small, and without what would be compiled.
 _KEYS = {
-    "corpus.root": "DIR/text",
-    "corpus.parallel": "('*.tsv',)",
-    "corpus.languages": "('en','sw')",
-    "store.length": "32",
-    "store.parallel_length": "16",
-    "model.max_length": "64",
+    "corpus.root": "DIR/text", "corpus.parallel": "('*.tsv',)", "corpus.languages": "('en','sw')",
+    "store.length": "32", "store.parallel_length": "16", "model.max_length": "64",
     "train.batch_size": "8",
-}
+}  # fmt: skip
 TASK = ("--config.init_from=DIR/encoder", "--workdir=DIR/work")
 
 
@@ -103,11 +99,9 @@ def tasks(folder: pathlib.Path) -> None:
 def run_config(**changes: str) -> tuple[str, ...]:
     """As `config`, of a run that compiles in a moment."""
     kept = {
-        "model__num_layers": "0",
-        "output_layer__kind": "full",
-        "optimizer__kind": "adamw",
+        "model__num_layers": "0", "output_layer__kind": "full", "optimizer__kind": "adamw",
         "evaluation__retrieval_layer": "0",
-    }
+    }  # fmt: skip
     return config(**{**kept, **changes})
 
 

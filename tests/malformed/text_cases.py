@@ -42,10 +42,8 @@ def _tools() -> Iterator[Case]:
     scores = ("--text=DIR/text", "--output=DIR/scores", "--tokenizers=a=DIR/none.model")
     fetch = ("--dataset=c4", "--languages=sw", "--output=DIR/fetched", "--max_documents=-3")
     plan = (
-        *templates.config(data__pair_share="0.5")[:-1],
-        "--counts=DIR/x.tsv",
-        "--output=DIR/plan",
-    )
+        *templates.config(data__pair_share="0.5")[:-1], "--counts=DIR/x.tsv", "--output=DIR/plan",
+    )  # fmt: skip
     hf = ("--model=DIR/work/vocab/spm.model", "--output=DIR/hf")
     model = "work/vocab/spm.model"
     for command, flags, breaks, says, repairs in (

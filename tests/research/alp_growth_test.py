@@ -1,7 +1,5 @@
 """Growth of ALP with pieces, of made-up builds."""
 
-import pathlib
-import tempfile
 from typing import Any
 
 from absl.testing import absltest
@@ -66,8 +64,3 @@ class AlpGrowthTest(absltest.TestCase):
         records[1]["scores"]["joint"]["en"]["alp"] = -69.0
         self.assertIn("1 at 120,000", alp_growth.ahead(records)[0])
         self.assertIn("gains more in 1.", alp_growth.ahead(records)[0])
-
-    def test_the_plot_is_written(self):
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "sizes.png"
-        alp_growth.plot_methods([build(60_000, -80, -80), build(120_000, -79, -70)], path)
-        self.assertTrue(path.exists())

@@ -34,15 +34,8 @@ time.sleep(float(sys.argv[4]))
 
 
 def program(name: str, seed: int, value: str, needs=(), is_measured=True, seconds=0.0) -> Run:
-    words = (
-        "-c",
-        _WORK,
-        f"WORKDIR/{name}/seed{seed}",
-        value,
-        f"{name} {seed}",
-        str(seconds),
-        "WORKDIR",
-    )
+    folder = f"WORKDIR/{name}/seed{seed}"
+    words = ("-c", _WORK, folder, value, f"{name} {seed}", str(seconds), "WORKDIR")
 
     def measure(folder: pathlib.Path) -> dict[str, int]:
         return {"value": int((folder / "value.txt").read_text())}
@@ -167,7 +160,7 @@ with mock.patch.object(study, "find", lambda name: own.STUDY):
     def test_folders_take_the_place_of_words(self):
         data, workdir = pathlib.Path("/d"), pathlib.Path("/w")
         for word, expected in (
-            ("--config=configs/xlm_r.py:small,DATA", "--config=configs/xlm_r.py:small,/d"),
+            ("--config=configs/a.py:small,DATA", "--config=configs/a.py:small,/d"),
             ("--config=configs/real_text.py:DATA/x", "--config=configs/real_text.py:/d/x"),
             ("--rows=WORKDIR/a,WORKDIR/b", "--rows=/w/a,/w/b"),
             ("--config.task.root=WORKDIR/splits", "--config.task.root=/w/splits"),

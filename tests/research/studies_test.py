@@ -244,14 +244,6 @@ class ClaimsTest(absltest.TestCase):
                     script = f"xlm.cli.{VERBS[words[1]]}"
                 self.assertTrue((ROOT / f"{script.replace('.', '/')}.py").exists(), command)
 
-    def test_folders_are_put_in(self):
-        data, workdir = pathlib.Path("/d"), pathlib.Path("/w")
-        command = "python x.py --config=configs/a.py:small,DATA --workdir=DIR/a --b=DIR/a,DATAX"
-        self.assertEqual(
-            claims.resolved(command, data, workdir)[1:],
-            ["x.py", "--config=configs/a.py:small,/d", "--workdir=/w/a", "--b=/w/a,DATAX"],
-        )
-
     def test_what_cannot_be_run_is_refused(self):
         folder = pathlib.Path("/nowhere")
         with self.assertRaisesRegex(ValueError, "no claim or study C99; claims are C1 to C68"):

@@ -3,36 +3,29 @@
 import collections
 import functools
 import itertools
-import pathlib
 
 import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
 
+from tests.vocap.texts import sentences, table
 from vocap import bpe, merge, runs
 from vocap.allocation import language_probabilities
 from vocap.settings import BPE
 
-CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 LANGUAGES = ("cy", "hi", "ka", "sw", "zh")
 SIZE = 1600
 
 
 @functools.cache
-def sentences(language: str) -> list[str]:
-    text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line.strip()]
-
-
-@functools.cache
 def mixture() -> runs.RunTable:
-    tables = {language: runs.count_runs(sentences(language)) for language in LANGUAGES}
-    amounts = {language: table.num_bytes for language, table in tables.items()}
+    tables = {language: table(language) for language in LANGUAGES}
+    amounts = {language: one.num_bytes for language, one in tables.items()}
     return runs.mixture(tables, language_probabilities(amounts, 0.3))
 
 
-def train(table: runs.RunTable, size: int = SIZE, coverage: float = 0.99, longest: int = 16):
-    return bpe.train(table, size, character_coverage=coverage, max_piece_length=longest)
+def train(text: runs.RunTable, size: int = SIZE, coverage: float = 0.99, longest: int = 16):
+    return bpe.train(text, size, character_coverage=coverage, max_piece_length=longest)
 
 
 @functools.cache
@@ -78,7 +71,7 @@ class TrainTest(parameterized.TestCase):
             self.assertGreater(counts[pieces[number]], 0.99 * most, pieces[number])
 
     def test_a_rare_language_counts_as_its_share(self):
-        tables = {language: runs.count_runs(sentences(language)) for language in ("cy", "ka")}
+        tables = {language: table(language) for language in ("cy", "ka")}
         found = {}
         for share in (0.02, 0.5):
             pieces, _ = train(runs.mixture(tables, {"cy": 1 - share, "ka": share}), 300)

@@ -76,7 +76,7 @@ def with_ties(problem: Problem, seed: int) -> Problem:
 
 
 class MatchTest(parameterized.TestCase):
-    @parameterized.product(alphabet=ALPHABETS, num_pieces=[0, 3, 20, 300])
+    @parameterized.product(alphabet=ALPHABETS, num_pieces=[0, 300])
     def test_arcs_are_all_matches_shorter_first(self, alphabet, num_pieces):
         problem = random_problem(0, alphabet, num_pieces)
         found = problem.lattice
@@ -128,11 +128,9 @@ class ExpectedCountsTest(parameterized.TestCase):
         for seed in range(3):
             self.check(random_problem(seed, alphabet, 8 * 4**seed), nats)
 
-    @parameterized.parameters(-700.0, -1e4)
-    def test_no_score_is_too_low(self, unknown):
+    def test_no_score_is_too_low(self):
         problem = random_problem(0)
-        problem.scores[-1] = unknown
-        problem.scores[:5] *= 100
+        problem.scores[-1], problem.scores[:5] = -1e4, 100 * problem.scores[:5]
         self.check(problem, nats=3.0)
 
     def test_minus_infinity_excludes_a_piece(self):
@@ -164,12 +162,6 @@ class ExpectedCountsTest(parameterized.TestCase):
             np.testing.assert_allclose(log_likelihood, results[0][1], rtol=1e-11)
             num_characters = problem.weights @ [len(word) for word in problem.words]
             np.testing.assert_allclose(counts @ problem.lengths, num_characters, rtol=1e-9)
-
-    def test_no_words_expect_nothing(self):
-        empty = lattice.build_trie(["a", "b"]).match(runs.pack([]))
-        counts, log_likelihood = empty.expected_counts(np.zeros(3), np.ones(3), np.zeros(0), 3.0)
-        np.testing.assert_array_equal(counts, [0, 0, 0])
-        self.assertEqual(log_likelihood, 0.0)
 
 
 class BestPathsTest(parameterized.TestCase):
@@ -209,10 +201,9 @@ class BestPathsTest(parameterized.TestCase):
 
 
 class KeepTest(parameterized.TestCase):
-    @parameterized.parameters(0, 1, 2)
-    def test_is_the_lattice_of_the_pieces_kept(self, seed):
-        problem = random_problem(seed, num_pieces=60)
-        rng = np.random.default_rng(seed)
+    def test_is_the_lattice_of_the_pieces_kept(self):
+        problem = random_problem(0, num_pieces=60)
+        rng = np.random.default_rng(0)
         stays = (problem.lengths == 1) | (rng.random(len(problem.lengths)) < 0.5)
         # Not only fewer pieces, but in another order.
         order = rng.permutation(np.flatnonzero(stays[:-1]))
@@ -221,10 +212,8 @@ class KeepTest(parameterized.TestCase):
         new_ids[-1] = len(order)
         kept = problem.lattice.keep(new_ids)
         expected = dataclasses.replace(problem, pieces=[problem.pieces[i] for i in order]).lattice
-        for field in dataclasses.fields(lattice.Lattice):
-            np.testing.assert_array_equal(
-                getattr(kept, field.name), getattr(expected, field.name), field.name
-            )
+        for one in dataclasses.fields(lattice.Lattice):
+            np.testing.assert_array_equal(getattr(kept, one.name), getattr(expected, one.name))
 
 
 class ChangedCountsTest(parameterized.TestCase):

@@ -170,12 +170,6 @@ class NestedTest(parameterized.TestCase):
     def test_no_text_gives_no_vocabulary(self, sentences):
         self.assertEqual(train(sentences, (1, 10)), nested.NestedVocabularies((), (), 0, 0))
 
-    def test_no_feasible_size_gives_no_vocabulary(self):
-        for sizes in ((1, 10), (10_000, 20_000)):
-            found = train(sentences_of("sw"), sizes)
-            self.assertEqual((found.pieces, found.vocabularies), ((), ()))
-            self.assertEqual(found.num_required, 51)
-
 
 class MixtureTest(parameterized.TestCase):
     def tables(self) -> dict[str, runs.RunTable]:

@@ -66,14 +66,6 @@ class TextTest(parameterized.TestCase):
         score, _ = self.score(sentences)
         self.assertAlmostEqual(score.alp, total / 60, places=9)
 
-    def test_more_text_of_the_same_kind_costs_the_same(self):
-        """No piece is seen too rarely: twice as many sentences change nothing but rounding."""
-        sentences = [f"{'ab' * i}{'a' * j} {'b' * k}" for i in range(4) for j in range(4)
-                     for k in range(4)]  # fmt: skip
-        one, _ = self.score(sentences)
-        two, _ = self.score(sentences * 2)
-        self.assertAlmostEqual(one.alp, two.alp, places=6)
-
     def test_one_sentence_has_no_halves(self):
         self.assertIsNone(self.score(["ab"])[0].alp)
 
@@ -92,17 +84,11 @@ class ReportTest(absltest.TestCase):
         blanks = TextScore(10, 30.0, None, 2.0, 0.0, -90.0)
         lacking = TextScore(10, 5.0, None, 2.0, 0.02, -90.0)
         scores = {
-            "ours": TokenizerScore(
-                "unigram",
-                5000,
-                0.5,
-                {"en": text, "th": blanks, "ja": lacking},
-                {"th": 1.25, "ja": 3.0},
-            ),
-            "theirs": TokenizerScore(
-                "bpe", 300, 0.25, {"en": TextScore(10, 25.0, 2.0, 3.0, 0.0, None)}, {}
-            ),
-        }
+            "ours": TokenizerScore("unigram", 5000, 0.5, {"en": text, "th": blanks, "ja": lacking},
+                {"th": 1.25, "ja": 3.0}),
+            "theirs": TokenizerScore("bpe", 300, 0.25,
+                {"en": TextScore(10, 25.0, 2.0, 3.0, 0.0, None)}, {}),
+        }  # fmt: skip
         # As many as have markers.
         more = {f"tokenizer {i}": dataclasses.replace(scores["theirs"]) for i in range(10)}
         golden.check_report(

@@ -15,14 +15,7 @@ from tests.folders import FolderTest
 from vocap import lattice, runs, unigram
 from vocap.settings import TrainerSettings
 
-SETTINGS = TrainerSettings(
-    trainer="nested",
-    sizes=(40, 60, 90),
-    character_coverage=0.9995,
-    max_piece_length=16,
-    max_seeds=100_000,
-    alp_probabilities="corpus",
-)
+SETTINGS = TrainerSettings(sizes=(40, 60, 90))
 REFERENCE = dataclasses.replace(SETTINGS, trainer="sentencepiece")
 
 
@@ -137,29 +130,21 @@ class TrainVocabulariesTest(parameterized.TestCase):
             settings = dataclasses.replace(settings, sizes=sizes)
             self.assertIsNone(unigram.train_vocabularies(table, settings, sentences))
 
-    @parameterized.product(trainer=["nested", "sentencepiece"], sentences=[[], ["", "  "]])
-    def test_no_text_gives_no_vocabulary(self, trainer, sentences):
-        settings = dataclasses.replace(SETTINGS, trainer=trainer)
+    @parameterized.parameters("nested", "sentencepiece")
+    def test_limits_on_pieces_and_seeds(self, trainer):
+        sentences = made_up_text()
         table = runs.count_runs(sentences)
-        self.assertIsNone(unigram.train_vocabularies(table, settings, sentences))
-
-    @parameterized.parameters("nested", "sentencepiece")
-    def test_pieces_are_no_longer_than_asked(self, trainer):
-        sentences = made_up_text()
         settings = dataclasses.replace(SETTINGS, trainer=trainer, max_piece_length=3)
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        found = unigram.train_vocabularies(table, settings, sentences)
         self.assertEqual(max(map(len, found.curve.pieces)), 3)
-
-    @parameterized.parameters("nested", "sentencepiece")
-    def test_few_seeds_make_small_vocabularies(self, trainer):
-        sentences = made_up_text()
         settings = dataclasses.replace(SETTINGS, trainer=trainer, sizes=(30, 40), max_seeds=30)
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        found = unigram.train_vocabularies(table, settings, sentences)
         self.assertEqual(found.curve.sizes, (30,))
-
-    def test_the_reference_needs_sentences(self):
+        for nothing in ([], ["", "  "]):
+            found = unigram.train_vocabularies(runs.count_runs(nothing), settings, nothing)
+            self.assertIsNone(found)
         with self.assertRaisesRegex(ValueError, "needs text; tables of runs do not suffice"):
-            unigram.train_vocabularies(runs.count_runs(made_up_text()), REFERENCE)
+            unigram.train_vocabularies(table, REFERENCE)
 
     @parameterized.parameters(1, 5, 10, 11, 40)
     def test_text_is_segmented_in_slices(self, size):
@@ -203,11 +188,9 @@ class TrainerSettingsTest(parameterized.TestCase):
         ({"sizes": ()}, r"vocab.sizes must be positive and ascending, got \(\)"),
         ({"sizes": (10, 10)}, r"ascending, got \(10, 10\)"),
         ({"sizes": (0, 10)}, r"positive and ascending, got \(0, 10\)"),
-        (
-            {"character_coverage": 0.9, "trainer": "sentencepiece"},
-            "character_coverage is 0.9; SentencePiece takes 0.98 or more, vocab.trainer = nested",
-        ),
-    )
+        ({"character_coverage": 0.9, "trainer": "sentencepiece"},
+         "character_coverage is 0.9; SentencePiece takes 0.98 or more, vocab.trainer = nested"),
+    )  # fmt: skip
     def test_errors_name_the_key_and_the_limit(self, changes, message):
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(SETTINGS, **changes)

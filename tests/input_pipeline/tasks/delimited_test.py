@@ -137,10 +137,8 @@ class FormatsTest(Case):
 
 class FaultsTest(Case):
     @parameterized.parameters(
-        (
-            "text,class\na,pos\n",
-            "line 1: no column 'label'; the columns there are 'text', 'class':",
-        ),
+        ("text,class\na,pos\n",
+         "line 1: no column 'label'; the columns there are 'text', 'class':"),
         ("text,label,text\na,pos,b\n", "line 1: several columns 'text'"),
         ("text,label\na,pos\nb\n", "line 3: 1 columns, expected 2 as in the first line.*commas"),
         ('text,label\n"a,pos\nb,neg\n', "line 2: not CSV of commas .unexpected end"),
@@ -160,7 +158,7 @@ class FaultsTest(Case):
         ("text,label\n", "has no rows below the names"),
         ("sentence|label\na|pos\n", "line 1: no column 'text'; .* commas or semicolons"),
         ("\n", "the file is empty"),
-    )
+    )  # fmt: skip
     def test_they_are_named(self, text, error):
         with self.assertRaisesRegex(ValueError, f"mine.csv.*{error}"):
             self.texts(text)

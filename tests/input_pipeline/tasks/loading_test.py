@@ -368,14 +368,10 @@ class FilesTest(Folder):
             self.assertEqual(files.languages_of_names(self.folder, pattern), expected)
 
     @parameterized.parameters(
-        "train.{language}.[ct]sv",
-        "train.{language}.[!c]sv",
-        "train.{language}.[a-m]?[v-z]",
-        "[tu]*.{language}.*",
-        "[]x[]/{language}.[^\\t]sv",
-        "[]/{language}.[t",
+        "train.{language}.[ct]sv", "train.{language}.[!c]sv", "train.{language}.[a-m]?[v-z]",
+        "[tu]*.{language}.*", "[]x[]/{language}.[^\\t]sv", "[]/{language}.[t",
         "**/[!u]*.{language}.[tc]sv",
-    )
+    )  # fmt: skip
     def test_languages_of_names_are_those_that_have_files(self, pattern):
         names = ("train.en.csv", "train.de.tsv", "untrain.fr.csv", "]/sw.csv", "[/th.tsv",
                  "x/^.csv", "x/train.ur.csv", "[]/vi.[t", "]/bg.\\sv")  # fmt: skip

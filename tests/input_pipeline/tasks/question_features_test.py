@@ -141,16 +141,11 @@ class WindowsTest(parameterized.TestCase):
         ]
         return question_features(found, PROCESSOR, SPECIAL, max_length, max_query_length, stride)
 
-    @parameterized.product(
-        num_letters=(0, 1, 16, 17, 18, 40, 101), stride=(1, 5, 16, 100), max_length=(20, 24)
-    )
+    @parameterized.parameters(
+        (0, 5, 24), (1, 1, 20), (16, 5, 24), (17, 16, 24), (18, 100, 24), (40, 1, 20), (101, 5, 24),
+        (101, 16, 20), (310, 200, 310),
+    )  # fmt: skip
     def test_windows_are_those_of_the_rule(self, num_letters, stride, max_length):
-        self.check_windows(num_letters, stride, max_length)
-
-    def test_a_window_that_is_much_longer_has_more_context(self):
-        self.check_windows(num_letters=310, stride=200, max_length=310)
-
-    def check_windows(self, num_letters: int, stride: int, max_length: int):
         context = ("acegi" * 62)[:num_letters]
         question, whole = PROCESSOR.encode(QUESTION), PROCESSOR.encode(context)
         _, offsets = offsets_of(context)
@@ -225,12 +220,10 @@ class WindowsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (24, 20, 5, "max_query_length is 20 of max_length 24, which leaves no room"),
-        (24, 6, 0, "stride is 0 and"),
-        (24, 0, 5, "max_query_length is 0; both"),
+        (24, 6, 0, "stride is 0 and"), (24, 0, 5, "max_query_length is 0; both"),
         (7, 2, 5, "max_length is 7"),
-    )
-    def test_lengths_that_cannot_be(self, max_length, max_query_length, stride, message):
+    )  # fmt: skip
+    def test_lengths_that_cannot_be(self, max_length, query, stride, message):
+        sizes = {"max_length": max_length, "max_query_length": query, "stride": stride}
         with self.assertRaisesRegex(ValueError, message):
-            self.features(
-                ("a", "b"), max_length=max_length, max_query_length=max_query_length, stride=stride
-            )
+            self.features(("a", "b"), **sizes)

@@ -15,12 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchmarks/", "tests/")
 # In a report retrieval is a column; in the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
-    *KNOW_NAMES,
-    "xlm/experiment/task_kinds.py",
-    "xlm/evaluation/report.py",
-    "xlm/evaluation/xtreme_submission.py",
-    "xlm/interop/task_heads.py",
-)
+    *KNOW_NAMES, "xlm/experiment/task_kinds.py", "xlm/evaluation/report.py",
+    "xlm/evaluation/xtreme_submission.py", "xlm/interop/task_heads.py",
+)  # fmt: skip
 
 
 class TasksTest(parameterized.TestCase):

@@ -135,14 +135,10 @@ class TfdsExamplesTest(FolderTest):
     @parameterized.parameters("train", "validation", "test")
     def test_wikiann(self, split):
         values = [
-            {
-                "tokens": ["Ada", " ", "Łódź"],
-                "tags": [1, 0, 5],
-                "langs": ["pl"] * 3,
-                "spans": ["x"],
-            },
+            {"tokens": ["Ada", " ", "Łódź"], "tags": [1, 0, 5], "langs": ["pl"] * 3,
+             "spans": ["x"]},
             {"tokens": ["i"], "tags": [0], "langs": ["pl"], "spans": ["None"]},
-        ]
+        ]  # fmt: skip
         text = "pl:Ada\tB-PER\npl: \tO\npl:Łódź\tB-LOC\n\npl:i\tO\n"
         self.check("wikiann", split, "pl", values, text)
 

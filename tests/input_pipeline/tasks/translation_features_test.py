@@ -33,13 +33,11 @@ class FeatureTest(parameterized.TestCase):
 
         source = [SPECIAL.bos, *x, SPECIAL.eos]
         expected = {
-            "tokens": padded(source, SPECIAL.pad),
-            "segments": padded([1] * len(source), 0),
-            "positions": list(range(12)),
-            "first_token": 90,
+            "tokens": padded(source, SPECIAL.pad), "segments": padded([1] * len(source), 0),
+            "positions": list(range(12)), "first_token": 90,
             "target_inputs": padded([90, *y], SPECIAL.pad),
             "target_outputs": padded([*y, SPECIAL.eos], -1),
-        }
+        }  # fmt: skip
         self.assertSameElements(arrays, expected)
         for name, value in expected.items():
             np.testing.assert_array_equal(arrays[name], value, name)
