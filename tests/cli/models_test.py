@@ -28,19 +28,13 @@ from tests.interop import model_folder_test
 from vocap import merge
 from xlm.cli.main import VERBS
 from xlm.common import artifacts
-from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
-from xlm.experiment import objectives, streams
-from xlm.experiment.initial import initial_params
-from xlm.experiment.masked_lm import masked_lm_of
+from xlm.experiment import objectives
 from xlm.experiment.pretrained import read_pretrained
 from xlm.interop import model_folder, task_heads, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.training.checkpoint import Checkpoints
-from xlm.training.loop import train
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SPACE = "\u2581"
@@ -362,44 +356,3 @@ class EntryPointsTest(FolderTest):
         settings = {**config.model.to_dict(), "vocab_size": len(table)}
         start = model_folder.initial_params(output, settings, TOKENIZER)
         self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
-
-    def test_what_cannot_be_written_is_said_before_anything_is_restored(self):
-        folders, _ = self.write_workdir(quickstart.get_config("runlocal"))  # no checkpoint yet
-        flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
-        output = f"--output={folders.rows}"
-        self.assert_refused("rows is not empty; choose another", "export_model", *flags, output)
-
-    def test_a_run_goes_on_from_a_folder(self):
-        config = quickstart.get_config("runlocal")
-        rate, output = 1e-3, self.folder / "exported"
-        config.model.update(GATED, num_layers=1, distance_buckets=8, max_distance=16)
-        config.output_layer.kind = "full"
-        config.optimizer.update(
-            kind="adamw", learning_rate=rate, final_rate_ratio=1.0, weight_decay=0.0, epsilon=1e-12
-        )
-        config.train.update(num_steps=2, init_from=str(output))
-        folders, store = self.write_workdir(config)
-        mesh = make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
-        objective = objectives.objective(config, store, mesh)
-        settings = dataclasses.asdict(masked_lm_of(objective).encoder.settings)
-        del settings["vocab_size"]
-        model = self.write_model(**settings)
-        model.rename(output)
-        read = initial_params(config, objective, folders)
-        assert read is not None
-        start = read()
-        cut = model_folder.with_table(start, *(x[:VOCAB] for x in model_folder.table_of(start)))
-        jax.tree.map(np.testing.assert_array_equal, cut, model_folder.read_model(output)[1])
-
-        state = train(
-            builders.train_functions(config, objective, mesh), builders.train_settings(config),
-            folders.train, streams.training_data(config, store, mesh), initial_params=read,
-        )  # fmt: skip
-        # Adam moves a parameter by the rate in a step, and values at random are 1 apart.
-        moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), state.params, start)
-        self.assertLess(max(jax.tree.leaves(moved)), 3 * rate)
-        for name in ("distances", "embeddings", "head"):
-            self.assertGreater(min(jax.tree.leaves(moved[name])), rate / 2, name)
-        gate = moved["layers"]["attention"]["gate"]
-        # The second step may go back most of the way of the first.
-        self.assertGreater(min(jax.tree.leaves(gate)), rate / 10)

@@ -51,11 +51,6 @@ class ExclusionTest(FolderTest):
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.assertEqual(list(sentences_of(path)), ["-DOCSTART-", "Thelast day", "ABC", "D"])
 
-    def test_labels_of_sentences(self):
-        path = self.folder / "labels.tsv"
-        path.write_text("A good film.\tGOOD\nNo.\tBAD\n" * 2, encoding="utf-8")
-        self.assertEqual(list(sentences_of(path)), ["A good film.", "GOOD", "No.", "BAD"] * 2)
-
     @parameterized.parameters("0", "cat", "Ich", "ÄÖ", "是", "。", "...", "I see")
     def test_cells_that_are_no_labels(self, cell):
         path = self.folder / "cells.tsv"
@@ -81,6 +76,3 @@ class ExclusionTest(FolderTest):
     def test_rows_go_whole_whichever_side_is_found(self):
         rows = [("Tu es où ?", "Wo bist du?"), ("Ici.", "Hier."), ("Where are u?", "")]
         self.assertEqual(self.exclusion.of_rows(rows), [("Ici.", "Hier.")])
-
-    def test_without_files_all_stays(self):
-        self.assertEqual(Exclusion([]).of_block(["Wo bist du?", "?"]), ["Wo bist du?", "?"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import pathlib
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -192,16 +191,3 @@ class PackedDatasetTest(FolderTest):
         self.write_manifest()
         with self.assertRaisesRegex(ValueError, f"{name}: .* holds token ids .* not below 1000"):
             PackedDataset.open(self.folder)
-
-    def test_a_store_that_is_not_finished_cannot_be_opened(self):
-        np.save(self.folder / "en.train.npy", _pack(_documents(40)))
-        with self.assertRaisesRegex(ValueError, "no finished packed dataset; run prepare_data.py"):
-            PackedDataset.open(self.folder)
-
-    def test_another_tokenizer_is_an_error_that_names_both(self):
-        self.store.check_tokenizer(b"a tokenizer", pathlib.Path("a.model"))
-        found = packed_dataset.tokenizer_hash(b"another")
-        self.assertNotEqual(found, self.store.tokenizer)
-        words = f"{self.store.tokenizer[:12]}.*b.model is tokenizer {found[:12]}.*prepare_data.py"
-        with self.assertRaisesRegex(ValueError, words):
-            self.store.check_tokenizer(b"another", pathlib.Path("b.model"))

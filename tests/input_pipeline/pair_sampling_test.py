@@ -13,7 +13,6 @@ from input_pipeline.pair_sampling import (
     PairSamplingSettings,
     m2m_sampling,
     pair_matrix,
-    pivot_sampling,
     proportional_sampling,
     sample_pairs,
     sinkhorn_sampling,
@@ -206,14 +205,6 @@ class MethodsTest(parameterized.TestCase):
         shares = counts[np.triu(counts) > 0] / np.triu(counts).sum()
         expected = np.exp(-np.sum(shares * np.log(shares)))
         self.assertAlmostEqual(proportional_sampling(counts).effective_pairs, expected)
-
-    def test_pivot_is_even_at_a_high_temperature(self):
-        counts = random_counts(10, 12)
-        found = pivot_sampling(counts, 3, 1e12).probabilities
-        partners = np.count_nonzero(counts[3])
-        np.testing.assert_allclose(found[3], (counts[3] > 0) / (2 * partners), atol=1e-9)
-        np.testing.assert_array_equal(found - np.diag(found.diagonal()) > 0, (found > 0))
-        self.assertEqual(np.count_nonzero(found), 2 * partners)
 
 
 class BadInputTest(parameterized.TestCase):

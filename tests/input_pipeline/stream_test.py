@@ -122,15 +122,6 @@ class StreamOrderTest(parameterized.TestCase):
             self.assertAlmostEqual(len(a & b) / len(a), 0.5, delta=0.02)
         self.assertAlmostEqual(np.mean(language == other_language), 0.5, delta=0.02)
 
-    def test_languages_are_mixed_within_a_cycle_and_differently_in_the_next(self):
-        order = StreamOrder.create(0, [10, 10], np.array([0.25, 0.75]))
-        language, _ = order.locate(np.arange(2 * _CYCLE))
-        share = language.reshape(-1, 1024).mean(axis=1)
-        deviation = np.sqrt(0.25 * 0.75 / 1024)
-        np.testing.assert_allclose(share, 0.75, atol=4 * deviation)
-        same = np.mean(language[:_CYCLE] == language[_CYCLE:])
-        self.assertAlmostEqual(same, 0.25**2 + 0.75**2, delta=0.01)
-
 
 class TurnsTest(parameterized.TestCase):
     @parameterized.parameters(

@@ -184,15 +184,6 @@ class FaultsTest(_FolderTest):
         with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
             read_documents(path)
 
-    @parameterized.parameters(*_COMPRESSIONS)
-    def test_sentences_come_before_the_file_has_been_read(self, compression):
-        text = "".join(f"{i}\n" for i in range(300_000)).encode() + b"\xf6\n"
-        path = self.write(f"de.txt{compression}", text)
-        sentences = text_files.read_sentences(path)
-        self.assertEqual([next(sentences) for _ in range(1000)], [str(i) for i in range(1000)])
-        with self.assertRaisesRegex(ValueError, "line 300001: not UTF-8"):
-            list(sentences)
-
     def test_sentences_of_parallel_text_are_refused(self):
         path = self.write("en-de.tsv", "one\teins\n")
         with self.assertRaisesRegex(ValueError, "en-de.tsv: this is parallel text.*cut -f 2"):

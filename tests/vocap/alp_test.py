@@ -47,6 +47,3 @@ class SmoothedTest(absltest.TestCase):
         counts = np.array([40, 0, 7, 1])
         few, many = smoothed_log_probs(counts), smoothed_log_probs(np.append(counts, [0] * 500_000))
         np.testing.assert_array_equal(many[[0, 2, 3, -1]], few[[0, 2, 3, -1]])
-
-    def test_without_unseen_pieces_it_is_their_shares(self):
-        np.testing.assert_allclose(np.exp(smoothed_log_probs(np.array([3, 1]))[:-1]), [0.75, 0.25])

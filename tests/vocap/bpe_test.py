@@ -70,14 +70,6 @@ class TrainTest(parameterized.TestCase):
             most = max(counts.values())
             self.assertGreater(counts[pieces[number]], 0.99 * most, pieces[number])
 
-    def test_a_rare_language_counts_as_its_share(self):
-        tables = {language: table(language) for language in ("cy", "ka")}
-        found = {}
-        for share in (0.02, 0.5):
-            pieces, _ = train(runs.mixture(tables, {"cy": 1 - share, "ka": share}), 300)
-            found[share] = sum("\u10a0" <= piece[-1] <= "\u10ff" for piece in pieces)
-        self.assertLess(2 * found[0.02], found[0.5])
-
     def test_no_piece_is_longer_than_the_limit(self):
         pieces, _ = train(mixture(), longest=3)
         self.assertEqual(max(map(len, pieces)), 3)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -215,21 +214,6 @@ class ClusteredTest(parameterized.TestCase):
             self.assertContainsSubset(SETTINGS.sizes, sizes)
             self.assertGreater(len(sizes), len(SETTINGS.sizes) + 20)
             self.assertIn(group, choice.groups.values())
-
-    def test_languages_are_compared_at_one_size(self):
-        cluster_languages = methods.clusters.cluster_languages
-        with (
-            mock.patch.object(methods, "_FINGERPRINT", 150),
-            mock.patch.object(
-                methods.clusters, "cluster_languages", wraps=cluster_languages
-            ) as called,
-        ):
-            choose("clustered")
-        pieces, log_probs, _ = called.call_args.args
-        for language in LANGUAGES:
-            self.assertLen(log_probs[language], len(pieces[language]))
-            others = [abs(size - 150) for size in vocabularies()[language].curve.sizes]
-            self.assertEqual(abs(len(pieces[language]) - 150), min(others))
 
     @parameterized.parameters(2, 3)
     def test_required_characters_of_every_cluster_stay(self, num_clusters):

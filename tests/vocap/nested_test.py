@@ -166,10 +166,6 @@ class NestedTest(parameterized.TestCase):
         self.assertEqual(strings(found)[-1][:2], ["\u2581abcd", "\u2581efgh"])
         self.assert_valid(found, runs.count_runs(sentences))
 
-    @parameterized.parameters([[]], [["", "  "]])
-    def test_no_text_gives_no_vocabulary(self, sentences):
-        self.assertEqual(train(sentences, (1, 10)), nested.NestedVocabularies((), (), 0, 0))
-
 
 class MixtureTest(parameterized.TestCase):
     def tables(self) -> dict[str, runs.RunTable]:

@@ -76,19 +76,6 @@ class FormatTest(_FolderTest):
         sentences = [f"a{c}b" for c in characters if not 0xD800 <= ord(c) < 0xE000]
         self.assertNoCommonElements("\t\n", set("".join(runs.normalizer().normalize(sentences))))
 
-    def test_writing_is_whole_or_not_at_all(self):
-        path = self.table_of(["before"], "a")
-        before = path.read_bytes()
-        table = runs.count_runs(TEXT)
-        with (
-            mock.patch.object(run_tables, "_LINES_AT_ONCE", 2),
-            mock.patch.object(runs, "unpack_count", side_effect=[(1, 2), (1, 2), OSError("full")]),
-            self.assertRaisesRegex(OSError, "full"),
-        ):
-            run_tables.write_table(path, table)
-        self.assertEqual(path.read_bytes(), before)
-        self.assertEqual(self.files(), ["a"])
-
 
 class MergeTest(_FolderTest):
     def setUp(self):
@@ -189,23 +176,6 @@ class CountToTableTest(_FolderTest):
         for call in write.call_args_list:
             # The words of a batch are counted before anything is written.
             self.assertLess(len(call.args[2]), max_runs + 400)
-
-    def test_an_interrupted_count_leaves_what_was_there_before(self):
-        out = self.table_of(["before"], "out")
-        before = out.read_bytes()
-
-        def interrupted():
-            yield from TEXT
-            self.assertGreater(len(self.files()), 3)
-            raise KeyboardInterrupt
-
-        with (
-            mock.patch.object(run_tables, "_BATCH_SENTENCES", 10),
-            self.assertRaises(KeyboardInterrupt),
-        ):
-            run_tables.count_to_table(interrupted(), out, 10)
-        self.assertEqual(out.read_bytes(), before)
-        self.assertEqual(self.files(), ["out"])
 
     def test_batches_are_the_text_in_pieces_that_fit(self):
         rng = random.Random(0)

@@ -27,6 +27,8 @@ class TextFeaturesTest(parameterized.TestCase):
         return text_features(found, PROCESSOR, SPECIAL, max_length)
 
     def test_single_texts(self):
+        with self.assertRaisesRegex(ValueError, "max_length is 7, must be at least 8"):
+            self.features(("a", None, 0), max_length=7)
         texts = ["ab c.", "", "abcdefghij" * 3]
         found = self.features(*((text, None, 1) for text in texts))
         for number, (feature, text) in enumerate(zip(found, texts, strict=True)):
@@ -90,10 +92,6 @@ class TextFeaturesTest(parameterized.TestCase):
         label = score.arrays(9, 1)["labels"]
         self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
         self.assertNotIn("labels", unlabelled.arrays(9, 1))
-
-    def test_a_row_too_short(self):
-        with self.assertRaisesRegex(ValueError, "max_length is 7, must be at least 8"):
-            self.features(("a", None, 0), max_length=7)
 
 
 class TaggingFeaturesTest(parameterized.TestCase):

@@ -48,14 +48,6 @@ class FeatureTest(parameterized.TestCase):
         self.assertEqual(set(two.arrays(12, SPECIAL.pad)), names)
         self.assertEqual((two.example, two.size), (1, len(two.tokens)))
 
-    def test_the_longer_side_tells_the_size(self):
-        short, long = "a", "bcdefghij"
-        one, two = features((short, long), (long, short))
-        self.assertEqual(one.size, len(PROCESSOR.encode(long)) + 1)
-        self.assertEqual(two.size, len(PROCESSOR.encode(long)) + 2)
-        for feature in (one, two):
-            feature.arrays(feature.size, SPECIAL.pad)
-
     def test_long_texts_are_cut_and_counted(self):
         long = "abcdefghij" * 3
         ids = PROCESSOR.encode(long)
@@ -74,18 +66,13 @@ class FeatureTest(parameterized.TestCase):
         text = "bcdefghij"
         room = len(PROCESSOR.encode(text))
         with self.assertNoLogs(level="WARNING"):
-            found = features((text, text), max_length=room + 2)
-        self.assertEqual(found[0].size, room + 2)
-
-    def test_a_language_without_symbol(self):
-        with self.assertRaisesRegex(
-            ValueError, "target language cs; the model was made for de, fr"
-        ):
-            features(("a", "b"), language="cs")
-
-    def test_a_row_too_short(self):
-        with self.assertRaisesRegex(ValueError, "max_length is 7"):
-            features(("a", "b"), max_length=7)
+            found = features((text, text), ("a", text), max_length=room + 2)
+        self.assertEqual([one.size for one in found], [room + 2, room + 1])  # of the longer side
+        for error, options in (("max_length is 7", {"max_length": 7}),
+                               ("target language cs; the model was made for de, fr",
+                                {"language": "cs"})):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, error):
+                features(("a", "b"), **options)
 
 
 class SymbolsTest(parameterized.TestCase):
