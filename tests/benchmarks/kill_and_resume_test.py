@@ -35,11 +35,6 @@ class StagesTest(absltest.TestCase):
             found,
         )  # fmt: skip
 
-    def test_the_number_of_steps_has_a_flag_of_its_own(self):
-        self.flags("--config.train.num_steps=7")
-        with self.assertRaisesRegex(app.UsageError, "num_steps is 7; give --steps=7 instead"):
-            self.command.overrides_of(90)
-
     def test_workers_are_looked_for_in_the_stages_that_have_some(self):
         self.flags("--kill=worker")
         self.assertEqual(self.command.wanted_stages()[1], ["count", "build_vocab", "prepare_data"])

@@ -1,7 +1,6 @@
 """Finished runs of finetune.py by xlm export: folders, cards, and what is refused."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import pathlib
@@ -123,15 +122,6 @@ class CardTest(ExportCase):
         self.assertIn("Its output is a number.", card)
         self.assertIn("| en | 2 | 25.0 |", card)
 
-        for reason, model in (("", "AutoModelForSequenceClassification"), ("Why", "load_file")):
-            bare = dataclasses.replace(head, class_suffix="" if reason else head.class_suffix)
-            facts = Facts(config, options, results, bare, 2, width, "ab12", reason, "its bytes")
-            card = model_card.text(facts)
-            self.assertIn("= sentencepiece.SentencePieceProcessor(", card)
-            self.assertIn(model, card)
-            for theirs in ("AutoTokenizer.from_pretrained", "import AutoTokenizer", "pipeline_tag"):
-                self.assertNotIn(theirs, card)
-
     def task_params(self, size: int) -> dict:
         width = tiny_tasks.SETTINGS.hidden_size
         sizes = (("dense", width), ("output", size))
@@ -162,15 +152,6 @@ class CardTest(ExportCase):
             self.assertStartsWith(card, f"---\nlanguage: {named}\n")
             expected = f"| trained on | text_classes in {trained}: `train.{{language}}.*` |"
             self.assertIn(expected, card)
-
-    def test_card_of_one_of_several_models_has_scores_of_the_others(self):
-        note = "The scores are not theirs, unless the step is the same"
-        self.assertNotIn(note, self.card_of_own_texts())
-        steps = {"step": 3, "metric": "macro_f1", "on": ["de", "tr"], "steps": {"de": 3, "tr": 2}}
-        card = self.card_of_own_texts(selected=steps)
-        for said in (note, "are those of step 3, the best by macro_f1 on the validation data",
-                     "by its macro_f1 of the development data; steps: de 3, tr 2"):  # fmt: skip
-            self.assertIn(said, card)
 
     @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_code_answers_as_the_run_does(self):

@@ -21,13 +21,13 @@ from safetensors.numpy import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from configs import quickstart
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, processes
+from tests.cli.stores import write_store
 from tests.folders import FolderTest
 from tests.interop import model_folder_test
 from vocap import merge
 from xlm.cli.main import VERBS
-from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives
@@ -293,19 +293,12 @@ class EntryPointsTest(FolderTest):
     def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
         folders = data_builders.Folders(self.folder / "work")
-        for folder in (folders.vocab, folders.rows):
-            folder.mkdir(parents=True)
-        folders.tokenizer.write_bytes(TOKENIZER)
+        folders.rows.mkdir(parents=True)
         np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
         statistics = factories.write_rows(folders.rows, ("aa",), config.store.length, 8, 1000, 3000)
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
-        store = PackedDataset(
-            folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
-            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), statistics, {},
-        )  # fmt: skip
-        store.write_meta()
-        artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+        store = write_store(folders.workdir, TOKENIZER, VOCAB, config.store.length, statistics)
         data_builders.open_train_stage(config, folders).claim()
         return folders, store
 

@@ -10,11 +10,12 @@ import numpy as np
 from absl.testing import parameterized
 
 from configs import quickstart
-from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
 from input_pipeline.stream import MixedStream
 from tests import commands, golden
-from tests.factories import SPECIAL_IDS, write_rows
+from tests.cli.stores import write_store
+from tests.factories import write_rows
 from tests.folders import FolderTest
 from xlm.evaluation import pair_sampling_report
 from xlm.experiment import streams
@@ -100,22 +101,11 @@ class PairSamplingToolTest(FolderTest):
 
     def write_rows(self) -> PackedDataset:
         """A working directory whose languages' sentences have lengths of their own."""
-        rows, model = self.folder / "rows", self.folder / "vocab" / "spm.model"
-        rows.mkdir()
-        model.parent.mkdir()
-        model.write_bytes(b"model")
-        for language, length in (("de", 5), ("en", 9), ("sw", 30)):
-            ends = np.arange(1, 21) * length
-            if language == "sw":
-                ends[8:] = ends[7]  # sentences that are missing
-            np.save(rows / f"set.{language}.bitext.npy", np.full(ends[-1], 7, np.uint16))
-            np.save(rows / f"set.{language}.ends.npy", ends)
-        store = PackedDataset(
-            rows, 600, 128, tokenizer_hash(b"model"), SPECIAL_IDS,
-            write_rows(rows, ("en",), 128), {}, {"set": ("de", "en", "sw")},
-        )  # fmt: skip
-        store.write_meta()
-        return store
+        (self.folder / "rows").mkdir()
+        statistics = write_rows(self.folder / "rows", ("en",), 128)
+        sides = {lang: [[7] * n] * 20 for lang, n in (("de", 5), ("en", 9), ("sw", 30))}
+        sides["sw"] = sides["sw"][:8] + [[]] * 12  # sentences that are missing
+        return write_store(self.folder, b"model", 600, 128, statistics, {"set": sides})
 
     def test_the_examples_of_rows_are_those_that_the_stream_draws(self):
         store = self.write_rows()

@@ -5,15 +5,13 @@ import io
 import json
 from unittest import mock
 
-import numpy as np
 import sentencepiece as spm
 
 from configs import xy_lent
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
 from tests import commands, tiny_tasks
+from tests.cli.stores import write_store
 from tests.folders import FolderTest
-from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
 pair_weights = commands.load("pair_weights")
@@ -34,31 +32,16 @@ class PairWeightsTest(FolderTest):
         self.processor = spm.SentencePieceProcessor(model_proto=tiny_tasks.tokenizer())
         self.config = xy_lent.get_config("runlocal")
         self.config.robust.num_phases = 2
-        self.store = self.write_store()
+        bitexts = {
+            name: {
+                lang: [self.processor.encode(text) for text in side] for lang, side in one.items()
+            }
+            for name, one in TEXT.items()
+        }
+        tokenizer = tiny_tasks.tokenizer()
+        self.store = write_store(self.folder, tokenizer, tiny_tasks.VOCAB, 32, bitexts=bitexts)
         data_builders.open_train_stage(self.config, self.folders).claim()
         self.record = self.folders.train / "pair_weights.json"
-
-    def write_store(self) -> PackedDataset:
-        """Rows and vocabulary of the working directory."""
-        rows = self.folders.rows
-        for folder in (rows, self.folders.vocab):
-            folder.mkdir(parents=True)
-        self.folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
-        for name, columns in TEXT.items():
-            for language, sentences in columns.items():
-                ids = [self.processor.encode(text) for text in sentences]
-                np.save(rows / f"{name}.{language}.ends.npy", np.cumsum([*map(len, ids)]))
-                np.save(
-                    rows / f"{name}.{language}.bitext.npy", np.concatenate(ids).astype(np.uint16)
-                )
-        store = PackedDataset(
-            rows, tiny_tasks.VOCAB, 32, tokenizer_hash(tiny_tasks.tokenizer()),
-            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {}, {},
-            {name: tuple(columns) for name, columns in TEXT.items()},
-        )  # fmt: skip
-        store.write_meta()
-        artifacts.open_stage(rows, {"made": "up"}).finish()
-        return store
 
     def report(self, *args: str) -> str:
         printed = io.StringIO()
@@ -95,15 +78,6 @@ class PairWeightsTest(FolderTest):
         again = pair_weights.pair_examples(self.store, self.processor, 5)
         again("bb-cc", 1)  # what is drawn before changes nothing
         self.assertEqual(again("aa-bb", 1), [drawn[5]])
-
-    def test_the_number_of_pairs(self):
-        self.write_record()
-        record = PairRecord(BASE, (Phase(1, {"aa-bb": 0.2, "aa-cc": 0.3, "bb-cc": 0.5},
-                                         dict.fromkeys(BASE, 1.0), 0.1, 0.5),))  # fmt: skip
-        write_pair_record(self.record, record)
-        self.report("--pairs=1")
-        results = artifacts.read_json(self.folder / "report" / "pairs" / "pair_weights.json")
-        self.assertEqual((results["up"], results["down"]), (["bb-cc"], ["aa-bb"]))
 
     def test_refusals(self):
         with self.assertRaisesRegex(ValueError, "pair_weights.json does not exist; .*robust"):

@@ -141,23 +141,18 @@ class CommandTest(FolderTest):
             {"en": 4, "sw": 3},
         )
 
+    @mock.patch.object(score_tokenizer, "_score", mock.Mock(side_effect=AssertionError))
     def test_a_pivot_without_parallel_text_is_refused_before_scoring(self):
         lone = self.folder / "lone"
         lone.mkdir()
         (lone / "en.txt").write_text("ab\n", encoding="utf-8")
+        tokenizer = f"--tokenizers=a={self.folder / 'spm.model'}"
         for path, message in (
             ("pairs.tsv", "--pivot: no parallel text is in 'de'; there are en, sw; name one"),
             ("lone", "--parallel=.*lone has no text in two languages; add the files"),
         ):
-            with (
-                mock.patch.object(score_tokenizer, "_score", side_effect=AssertionError),
-                self.assertRaisesRegex(ValueError, message),
-            ):
-                self.run_main(
-                    f"--tokenizers=a={self.folder / 'spm.model'}",
-                    f"--parallel={self.folder / path}",
-                    "--pivot=de",
-                )
+            with self.assertRaisesRegex(ValueError, message):
+                self.run_main(tokenizer, f"--parallel={self.folder / path}", "--pivot=de")
         self.assertFalse((self.folder / "out").exists())
 
     def test_languages_that_lose_their_tax_are_named(self):

@@ -50,14 +50,3 @@ class TableReadsTest(parameterized.TestCase):
         said = objective.describe_table_reads(config.train.batch_size, config.store.length)
         self.assertRegex(said, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not")
         self.assertIn("output_layer.row_capacity", said)
-
-
-class ArchitectureTest(parameterized.TestCase):
-    @parameterized.parameters(*vocap_paper.RUNS)
-    def test_is_that_of_the_papers_and_not_of_small_runs(self, run: str):
-        config = vocap_paper.get_config(run)
-        model = config.model
-        self.assertEqual((model.position, model.norm_position), ("learned", "post"))
-        self.assertEqual((model.initializer, model.distance_slope), ("normal", 0))
-        self.assertEqual(config.optimizer.kind, "adamw")
-        self.assertGreater(model.dropout_rate, 0)

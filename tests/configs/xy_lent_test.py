@@ -100,7 +100,3 @@ class RunsTest(parameterized.TestCase):
         for run in (*xy_lent.RUNS, *xy_lent.SMALL):
             layer = xy_lent.get_config(run).output_layer
             self.assertTrue(layer.kind in ("full", "blockwise") or layer.log_q_correction, run)
-
-    def test_a_run_that_is_not_there(self):
-        with self.assertRaisesRegex(ValueError, "no run 'huge'; there are base, large, xl, "):
-            xy_lent.get_config("huge,DATA")

@@ -194,21 +194,16 @@ class PairStreamTest(parameterized.TestCase):
             found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
         return found
 
-    @parameterized.parameters(1.0, 0.3)
-    def test_sets_and_language_pairs_have_their_share(self, alpha: float):
-        found = self.drawn(alpha=alpha)
+    @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
+    def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
+        """Within a language pair of given share its sets are drawn by their sizes."""
+        given = shares and {pair: 3 * share for pair, share in shares.items()}
+        found = self.drawn(given, alpha=alpha)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         total = sum(n**alpha for n in sizes.values())
-        for pair, n in sizes.items():
-            self.assertAlmostEqual(found[pair] / found.total(), n**alpha / total, delta=0.02)
-
-    def test_language_pairs_have_the_shares_that_are_given(self):
-        """Within a language pair its sets are drawn by their sizes, whatever alpha is."""
-        found = self.drawn({pair: 3 * share for pair, share in SHARES.items()}, alpha=0.3)
-        sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         for (name, pair), n in sizes.items():
             of_sets = sum(size for (_, other), size in sizes.items() if other == pair)
-            expected = SHARES[pair] * n / of_sets
+            expected = shares[pair] * n / of_sets if shares else n**alpha / total
             self.assertAlmostEqual(found[name, pair] / found.total(), expected, delta=0.02)
 
     def test_a_language_pair_without_share_is_never_drawn(self):
@@ -377,24 +372,20 @@ class MixedStreamTest(parameterized.TestCase):
         self.mixed = MixedStream(self.streams, self.shares, seed=0)
 
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
-        numbers = [0] * 4
-        following = [stream.batch(0) for stream in self.streams]
+        numbers = np.zeros(4, int)
         for step in range(1000):
-            found = self.mixed.batch(step)
-            for i, (stream, expected) in enumerate(zip(self.streams, following, strict=True)):
-                if all(np.array_equal(found[k], v) for k, v in expected.items() if k in found) and (
-                    set(found) == set(expected)
-                ):
-                    self.assertEqual(self.mixed.kind(step), stream.kind(numbers[i]))
-                    described = self.mixed.describe_batch(step)
-                    self.assertEqual(described, stream.describe_batch(numbers[i]))
-                    numbers[i] += 1
-                    following[i] = stream.batch(numbers[i])
-                    break
-            else:
-                self.fail(f"step {step} is of no stream")
-        self.assertEqual([self.mixed.steps_before(1000, i) for i in range(4)], numbers)
-        np.testing.assert_allclose(np.array(numbers) / 1000, self.shares, atol=0.04)
+            after = [self.mixed.steps_before(step + 1, i) for i in range(4)]
+            (i,) = np.flatnonzero(after - numbers)
+            stream, number = self.streams[i], int(numbers[i])
+            found, expected = self.mixed.batch(step), stream.batch(number)
+            self.assertCountEqual(found, expected)
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array)
+            self.assertEqual(self.mixed.kind(step), stream.kind(number))
+            described = self.mixed.describe_batch(step)
+            self.assertEqual(described, stream.describe_batch(number))
+            numbers[i] += 1
+        np.testing.assert_allclose(numbers / 1000, self.shares, atol=0.04)
 
 
 class JoinPairTest(parameterized.TestCase):

@@ -74,12 +74,6 @@ class SelectTest(parameterized.TestCase):
         sizes = np.array([size for _, size, _ in found])
         self.assertEqual(chosen.duplicate_bytes, sizes[dropped].sum())
 
-    def test_no_text_is_on_both_sides(self):
-        trained = max(digest(str(i)) for i in range(9))
-        found = [(trained, 1, selection.TEXT), (trained, 1, selection.PARALLEL_HELDOUT)]
-        found += [(digest(f"other {i}"), 1, selection.TEXT) for i in range(9)]
-        self.assertEqual(sides(parts_of(found))[:2], [DROPPED, HELDOUT])
-
     @parameterized.parameters(1e-9, 1 - 1e-9)
     def test_little_text_has_a_block_on_each_side(self, fraction):
         spec = dataclasses.replace(SPEC, heldout_fraction=fraction)

@@ -216,8 +216,3 @@ class AlphaPhasesTest(absltest.TestCase):
             self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
             self.assertEqual(phased.step_values(step), {"alpha": alpha})
             self.assertEmpty(stream.step_values(step))
-        shares = [
-            np.mean([phased.batch(step)["language"] for step in steps])
-            for steps in (range(20), range(20, 40))
-        ]
-        np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)

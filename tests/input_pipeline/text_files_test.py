@@ -46,14 +46,13 @@ class _FolderTest(FolderTest):
 
 
 class FormatsTest(_FolderTest):
-    @parameterized.parameters(*itertools.product(_TEXT, _COMPRESSIONS))
-    def test_documents_are_the_same_in_all_formats(self, kind, compression):
-        path = self.write(f"de{kind}{compression}", _TEXT[kind])
-        self.assertEqual(read_documents(path), _DOCUMENTS)
-        self.assertEqual(list(text_files.read_sentences(path)), [*itertools.chain(*_DOCUMENTS)])
-
     @parameterized.parameters(*_COMPRESSIONS)
-    def test_parallel_text_is_the_same_in_all_compressions(self, compression):
+    def test_text_is_the_same_in_all_formats(self, compression):
+        for kind, text in _TEXT.items():
+            path = self.write(f"de{kind}{compression}", text)
+            self.assertEqual(read_documents(path), _DOCUMENTS)
+            found = list(text_files.read_sentences(path))
+            self.assertEqual(found, [*itertools.chain(*_DOCUMENTS)])
         path = self.write(f"talks.tsv{compression}", _TSV)
         self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
@@ -117,8 +116,6 @@ class RangesTest(_FolderTest):
             ]
             documents = [[*one] for is_text, one in itertools.groupby(found, key=bool) if is_text]
             self.assertEqual(documents, read_documents(path), middle)
-
-    def test_errors_name_the_line_from_where_the_range_begins(self):
         path = self.write("de.txt", b"a\n\nb\nc\n\xf6\n")
         with self.assertRaisesRegex(ValueError, "de.txt, line 3 after byte 2: not UTF-8"):
             list(text_files.read_marked(path, 2, 9))
@@ -135,18 +132,25 @@ class FaultsTest(_FolderTest):
             with self.assertRaisesRegex(ValueError, pattern):
                 list(text_files.read_sentences(path))
 
-    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), ("", ".gz")))
-    def test_empty_file(self, name, compression):
-        self.assert_fault(self.write(name + compression, ""), "is empty", "add text or remove")
+    @parameterized.product(name=("en.txt", "en.jsonl", "en-de.tsv"), compression=("", ".gz"))
+    def test_files_without_text(self, name, compression):
+        path = self.write(name + compression, "")
+        self.assert_fault(path, "is empty", "add text or remove")
+        path = self.write(name + compression, " \n\n\r\n\t\n" if ".tsv" not in name else "\n\n")
+        words = "no sentence pairs" if ".tsv" in name else "only blank lines.*add text or remove"
+        self.assert_fault(path, words)
 
-    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl"), _COMPRESSIONS))
-    def test_only_blank_lines(self, name, compression):
-        path = self.write(name + compression, " \n\n\r\n\t\n")
-        self.assert_fault(path, "only blank lines", "add text or remove")
-
-    def test_no_sentence_pairs(self):
-        self.assert_fault(self.write("talks.tsv", "id\ten\tde\n\n"), "no sentence pairs")
-        self.assert_fault(self.write("en-de.tsv", "\n\n"), "no sentence pairs")
+    @parameterized.parameters(
+        *(("talks.tsv", f"{header}\n1\ta\tb\n", ("line 1: expected a header such as", "<lang>-"))
+          for header in ("en\tde", "id\ten", "id\ten\tDeutsch", "nr\ten\tde", "a sentence", "")),
+        ("talks.tsv", "id\ten\tde\n\n", ("no sentence pairs",)),
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\n2\ta\n", (r"line 3: 2 columns, .* 3 \(id, en, de",)),
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\tc\n", (r"line 2: 4 columns, expected 3 \(id, en, de",)),
+        ("en-de.tsv", "a\tb\n\na\tb\tc\n", (r"line 3: 3 columns, expected 2 \(en, de",
+                                           "keeps its empty cell")),
+    )  # fmt: skip
+    def test_tables(self, name, text, words):
+        self.assert_fault(self.write(name, text), *words)
 
     @parameterized.parameters(
         *itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), _COMPRESSIONS)
@@ -163,6 +167,9 @@ class FaultsTest(_FolderTest):
         for length in range(1, len(whole)):
             path.write_bytes(whole[:length])
             self.assert_fault(path, "after line", "cut off or damaged")
+        path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
+        path.write_bytes(path.read_bytes()[:-100])
+        self.assert_fault(path, r"after line 4\d\d\d\d: cannot be read")
 
     @parameterized.parameters(".gz", ".xz", ".bz2", ".zst")
     def test_a_damaged_byte_is_a_named_fault_or_harmless(self, compression):
@@ -177,12 +184,6 @@ class FaultsTest(_FolderTest):
                 self.assertIn(str(path), str(error))
                 num_faults += 1
         self.assertGreater(num_faults, len(whole) // 2)
-
-    def test_the_line_before_the_damage_is_named(self):
-        path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
-        path.write_bytes(path.read_bytes()[:-100])
-        with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
-            read_documents(path)
 
     def test_sentences_of_parallel_text_are_refused(self):
         path = self.write("en-de.tsv", "one\teins\n")
@@ -246,16 +247,3 @@ class FaultsTest(_FolderTest):
     def test_json_lines(self, line, *words):
         path = self.write("en.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
         self.assert_fault(path, "line 3: ", *words)
-
-    @parameterized.parameters("en\tde", "id\ten", "id\ten\tDeutsch", "nr\ten\tde", "a sentence", "")
-    def test_header(self, header):
-        path = self.write("talks.tsv", f"{header}\n1\ta\tb\n")
-        self.assert_fault(path, "line 1: expected a header such as 'id<TAB>en<TAB>de'", "<lang>-")
-
-    @parameterized.parameters(
-        ("talks.tsv", "id\ten\tde\n1\ta\tb\n2\ta\n", r"line 3: 2 columns, expected 3 \(id, en, de"),
-        ("talks.tsv", "id\ten\tde\n1\ta\tb\tc\n", r"line 2: 4 columns, expected 3 \(id, en, de"),
-        ("en-de.tsv", "a\tb\n\na\tb\tc\n", r"line 3: 3 columns, expected 2 \(en, de"),
-    )
-    def test_width(self, name, text, words):
-        self.assert_fault(self.write(name, text), words, "keeps its empty cell")

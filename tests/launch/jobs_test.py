@@ -67,16 +67,6 @@ class SweepTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, f"--sweep.*{message}"):
             jobs.parse_sweep([text], quickstart.get_config())
 
-    @parameterized.parameters(
-        "train.seed=1,-2", "optimizer.learning_rate=1e-3,1", "data.across_documents=true,False",
-        "output_layer.kind=knn,full",
-    )  # fmt: skip
-    def test_what_the_config_takes_is_taken(self, text):
-        key, _, values = text.partition("=")
-        self.assertEqual(
-            jobs.parse_sweep([text], quickstart.get_config()), {key: tuple(values.split(","))}
-        )
-
     def test_no_key_is_given_twice(self):
         with self.assertRaisesRegex(ValueError, "train.seed is swept twice"):
             jobs.parse_sweep(["train.seed=1,2", "train.seed=3"], quickstart.get_config())

@@ -1,11 +1,9 @@
 """The plan, and what XManager is told to do about it: a stand-in writes it down."""
 
 import importlib.util
-import json
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 import types
 from typing import Any
@@ -13,7 +11,6 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from tests.malformed import harness
 from xlm.experiment.schema import default_config
 from xlm.launch import jobs, xmanager
 
@@ -141,17 +138,6 @@ class PlanTest(parameterized.TestCase):
     def test_what_does_not_go_together_is_refused(self, given, message):
         with self.assertRaisesRegex(ValueError, message):
             plan_for(**given)
-
-    def test_a_dry_run_needs_no_xmanager(self):
-        # Not even one that cannot be imported.
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "xmanager.py").write_text("raise AssertionError('imported')")
-        given = ["--config=configs/quickstart.py", "--workdir=/runs/a", "--seeds=2", "--dry_run"]
-        with mock.patch.object(sys, "path", [str(folder), *sys.path]):
-            done = harness.run("xlm.launch.xmanager", given)
-        plan = json.loads(done.output)
-        self.assertEqual(plan["title"], "quickstart")
-        self.assertEqual([job["name"] for job in plan["jobs"]], ["quickstart-0", "quickstart-1"])
 
 
 class LaunchTest(absltest.TestCase):

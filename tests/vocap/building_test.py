@@ -148,20 +148,6 @@ class ResultTest(BuildTest):
                 self.assertNotIn(merge.UNK_ID, ids)
                 self.assertEqual(processor.decode(ids), sentence)
 
-    def test_languages_are_those_of_the_text(self):
-        self.assertEqual(list(self.first.languages), ["xa", "xb", "yc"])
-        smoothed = {}
-        for name, language in self.first.languages.items():
-            curve = language.vocabularies.curve
-            self.assertContainsSubset(curve.sizes, SETTINGS.sizes)
-            self.assertNotIn(8, curve.sizes)  # fewer than any of the languages has characters
-            self.assertEqual(sorted(curve.alp), list(curve.alp))
-            self.assertEqual(language.amount, sum(len(s.encode()) + 1 for s in TEXT[name]))
-            self.assertEqual(language.heldout.num_sentences, len(HELDOUT[name]))
-            smoothed[name] = language.amount**0.7
-        for name, language in self.first.languages.items():
-            self.assertAlmostEqual(language.probability, smoothed[name] / sum(smoothed.values()))
-
     def test_scores_are_fitted_on_the_mixture(self):
         tables = {name: language.table for name, language in self.first.languages.items()}
         shares = {name: language.probability for name, language in self.first.languages.items()}
@@ -250,15 +236,6 @@ class ResultTest(BuildTest):
         self.assertLess(self.first.choice.allocation.sizes["xb"], 75)
         with self.assertRaisesRegex(ValueError, "vocab.method is 'uniform'; only 'vocap' can beg"):
             dataclasses.replace(SETTINGS, method="uniform", initial_sizes={"xb": 75})
-
-    @parameterized.parameters(
-        ({"zz": 30}, "vocab.allocation has sizes for zz, but the languages are xa, xb, yc; remove"),
-        ({"xb": 77}, "the size 77 for xb, which is none of vocab.sizes, 8, 30, 45, 60, 75, 90; ch"),
-    )
-    def test_sizes_to_begin_at_that_cannot_be_are_refused_before_training(self, sizes, message):
-        with watched() as calls, self.assertRaisesRegex(ValueError, message):
-            run(self.new_cache(), initial_sizes=sizes)
-        calls["train_vocabularies"].assert_not_called()
 
 
 class CacheTest(BuildTest):
@@ -396,12 +373,6 @@ class StoppedTest(BuildTest):
         (kept,) = cache.glob("vocabularies/*.npz")
         self.assertIn(kept.name, [p.name for p in self.first_cache.glob("vocabularies/yc-*")])
 
-    def test_a_target_out_of_reach_is_named(self):
-        with self.assertRaisesRegex(ValueError, "target of 35 pieces .* too small"):
-            run(self.first_cache, target_size=40)
-        with self.assertRaisesRegex(ValueError, "no vocabulary of 10 .* xa, xb, yc together"):
-            run(self.first_cache, method="joint", compare=(), target_size=15)
-
 
 class TogetherTest(BuildTest):
     """Training text of several languages."""
@@ -425,17 +396,6 @@ class TogetherTest(BuildTest):
             self.assertBetween(len(table.text.characters), 0.8 * max_characters, max_characters)
         for language, share in shares_of(joint).items():
             self.assertAlmostEqual(share, shares[language], delta=0.02)
-
-    def test_sentencepiece_gets_the_sentences_of_all(self):
-        # With alpha = 1 the mixture is the text itself.
-        cache, options = self.new_cache(), {"trainer": "sentencepiece", "alpha": 1.0}
-        text = [sentence for language in sorted(TEXT) for sentence in TEXT[language]]
-        self.assertEqual(self.joint_call(cache, **options).args[2], text)
-        model = unigram.sentencepiece_model(text, SETTINGS.budget, SETTINGS.training)
-        processor = spm.SentencePieceProcessor(model_proto=model)
-        built = run(cache, method="joint", compare=(), **options)
-        pieces = [processor.id_to_piece(i) for i in range(1, SETTINGS.budget + 1)]
-        self.assertEqual(built.choice.pieces, tuple(sorted(pieces)))
 
     def test_sentences_are_drawn_at_the_shares_by_the_seed(self):
         cache = self.new_cache()

@@ -47,20 +47,12 @@ def allocated(target_size: int, beta: float, **options):
 @functools.cache
 def made_up_data() -> dict:
     curves, q = made_up_curves(), made_up_probabilities()
-    sizes = allocated(**BUILD).sizes
-    record = {
-        "settings": {"amounts": {}, **BUILD},
-        "languages": {
-            name: {
-                "amount": AMOUNTS[name],
-                "probability": q[name],
-                "sizes": list(curve.sizes),
-                "alp": list(curve.alp),
-                "allocated": sizes[name],
-            }
-            for name, curve in curves.items()
-        },
-    }
+    built = allocated(**BUILD).sizes
+    languages = {}
+    for name, curve in curves.items():
+        languages[name] = {"amount": AMOUNTS[name], "probability": q[name], "alp": list(curve.alp),
+                           "sizes": list(curve.sizes), "allocated": built[name]}  # fmt: skip
+    record = {"settings": {"amounts": {}, **BUILD}, "languages": languages}
     return explorer.explorer_data(record, trace_courses(curves, q, BETAS))
 
 

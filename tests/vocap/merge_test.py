@@ -1,6 +1,5 @@
 """Tests of the EM that scores merged pieces, and of the model that is written."""
 
-import collections
 import io
 import random
 
@@ -10,9 +9,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from tests.vocap.texts import sentences, table
-from vocap import merge, runs, unigram
-from vocap.settings import TrainerSettings
+from vocap import merge, runs
 
 TRICKY = [
     "plain words", "  many   spaces\tand tabs ",
@@ -97,60 +94,6 @@ class FitScoresTest(parameterized.TestCase):
         log_probs = fit(["a", "b", "zz"], {"ab": 5.0, "a": 3.0}, 4)
         self.assertTrue(np.isfinite(log_probs).all())
         self.assertEqual(np.argmin(log_probs), 2)
-
-
-class JointModelTest(parameterized.TestCase):
-    """The merge against SentencePiece: the same pieces, the same mixture of languages."""
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        copies = {"en": 1, "de": 2, "es": 2, "ru": 1}  # of each language's text in the mixture
-        cls.sentences = [line for lang in copies for line in sentences(lang) * copies[lang]]
-        tables = {language: table(language) for language in copies}
-        num_bytes = {lang: copies[lang] * one.num_bytes for lang, one in tables.items()}
-        total = sum(num_bytes.values())
-        cls.mixture = runs.mixture(tables, {lang: n / total for lang, n in num_bytes.items()})
-        normalized = runs.normalizer().normalize(cls.sentences)
-        cls.words = collections.Counter(
-            runs.SPACE + word for line in normalized for word in line.split(runs.SPACE)[1:]
-        )
-        settings = TrainerSettings("sentencepiece", (2000,), character_coverage=1.0)
-        model = unigram.sentencepiece_model(cls.sentences, 2000, settings)
-        cls.trained = spm.SentencePieceProcessor(model_proto=model)
-        numbers = range(1, cls.trained.get_piece_size())  # 0 is the unknown
-        cls.pieces = [cls.trained.id_to_piece(i) for i in numbers]
-        cls.trained_scores = np.array([cls.trained.get_score(i) for i in numbers])
-
-    def compare(self, initial, num_iterations: int) -> tuple[float, float, float]:
-        """Merges; returns the shares of distinct and of running words segmented alike, and the
-        tokens of the text relative to SentencePiece's."""
-        scores = merge.fit_scores(self.pieces, initial, self.mixture, num_iterations)
-        model = merge.write_model(self.pieces, scores)
-        merged = spm.SentencePieceProcessor(model_proto=model)
-        ours = merged.encode(list(self.words), out_type=str)
-        theirs = self.trained.encode(list(self.words), out_type=str)
-        alike = np.array([a == b for a, b in zip(ours, theirs, strict=True)])
-        counts = np.array([*self.words.values()])
-        tokens = [sum(map(len, spp.encode(self.sentences))) for spp in (merged, self.trained)]
-        return alike.mean(), alike @ counts / counts.sum(), tokens[0] / tokens[1]
-
-    def test_with_the_scores_of_the_training_every_word_is_segmented_alike(self):
-        # But for one of 9,102 words, whose two best paths are closer than scores are rounded to.
-        distinct, running, tokens = self.compare(self.trained_scores, 0)
-        self.assertGreater(distinct, 0.9998)
-        self.assertGreater(running, 0.9999)
-        self.assertEqual(tokens, 1.0)
-
-    def test_with_scores_of_its_own_nearly_every_word_is_segmented_alike(self):
-        flat = np.full(len(self.pieces), -np.log(len(self.pieces)))
-        distinct, running, tokens = self.compare(flat, 5)
-        # Measured: 0.987, 0.993, 0.99998.
-        self.assertGreater(distinct, 0.98)
-        self.assertGreater(running, 0.99)
-        self.assertAlmostEqual(tokens, 1, delta=1e-3)
-        # 0.85 and 0.91 where all pieces score alike, so the scores make the difference.
-        self.assertLess(self.compare(flat, 0)[0], 0.9)
 
 
 class WriteModelTest(parameterized.TestCase):

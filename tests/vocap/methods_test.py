@@ -198,26 +198,3 @@ class ClusteredTest(parameterized.TestCase):
             fill[step.language] = step.size / capacity[step.language]
         self.assertLessEqual(max(fill_before_last_step.values()), min(fill.values()))
         self.assertLess(max(fill.values()) / min(fill.values()), 1.2)
-
-    def test_a_cluster_is_tried_beyond_its_share_and_at_the_sizes_of_its_languages(self):
-        tried = {}
-
-        def train(languages, sizes):
-            tried[languages] = sizes
-            return train_together(languages, sizes)
-
-        choice = choose("clustered", num_clusters=2, train_together=train)
-        self.assertNotEmpty(tried)
-        for group, sizes in tried.items():
-            share = sum(capacities()[lang] for lang in group) / sum(capacities().values())
-            self.assertBetween(max(sizes), 2 * share * BUDGET, 2 * share * BUDGET + 1)
-            self.assertContainsSubset(SETTINGS.sizes, sizes)
-            self.assertGreater(len(sizes), len(SETTINGS.sizes) + 20)
-            self.assertIn(group, choice.groups.values())
-
-    @parameterized.parameters(2, 3)
-    def test_required_characters_of_every_cluster_stay(self, num_clusters):
-        choice = choose("clustered", num_clusters=num_clusters)
-        for group in choice.groups.values():
-            mixture = runs.mixture({lang: table(lang) for lang in group}, probabilities())
-            self.assertContainsSubset(required(mixture), choice.pieces)

@@ -121,15 +121,6 @@ class NestedTest(parameterized.TestCase):
         self.assertEqual(found.num_unknown > 0, coverage < 1)
         self.assert_valid(found, table)
 
-    @parameterized.parameters("en", "ko")
-    def test_required_characters_are_in_every_vocabulary(self, language):
-        sentences = sentences_of(language)
-        found = train(sentences, range(10, 3000, 50), character_coverage=1.0)
-        characters = set("".join(runs.normalizer().normalize(sentences)))
-        self.assertLen(characters, found.num_required)
-        for pieces in strings(found):
-            self.assertLessEqual(characters, set(pieces))
-
     def test_each_size_alone_gives_the_same(self):
         sentences = sentences_of("de")
         together = train(sentences, range(100, 2000, 190))

@@ -263,15 +263,6 @@ class FaultsTest(_FolderTest):
         data = gzip.compress(HEADER + b"A\t1\t2\n" + line + b"\n")
         self.assert_fault(data, "line 3: expected a run, a tab", "count the text again")
 
-    def test_what_a_line_may_be(self):
-        lines = [f"{chr(0x4E00 + i)}\t{10 ** (i % 16)}\t{i}\n" for i in range(257)]
-        path = self.folder / "a"
-        path.write_bytes(gzip.compress(HEADER + "".join(lines).encode()))
-        table = run_tables.read_table(path)
-        self.assertEqual(table.follow.tolist(), list(range(257)))
-        self.assertEqual(table.counts.tolist(), [10 ** (i % 16) for i in range(257)])
-        self.assertEqual(table.num_sentences, 3)
-
     @parameterized.parameters((b"a", b"a"), (b"b", b"a"), ("\uffee".encode(), "\uabcd".encode()))
     def test_order(self, first, second):
         lines = b"".join(run + b"\t1\t2\n" for run in (b"A", first, second))

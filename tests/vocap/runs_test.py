@@ -138,14 +138,6 @@ class RunsTest(parameterized.TestCase):
         counter.add(["b c", " "])
         self.assert_equal(counter.table(), runs.count_runs(["a b", "b c"]))
 
-    def test_parts_add_up(self):
-        sentences = random_sentences(7, 600)
-        total: dict[str, int] = {}
-        for part in (sentences[:10], sentences[10:11], sentences[11:]):
-            for run, value in runs_packed(part).items():
-                total[run] = runs.merge_counts(total[run], value) if run in total else value
-        self.assertEqual(total, runs_packed(sentences))
-
     def test_merging_counts_is_associative_and_commutative(self):
         values = [runs.pack_count(count, follow) for count in (1, 5) for follow in (0, 7, 255, 256)]
         for a, b, c in itertools.product(values, repeat=3):

@@ -83,15 +83,6 @@ class FeatureStreamTest(parameterized.TestCase):
             same_place = zip(batches(0, 0), other, strict=True)
             self.assertLess(sum(len(a & b) for a, b in same_place), 40)
 
-    def test_what_fills_an_epoch_up_changes(self):
-        stream = self.stream(9, 8, longest=8)
-        drawn = collections.Counter()
-        for epoch in range(300):
-            steps = (2 * epoch, 2 * epoch + 1)
-            drawn.update(itertools.chain.from_iterable(numbers(stream.batch(s)) for s in steps))
-        extra = np.array([drawn[i] - 300 for i in range(9)])
-        np.testing.assert_allclose(extra / 300, 7 / 9, atol=4 * np.sqrt(7 / 9 * 2 / 9 / 300))
-
     def test_a_batch_says_what_it_is(self):
         one, two = self.stream(100, 8), self.stream(100, 8)
         for step in (40, 0, 13):

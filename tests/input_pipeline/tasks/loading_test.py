@@ -119,27 +119,22 @@ class TextPairsTest(Folder):
         self.assertEqual(labels(self.load("stsb", self.write("f.tsv", text))), [2.6, 5.0])
         name = self.write("f.tsv", table("index | sentence", "0 | She sang."))
         self.assertEqual(labels(self.load("cola", name)), [None])
+        # Only a line feed ends a line.
+        text = "sentence\tlabel\r\nHe\u2028sa\x85ng \x0c.\t1\r\n\r\n"
+        example = self.load("cola", self.write("f.tsv", text))[0]
+        self.assertEqual(example.text, "He\u2028sa\x85ng \x0c.")
 
     def test_original_xnli_holds_all_languages(self):
-        text = table(
-            "language | gold_label | sentence1_binary_parse | sentence1 | sentence2 | pairID",
-            "ar | neutral |  | نعم | لا | 1",
-            "zh | contradiction |  | 是 | 不是 | 1",
-            "ar | - |  | ربما | لا | 2",
-            "zh | entailment |  | 好 | 好 | 2",
-        )
-        name = self.write("xnli.dev.tsv", text)
+        rows = ("ar | neutral |  | نعم | لا | 1", "zh | contradiction |  | 是 | 不是 | 1",
+                "ar | - |  | ربما | لا | 2", "zh | entailment |  | 好 | 好 | 2")  # fmt: skip
+        header = "language | gold_label | sentence1_binary_parse | sentence1 | sentence2 | pairID"
+        name = self.write("xnli.dev.tsv", table(header, *rows))
         expected = [TextExample("0", "是", "不是", 2), TextExample("1", "好", "好", 0)]
         self.assertEqual(self.load("xnli", name, language="zh"), expected)
         self.assertEqual(self.load("xnli", name, language="ar"), [TextExample("0", "نعم", "لا", 1)])
         self.assertEqual(self.available("xnli", name), {"ar", "zh"})
         with self.assertRaisesRegex(ValueError, "language 'sw'.*xnli.dev.tsv.* for ar, zh"):
             self.load("xnli", name, language="sw")
-
-    def test_only_a_line_feed_ends_a_line(self):
-        text = "sentence\tlabel\r\nHe\u2028sa\x85ng \x0c.\t1\r\n\r\n"
-        example = self.load("cola", self.write("f.tsv", text))[0]
-        self.assertEqual(example.text, "He\u2028sa\x85ng \x0c.")
 
     @parameterized.parameters(
         ("xnli", ("premise | label", "A. | 1"), "line 1: no header of xnli.*hypothesis or hypo"),
@@ -175,14 +170,17 @@ class TaggedTest(Folder):
         self.assertEqual(found, [TaggedExample("0", ("#", "# a"), (14, 16))])
 
     def test_wikiann_with_and_without_languages(self):
-        words = table("en:Ada | B-PER", "en:: | O", "", "en:Rome | B-LOC")
-        plain = table("Ada | B-PER", ": | O", "", "Rome | B-LOC")
+        plain = ("Ada | B-PER", ": | O", "", "Rome | B-LOC")
         expected = [TaggedExample("0", ("Ada", ":"), (1, 0)), TaggedExample("1", ("Rome",), (5,))]
-        for text in (words, plain):
-            self.assertEqual(self.load("wikiann", self.write("f", text)), expected)
+        for rows in (plain, [row and f"en:{row}" for row in plain]):
+            self.assertEqual(self.load("wikiann", self.write("f", table(*rows))), expected)
         mixed = table("en:Ada | B-PER", "http:x | O")
         found = self.load("wikiann", self.write("f", mixed))
         self.assertEqual(found[0].words, ("en:Ada", "http:x"))
+        found = self.load("wikiann", self.write("f.txt", "Ada\r\nlives\r\n\r\nRome\r\n"))
+        self.assertEqual(
+            [(one.words, one.tags) for one in found], [(("Ada", "lives"), ()), (("Rome",), ())]
+        )
 
     def test_conllu(self):
         rest = " | ".join("_" * 6)
@@ -193,11 +191,6 @@ class TaggedTest(Folder):
         expected = [TaggedExample("0", ("zu", "dem", "Haus"), (1, 5, 7))]
         found = self.load("udpos", self.write("f.conllu", text))
         self.assertEqual(found, [*expected, TaggedExample("1", ("#",), (14,))])
-
-    def test_without_tags(self):
-        found = self.load("wikiann", self.write("f.txt", "Ada\r\nlives\r\n\r\nRome\r\n"))
-        self.assertEqual([one.words for one in found], [("Ada", "lives"), ("Rome",)])
-        self.assertEqual([one.tags for one in found], [(), ()])
 
     @parameterized.parameters(
         ("a\tNOUN\nb\tNAME\n", "line 2: udpos has no label 'NAME'.*ADJ, ADP"),
@@ -354,30 +347,19 @@ class FilesTest(Folder):
         with self.assertRaisesRegex(ValueError, "no data for language 'no'"):
             self.load("cola", "{language}.tsv", language="no", no="nb")
 
-    def test_languages_of_names(self):
-        names = ("a-de-q-de.json", "a-fr-q-en.json", "a-zh_Hant-q-zh_Hant.json",
-                 "x/de.json", "train.de.tsv", "x/train.fr.tsv", "x/y/train.sw.tsv",
-                 "untrain.th.tsv")  # fmt: skip
-        for name in names:
-            self.write(name, "{}")
-        for pattern, expected in (
-            ("a-{language}-q-{language}.json", {"de", "zh_Hant"}),
-            ("*/{language}.json", {"de"}),
-            ("**/train.{language}.tsv", {"de", "fr", "sw"}),
-        ):
-            self.assertEqual(files.languages_of_names(self.folder, pattern), expected)
-
     @parameterized.parameters(
         "train.{language}.[ct]sv", "train.{language}.[!c]sv", "train.{language}.[a-m]?[v-z]",
         "[tu]*.{language}.*", "[]x[]/{language}.[^\\t]sv", "[]/{language}.[t",
         "**/[!u]*.{language}.[tc]sv",
+        "a-{language}-q-{language}.json",
     )  # fmt: skip
     def test_languages_of_names_are_those_that_have_files(self, pattern):
         names = ("train.en.csv", "train.de.tsv", "untrain.fr.csv", "]/sw.csv", "[/th.tsv",
-                 "x/^.csv", "x/train.ur.csv", "[]/vi.[t", "]/bg.\\sv")  # fmt: skip
+                 "x/^.csv", "x/train.ur.csv", "[]/vi.[t", "]/bg.\\sv", "a-de-q-de.json",
+                 "a-fr-q-en.json", "a-zh_Hant-q-zh_Hant.json")  # fmt: skip
         for name in names:
             self.write(name, "{}")
-        codes = ("en", "de", "fr", "sw", "th", "ur", "vi", "bg")
+        codes = ("en", "de", "fr", "sw", "th", "ur", "vi", "bg", "zh_Hant")
         expected = {code for code in codes if files.matching(self.folder, pattern, [code])}
         self.assertNotEmpty(expected)
         self.assertEqual(files.languages_of_names(self.folder, pattern), expected)
