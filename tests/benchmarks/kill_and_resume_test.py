@@ -17,7 +17,6 @@ class StagesTest(absltest.TestCase):
         self.command = commands.load("benchmarks.kill_and_resume")
 
     def flags(self, *arguments: str) -> None:
-        """Parse flags of the command, of a config with robust sampling."""
         config = "--config=configs/xy_lent.py:runlocal"
         self.enter_context(commands.parsed("benchmarks.kill_and_resume", config, *arguments))
 

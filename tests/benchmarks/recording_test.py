@@ -52,7 +52,6 @@ def changed(*places: tuple) -> dict:
 
 
 def differences(after: dict, renamed=None, before=RECORDING) -> list[tuple]:
-    """Differences that `compare` finds between recordings that were written and read."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "recording.json"
         recording.write(path, after)

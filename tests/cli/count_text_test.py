@@ -40,7 +40,6 @@ class CountTextTest(FolderTest):
         self.text.mkdir()
 
     def count(self, *args: str) -> None:
-        """The program as it runs within a process."""
         with flagsaver.flagsaver():
             count_text.main(flags.FLAGS(["count_text", *args]))
 

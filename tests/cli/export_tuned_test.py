@@ -55,7 +55,6 @@ class ExportCase(FolderTest):
         return (self.output / "README.md").read_text(encoding="utf-8")
 
     def run_code(self, card: str, **replaced: str) -> str:
-        """Output of the code of a card, with other texts in it."""
         (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         for old, new in replaced.items():
             code = re.sub(rf"^{old} = .*$", f"{old} = {new}", code, flags=re.MULTILINE)

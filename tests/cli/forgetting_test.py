@@ -60,7 +60,6 @@ def config_of(objective: str = "replaced_token", **changes):
 
 
 def initial_state(objective: str, store: PackedDataset) -> TrainState:
-    """A random state, for all runs of an objective."""
     config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
     made = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, made, mesh)

@@ -66,7 +66,6 @@ def shapes_of(settings: EncoderSettings) -> dict[str, Any]:
 
 @functools.cache
 def apply(settings: EncoderSettings) -> Callable[..., jax.Array]:
-    """The compiled encoder; tests share it."""
     return jax.jit(Encoder(settings).apply)
 
 
@@ -305,7 +304,6 @@ class EntryPointsTest(FolderTest):
     def save_checkpoint(
         self, config: ConfigDict, folders: data_builders.Folders, store: PackedDataset
     ) -> dict[str, Any]:
-        """Saves a state of random parameters, and returns these."""
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
         mesh = builders.mesh(config)
         objective = objectives.objective(config, store, mesh)

@@ -26,7 +26,6 @@ _RIGHT = {"parts": {"en": {"train": {"rows": 3}, "held": {"rows": 0}}}, "shapes"
 
 
 def _changed(path, value):
-    """`_RIGHT` with another value at a path."""
     found = msgspec.json.decode(msgspec.json.encode(_RIGHT))
     *parents, last = path
     place = found

@@ -69,8 +69,6 @@ def chained(first: BaseException) -> Exception:
 
 class OutOfMemoryTest(parameterized.TestCase):
     def ended(self, fault: BaseException, advice=lambda: "take less") -> tuple[int, str]:
-        """Status and last line of a command that raises."""
-
         def main(_):
             raise fault
 

@@ -105,7 +105,6 @@ class PairStreamTest(parameterized.TestCase):
         cls.store = write_store(pathlib.Path(folder))
 
     def pairs(self) -> set:
-        """Every pair of translations that there is."""
         return {
             (name, pair, i)
             for name, (languages, count) in SETS.items()
@@ -183,7 +182,6 @@ class PairStreamTest(parameterized.TestCase):
     def drawn(
         self, shares: Mapping[Pair, float] | None = None, **settings
     ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-        """Count the examples of 3000 steps by set and pair of languages."""
         streams, of_steps = pair_streams(self.store, together(100, **settings), 0, shares)
         self.assertAlmostEqual(of_steps.sum(), 1)
         mixed, found = MixedStream(streams, of_steps, seed=1), collections.Counter()

@@ -16,7 +16,6 @@ _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 
 
 def _documents(*lengths: int) -> list[np.ndarray]:
-    """Documents in which no token occurs twice."""
     ends = list(itertools.accumulate(lengths, initial=10))
     return [np.arange(a, b, dtype=np.uint32) for a, b in itertools.pairwise(ends)]
 

@@ -30,7 +30,6 @@ _SETTINGS = PackedDatasetSettings(length=32, parallel_length=16, num_workers=1, 
 
 
 def tokenizer() -> bytes:
-    """A tokenizer of letters."""
     letters = "▁number 0123456789adso".replace(" ", "")
     return merge.write_model([*dict.fromkeys(letters)], -np.arange(1.0, 1 + len({*letters})))
 

@@ -118,7 +118,6 @@ def fail_or_wait(job: Job, task: _Task) -> None:
 
 
 def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """Token ids of each document, a sentence at a time."""
     return [
         np.array([i for sentence in one for i in _PROCESSOR.encode(sentence)], np.uint32)
         for one in found

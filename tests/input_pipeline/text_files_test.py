@@ -38,7 +38,6 @@ _TSV = "id\ten\tde\na.1\tone\teins\na.2\ttwo\t\n\nb.1\tthree\tdrei\n"
 
 class _FolderTest(FolderTest):
     def write(self, name: str, text: str | bytes) -> pathlib.Path:
-        """Write a file, compressed as its name says."""
         data = text.encode() if isinstance(text, str) else text
         path = self.folder / name
         path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))

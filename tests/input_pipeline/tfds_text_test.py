@@ -19,8 +19,6 @@ ARTICLE = (
 
 
 def texts(*values: str):
-    """Make every mocked dataset hold these texts."""
-
     def as_dataset(builder, *args, **kwargs):
         import tensorflow as tf
 

@@ -59,7 +59,6 @@ class ScriptTest(FolderTest):
         (self.folder / name).chmod(0o755)
 
     def bash(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a script where the stand-ins are found first."""
         path = f"{self.folder}:{os.environ['PATH']}"
         return subprocess.run(
             ["bash", *map(str, arguments)], cwd=jobs.ROOT, text=True, capture_output=True,

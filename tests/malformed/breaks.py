@@ -52,8 +52,6 @@ def cut(name: str, share: float = 0.5) -> Break:
 
 
 def changed(name: str, change: Callable[[Any], Any]) -> Break:
-    """Change the value of a JSON file."""
-
     def breaks(folder: pathlib.Path) -> None:
         value = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps(change(value)), encoding="utf-8")
@@ -62,8 +60,6 @@ def changed(name: str, change: Callable[[Any], Any]) -> Break:
 
 
 def restored(name: str, template: str = "rows") -> Break:
-    """Take a file from its template again."""
-
     def repairs(folder: pathlib.Path) -> None:
         path = folder / name
         path.unlink(missing_ok=True)

@@ -99,8 +99,6 @@ def _unprivileged(_: pathlib.Path) -> Iterator[None]:
 
 
 def _closed(name: str, mode: int) -> Break:
-    """Withdraw permissions from a path, and from nothing else."""
-
     def breaks(folder: pathlib.Path) -> None:
         for path in (folder.parent, folder, *folder.rglob("*")):
             path.chmod(0o777 if path.is_dir() else 0o666)

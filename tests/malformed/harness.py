@@ -62,8 +62,6 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Exit status, error output and output of a command."""
-
     status: int
     errors: str
     output: str = dataclasses.field(repr=False)

@@ -74,7 +74,6 @@ def text(folder: pathlib.Path) -> None:
 
 
 def rows(folder: pathlib.Path) -> None:
-    """And the packed dataset."""
     text(folder)
     with quick():
         arguments = [one.replace("DIR", str(folder)) for one in config()]
@@ -84,14 +83,12 @@ def rows(folder: pathlib.Path) -> None:
 
 
 def model(folder: pathlib.Path) -> None:
-    """A model folder, a tokenizer and a text."""
     shutil.copytree(tiny_tasks.encoder_folder(0), folder / "model")
     artifacts.write_bytes(folder / "new.model", tiny_tasks.tokenizer())
     tiny_tasks.write(folder / "en.txt", "the cat runs\n")
 
 
 def tasks(folder: pathlib.Path) -> None:
-    """Data of all tasks and an encoder."""
     shutil.copytree(tiny_tasks.data_folder(), folder / "data")
     shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
 
@@ -106,7 +103,6 @@ def run_config(**changes: str) -> tuple[str, ...]:
 
 
 def run(folder: pathlib.Path) -> None:
-    """And a run with its first checkpoint."""
     rows(folder)
 
     def save(functions: Any, settings: TrainSettings, folder: pathlib.Path, *_, **__) -> None:
@@ -142,7 +138,6 @@ TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
 
 @functools.cache
 def template(name: str) -> pathlib.Path:
-    """The folder of a template."""
     folder = _scratch() / name
     folder.mkdir(parents=True)
     TEMPLATES[name](folder)
@@ -150,6 +145,5 @@ def template(name: str) -> pathlib.Path:
 
 
 def truncate(path: pathlib.Path, share: float = 0.5) -> None:
-    """Keep the first part of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])

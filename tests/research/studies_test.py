@@ -51,7 +51,6 @@ def quoted(row: str) -> list[str]:
 
 
 def flat(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Keys of a config, "section.key"."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         found[f"{prefix}{key}"] = value
@@ -61,7 +60,6 @@ def flat(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
 
 
 def made_up_data(folder: pathlib.Path) -> pathlib.Path:
-    """Make empty files where tasks have theirs."""
     patterns = [one.test for one in TASKS.values()]
     patterns += [one.unseen[1] for one in TASKS.values() if one.unseen]
     for pattern in patterns:
@@ -73,7 +71,6 @@ def made_up_data(folder: pathlib.Path) -> pathlib.Path:
 
 
 def closure(plan: Plan) -> Iterator[Run]:
-    """Runs of a plan and what they need."""
     queue = list(plan.study.runs(plan))
     while queue:
         run = queue.pop()

@@ -117,7 +117,6 @@ class BuildTest(parameterized.TestCase):
         return pathlib.Path(shutil.copytree(self.first_cache, self.new_cache() / "copy"))
 
     def assert_same(self, a: building.BuiltVocabulary, b: building.BuiltVocabulary) -> None:
-        """Both builds agree in every bit."""
         self.assertEqual((a.model, a.scores), (b.model, b.scores))
         for name in ("pieces", "groups", "allocation"):
             self.assertEqual(getattr(a.choice, name), getattr(b.choice, name))
@@ -375,10 +374,7 @@ class StoppedTest(BuildTest):
 
 
 class TogetherTest(BuildTest):
-    """Training text of several languages."""
-
     def joint_call(self, cache: pathlib.Path, **changed) -> mock._Call:
-        """The training of the method joint."""
         with watched() as calls:
             run(cache, method="joint", compare=(), **changed)
         return calls["train_vocabularies"].call_args_list[-1]

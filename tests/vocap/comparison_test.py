@@ -17,7 +17,6 @@ UNKNOWN = ["\u0416\u0416\u0416 a", "wor\u0148\u0148d", "\u6f22\u5b57, \u6f22", "
 
 
 def read(language: str) -> tuple[list[str], list[str]]:
-    """Training and held-out sentences."""
     return sentences(language)[20:], sentences(language)[:20]
 
 

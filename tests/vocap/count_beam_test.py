@@ -42,7 +42,6 @@ class _FolderTest(FolderTest):
         return path.read_bytes()
 
     def merged(self, folder: pathlib.Path) -> bytes:
-        """The table that the parts in `folder` make."""
         path = self.folder / "merged"
         run_tables.merge_tables(sorted(folder.glob("*.runs.gz")), path)
         return path.read_bytes()

@@ -57,7 +57,6 @@ def made_up_data() -> dict:
 
 
 def embedded(page: str) -> dict:
-    """The data of a page, as a browser finds them."""
     (text,) = re.findall(
         r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
     )

@@ -34,7 +34,6 @@ class Problem:
         return lattice.build_trie(self.pieces).match(runs.pack(self.words))
 
     def segmentations(self, word: str) -> Iterator[list[int]]:
-        """All ways to write a word in pieces, by their indices."""
         if not word:
             yield []
         for end in range(1, len(word) + 1):

@@ -20,7 +20,6 @@ TRICKY = [
 
 
 def table_of(counts: dict[str, float]) -> runs.RunTable:
-    """A table of runs with any counts."""
     text = runs.pack(list(counts))
     follow = np.zeros(len(counts), np.int16)
     return runs.RunTable(text, np.array([*counts.values()], np.float64), follow, 1)
@@ -44,7 +43,6 @@ def fit(pieces, counts: dict[str, float], num_iterations: int) -> np.ndarray:
 
 
 def segmentations(run: str, pieces) -> list[list[str]]:
-    """All ways to write `run` in pieces."""
     if not run:
         return [[]]
     ends = [end for end in range(1, len(run) + 1) if run[:end] in pieces]

@@ -54,7 +54,6 @@ def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) 
 
 
 def capacities() -> dict[str, int]:
-    """Vocabulary sizes that VoCap allocates to the languages."""
     curves = {lang: v.curve for lang, v in vocabularies().items()}
     return allocate(curves, probabilities(), beta=BETA, budget=BUDGET).sizes
 

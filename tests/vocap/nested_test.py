@@ -37,7 +37,6 @@ def relative_error(a, b):
 
 class AgreementTest(parameterized.TestCase):
     def agreement(self, sentences, sizes, **options) -> tuple[np.ndarray, np.ndarray]:
-        """Relative difference of the ALP, and Jaccard index of the pieces, at each size."""
         settings = TrainerSettings(
             "nested", tuple(sizes), alp_probabilities="model", **(OPTIONS | options)
         )

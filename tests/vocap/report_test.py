@@ -44,7 +44,6 @@ HELDOUT = {
 
 @functools.cache
 def cache() -> pathlib.Path:
-    """A folder that is removed when the tests end."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     return pathlib.Path(folder.name)
@@ -54,7 +53,6 @@ def cache() -> pathlib.Path:
 def build(
     method: str = "vocap", target_size: int = EXACT, with_heldout: bool = True
 ) -> tuple[BuiltVocabulary, VocabularySettings]:
-    """A vocabulary, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
     heldout = HELDOUT if with_heldout else {}
     return build_vocabulary(TEXT, heldout, settings, cache()), settings

@@ -21,17 +21,14 @@ HEADER = b"vocap-runs=1\tnormalizer=nmt_nfkc\tsentences=3\n"
 
 class _FolderTest(FolderTest):
     def files(self) -> list[str]:
-        """Names of all files and folders."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
     def table_of(self, sentences, name: str) -> pathlib.Path:
-        """The table of a text, by way of memory."""
         path = self.folder / name
         run_tables.write_table(path, runs.count_runs(sentences))
         return path
 
     def parts(self, count: int, seed: int = 0) -> list[pathlib.Path]:
-        """Tables of random parts of the text."""
         rng = random.Random(seed)
         parts: list[list[str]] = [[] for _ in range(count)]
         for sentence in TEXT:

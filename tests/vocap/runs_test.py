@@ -36,7 +36,6 @@ def script_of(character: str) -> str:
 
 
 def runs_of(normalized: str) -> list[str]:
-    """The script runs of a normalised sentence."""
     found: list[str] = []
     script = None
     for character in normalized:
@@ -227,7 +226,6 @@ class MostFrequentTest(parameterized.TestCase):
 
 
 def runs_packed(sentences) -> dict[str, int]:
-    """Packed counts of a text."""
     counter = runs.RunCounter()
     counter.add(sentences)
     return counter.packed()
