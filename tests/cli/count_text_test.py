@@ -148,10 +148,8 @@ class CountTextTest(FolderTest):
     def test_a_text_is_never_an_output(self, flag: str):
         self.write_shards()
         text, link, hard = (
-            self.text / "sw-0.txt",
-            self.folder / "link.txt",
-            self.folder / "hard.txt",
-        )
+            self.text / "sw-0.txt", self.folder / "link.txt", self.folder / "hard.txt",
+        )  # fmt: skip
         link.symlink_to(text)
         hard.hardlink_to(text)
         before = text.read_bytes()

@@ -96,15 +96,6 @@ class CardTest(ExportCase):
             expected = [f"{w} {tag}" for w, tag in zip(words, line["prediction"], strict=True)]
             self.assertEqual(printed.splitlines(), expected)
 
-    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
-    def test_code_classifies_as_the_run_does(self):
-        card = self.card_of("cola")
-        texts = ["the cat", "dog runs the cat", "zebra", "runs dog the", "the dog runs"]
-        model = prediction.FineTuned(tiny_tasks.finished("cola"))
-        (lines,) = model([TextExample(str(i), text, None, None) for i, text in enumerate(texts)])
-        expected = [line["prediction"] for line in lines]
-        self.assertEqual(self.run_code(card, texts=json.dumps(texts)), f"{expected}\n")
-
     def test_card_of_pairs_and_numbers(self):
         config = tiny_tasks.config("glue", "stsb,")
         options = task_settings(config)

@@ -184,13 +184,10 @@ class ForgettingTest(absltest.TestCase):
             ("en", "nothing", "xnli_nothing/results.json: has no scores"),
             ("en", "dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
             ("en", "tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
-            (
-                "en",
-                "report",
-                "results.json: the object has the unknown field changes; name the --w",
-            ),
+            ("en", "report",
+             "results.json: the object has the unknown field changes; name the --w"),
             ("mine", "yours", "xnli_mine .*'mine', .*yours of 'yours'; name two"),
-        ):
+        ):  # fmt: skip
             both = ",".join(str(self.folder / f"xnli_{one}") for one in (before, after))
             with self.assertRaisesRegex(ValueError, message):
                 self.report(self.masked, self.masked, f"--tasks={both}")

@@ -2,15 +2,13 @@
 
 import itertools
 import pathlib
-import subprocess
 import sys
 import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-import input_pipeline
 from input_pipeline import dataset
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
@@ -97,16 +95,3 @@ class BatchesTest(parameterized.TestCase):
             self.assertRaisesRegex(ImportError, 'config.data.loader = "threads"'),
         ):
             dataset.batches(self.stream, range(3), loader="tf.data")
-
-
-class ImportsTest(absltest.TestCase):
-    def test_no_module_needs_tensorflow_or_jax_to_be_imported(self):
-        modules = "corpus, dataset, packed_dataset, stream, text_files, tokenization"
-        code = f"import sys; from input_pipeline import {modules}; print(*sys.modules)"
-        root = pathlib.Path(input_pipeline.__file__).parents[1]
-        result = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-        )
-        imported = result.stdout.split()
-        self.assertContainsSubset(["numpy", "input_pipeline.dataset"], imported)
-        self.assertNoCommonElements(imported, ["tensorflow", "jax", "flax", "ml_collections"])

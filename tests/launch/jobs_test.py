@@ -124,11 +124,9 @@ class FlagsTest(parameterized.TestCase):
 
     @parameterized.product(
         launcher=("start", "xmanager"),
-        value=(
-            "workdir=/runs/a\nrm -rf b", "workdir=/runs/\udcff", "config.corpus.root=/t\x1b[2J",
-            f"config={CONFIG}:a\u2028b", "name=a\nb", "python=py\r", "sweep=train.sed=1",
-            "stages=prepare_data,finetune", "config=/etc/x.py",
-        ),
+        value=("workdir=/runs/a\nrm -rf b", "workdir=/runs/\udcff", "config.corpus.root=/t\x1b[2J",
+               f"config={CONFIG}:a\u2028b", "name=a\nb", "python=py\r", "sweep=train.sed=1",
+               "stages=prepare_data,finetune", "config=/etc/x.py"),
     )  # fmt: skip
     def test_a_wrong_value_is_an_error_of_one_line(self, launcher, value):
         flag, _, text = value.partition("=")

@@ -7,8 +7,6 @@ import tempfile
 
 from absl.testing import parameterized
 
-from input_pipeline.corpus import load_corpus
-from input_pipeline.sources import CorpusSpec
 from research.planted_defects import Defect, damaged, parse, plant
 from tests.input_pipeline.reading import read_parallel
 from xlm.common import artifacts
@@ -117,18 +115,6 @@ class PlantTest(parameterized.TestCase):
             self.assertEqual(found, damaged(defect, given, wrong, seed=0))
         self.plant()  # again, after a stop
         self.assertEqual(self.contents(self.output), after)
-
-    def test_corpus_reads_it(self):
-        self.plant()
-        spec = CorpusSpec(
-            root=str(self.output), text=("web",), parallel=("bitext/*-*.tsv*",),
-            heldout_fraction=0.0, parallel_heldout_fraction=0.0,
-        )  # fmt: skip
-        bitexts = {one.name: one.rows for one in load_corpus(spec).bitexts}
-        self.assertEqual(set(bitexts), set(PAIRS))
-        self.assertEqual(list(bitexts["fi-sv"]), rows("fi-sv"))
-        finnish = {sentence("fi", i) for i in range(30)}
-        self.assertLessEqual({row[1] for row in bitexts["es-it"]}, finnish)
 
     @parameterized.parameters(
         ([Defect("shuffled", "de-xx")], "no de-xx.tsv .*pairs are de-fr, en-fi, en-nl"),

@@ -49,16 +49,11 @@ class _FolderTest(FolderTest):
 
 class WithoutBeamTest(_FolderTest):
     def test_the_way_to_install_it_is_named(self):
+        self.enterContext(mock.patch.dict(sys.modules, {"apache_beam": None}))
         job = count_beam.Job(inputs=("a",), output=str(self.folder / "out"))
-        with (
-            mock.patch.dict(sys.modules, {"apache_beam": None}),
-            self.assertRaisesRegex(ValueError, "pip install '\\.\\[beam"),
-        ):
+        with self.assertRaisesRegex(ValueError, "pip install '\\.\\[beam"):
             count_beam.count(job, RUNNER)
-        with (
-            mock.patch.dict(sys.modules, {"apache_beam": None}),
-            commands.error("pip install '\\.\\[beam"),
-        ):
+        with commands.error("pip install '\\.\\[beam"):
             count_beam.main(["--input=a", "--output=b"])
 
     @parameterized.parameters(

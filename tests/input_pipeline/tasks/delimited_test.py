@@ -123,13 +123,10 @@ class FormatsTest(Case):
         self.assertEqual([one.label for _, one in numbers], [0, 0, 1])
         by_number = dataclasses.replace(TASKS["text_classes"], columns=NUMBERED)
         for text, task, message in (
-            (
-                "text,label\na,x\nb,nan\n",
-                TASKS["text_classes"],
-                "line 3: the label is 'nan', as pa",
-            ),
+            ("text,label\na,x\nb,nan\n", TASKS["text_classes"],
+             "line 3: the label is 'nan', as pa"),
             ("label,text\npos,a\n", by_number, "line 1: 'label' seems to be the name of a column"),
-        ):
+        ):  # fmt: skip
             self.path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
                 list(delimited.read_labels(self.path, task))
