@@ -7,7 +7,7 @@ import tempfile
 
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from benchmarks import recording, recording_data
 from benchmarks.recording_comparison import compare
@@ -88,29 +88,6 @@ class CompareTest(parameterized.TestCase):
             ("tagging", "predictions/en/0/id", None, "0", "1"),
         }
         self.assertEqual(set(differences(after)), expected)
-
-
-class RenamedTest(absltest.TestCase):
-    AFTER = changed(
-        ("quickstart", "metrics", 0, "train/overflow", ...),
-        ("quickstart", "metrics", 0, "train/dropped", 0.0),
-        ("quickstart", "parameters", "table", ...),
-        ("quickstart", "parameters", "embeddings/table", "cd"),
-    )
-    NAMES = {"train/overflow": "train/dropped", "table": "embeddings/table"}
-
-    def test_new_names_are_compared_with_the_old_ones(self):
-        self.assertLen(differences(self.AFTER), 4)
-        self.assertEqual(differences(self.AFTER, self.NAMES), [])
-        self.AFTER["runs"]["quickstart"]["parameters"]["embeddings/table"] = "xy"
-        found = differences(self.AFTER, self.NAMES)
-        self.AFTER["runs"]["quickstart"]["parameters"]["embeddings/table"] = "cd"
-        self.assertEqual(found, [("quickstart", "embeddings/table", None, "cd", "xy")])
-
-    def test_gone_on_purpose(self):
-        after = changed(("quickstart", "metrics", 2, "eval/loss", ...))
-        self.assertEqual(differences(after, {"eval/loss": None}), [])
-        self.assertEqual(differences(RECORDING, {"eval/loss": None}, before=after), [])
 
 
 class RecordTest(parameterized.TestCase):

@@ -1,15 +1,12 @@
 """Description of compiled steps: what is held and sent, what bounds it, and going on."""
 
 import dataclasses
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax
 from absl.testing import absltest, parameterized
 
 from tests import commands
-from xlm.common import entry_point
 from xlm.experiment import memory
 
 scaling = commands.load("benchmarks.scaling")
@@ -76,19 +73,3 @@ class TableTest(absltest.TestCase):
         self.assertIn("all-reduce 3, 1,200", scaling.table_of({step: found}, scaling.CHIPS["v5p"]))
         seconds = scaling.bounds(step, found, scaling.CHIPS["H200"])
         self.assertAlmostEqual(seconds["links"], 1.2e9 / 450e9)
-
-    def test_goes_on(self):
-        found = {"flops": 1.0, "devices": 8, "mesh": "8 x 1 x 1", "needed": 1.0}
-        with tempfile.TemporaryDirectory() as folder:
-            out = pathlib.Path(folder, "out.jsonl")
-            arguments = (f"--out={out}", "--devices=cpu:8", "--vocab_sizes=600,700")
-            with mock.patch.object(
-                scaling, "measured", side_effect=[dict(found), dict(found), KeyboardInterrupt]
-            ) as measured:
-                ended = commands.execute("benchmarks.scaling", *arguments)
-                self.assertEqual(ended.returncode, entry_point.EXIT_INTERRUPTED)
-                self.assertLen(scaling.read(out), 2)
-                measured.side_effect = lambda *_: dict(found)
-                ended = commands.execute("benchmarks.scaling", *arguments)
-        self.assertEqual(measured.call_count, 3 + 2 * 2 * 3 - 2)
-        self.assertEqual(ended.stdout.count("| cpu:8 |"), 2 * 2 * 3)

@@ -33,12 +33,6 @@ class PlanTest(absltest.TestCase):
         self.assertLen(set(cells), 2 * (1 + len(MODES) * len(SIZES)))
         self.assertEqual([cell.width for cell in cells], [8] * 10 + [4] * 10)
 
-    def test_interleaved_groups_are_sizes(self):
-        groups = train_step.plan(MODES, SIZES, (8,), is_interleaved=True)
-        self.assertEqual([group[1].vocab_size for group in groups], [200, 400, 100])
-        for group in groups:
-            self.assertEqual([cell.mode for cell in group], [NONE, *MODES])
-
 
 class Stub:
     """A case that takes no time, and of one layer and size no memory is left for."""

@@ -36,17 +36,3 @@ class AlpGrowthTest(absltest.TestCase):
         self.assertIn("| high (1) | vocap | -81.0 | +10.00 | +20.00 |", rows)
         self.assertIn("| all (2) | joint | -80.5 | +1.00 | +0.50 |", rows)
         self.assertNotIn("uniform", " ".join(rows))  # has no scores
-
-    def test_languages_in_which_the_first_method_is_ahead(self):
-        records = [build(60_000, -80, -80), build(120_000, -79, -70)]
-        # By twelve nats more, from 9 behind in Swahili.
-        records[0]["scores"]["joint"]["sw"]["alp"] = -72.0
-        records[1]["scores"]["joint"]["sw"]["alp"] = -74.0
-        expected = (
-            "Of 2 languages vocap has more ALP than joint in 0 at 60,000, 2 at 120,000; from "
-            "60,000 to 120,000 it gains more in 2."
-        )
-        self.assertEqual(alp_growth.ahead(records), [expected])
-        records[1]["scores"]["joint"]["en"]["alp"] = -69.0
-        self.assertIn("1 at 120,000", alp_growth.ahead(records)[0])
-        self.assertIn("gains more in 1.", alp_growth.ahead(records)[0])

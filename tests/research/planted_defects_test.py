@@ -68,13 +68,6 @@ class DamagedTest(parameterized.TestCase):
         self.assertEqual(counts, {2, 3})  # 30 rows, 12 sentences
         self.assertEqual(set(found), set(self.wrong))
 
-    def test_too_little_text(self):
-        same = [("a", "same")] * 10
-        with self.assertRaisesRegex(ValueError, "de-fr has too little text for shuffled"):
-            damaged(DEFECTS[0], same, (), seed=0)
-        with self.assertRaisesRegex(ValueError, "no other pair .* text of 'fi'"):
-            damaged(DEFECTS[2], rows("es-it"), (), seed=0)
-
 
 class PlantTest(parameterized.TestCase):
     def setUp(self):
@@ -125,13 +118,9 @@ class PlantTest(parameterized.TestCase):
     def test_bad_defects_leave_nothing(self, defects, message: str):
         with self.assertRaisesRegex(ValueError, message):
             self.plant(defects)
-        self.assertFalse(self.output.exists())
-
-    def test_bad_folders(self):
-        with self.assertRaisesRegex(ValueError, "--folder: .*nowhere is no folder"):
-            self.plant(folder="nowhere")
         with self.assertRaisesRegex(ValueError, "choose a folder outside it"):
             plant(self.data, "bitext", self.data / "new", DEFECTS, 0)
+        self.assertFalse(self.output.exists())
 
     def test_flags(self):
         texts = ("shuffled:de-fr", "near_copies:en-nl", "wrong_language:es-it:fi")

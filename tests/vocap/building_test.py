@@ -221,21 +221,6 @@ class ResultTest(BuildTest):
         with self.assertRaisesRegex(ValueError, "no amount or probability is given for yc"):
             run(cache, amounts={"xa": 1, "xb": 2})
 
-    def test_sizes_to_begin_at_lead_to_the_model_that_they_are_of(self):
-        for target_size in (SETTINGS.target_size, 146):
-            whole = run(self.first_cache, target_size=target_size, compare=())
-            allocation = whole.choice.allocation
-            sizes = dict(allocation.sizes)
-            if allocation.partial is not None:
-                sizes[allocation.partial] = allocation.margins[allocation.partial].less.size
-            options = {"target_size": target_size, "initial_sizes": sizes, "compare": ("uniform",)}
-            self.assertEqual(run(self.first_cache, **options).model, whole.model)
-        more = run(self.first_cache, initial_sizes={"xb": 75}, compare=())
-        self.assertGreaterEqual(more.choice.allocation.sizes["xb"], 75)
-        self.assertLess(self.first.choice.allocation.sizes["xb"], 75)
-        with self.assertRaisesRegex(ValueError, "vocab.method is 'uniform'; only 'vocap' can beg"):
-            dataclasses.replace(SETTINGS, method="uniform", initial_sizes={"xb": 75})
-
 
 class CacheTest(BuildTest):
     @parameterized.parameters(
