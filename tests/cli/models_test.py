@@ -25,13 +25,11 @@ from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, processes
 from tests.cli.stores import write_store
 from tests.folders import FolderTest
-from tests.interop import model_folder_test
 from vocap import merge
 from xlm.cli.main import VERBS
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives
-from xlm.experiment.pretrained import read_pretrained
 from xlm.interop import model_folder, task_heads, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.training.checkpoint import Checkpoints
@@ -207,32 +205,6 @@ class EntryPointsTest(FolderTest):
             self.succeed("import_model", f"--model={folder}", f"--output={unpadded}")
             flags = (f"--model={unpadded}", f"--texts={text}")
             self.succeed("prune_model", *flags, f"--output={self.folder / 'small'}")
-
-    @parameterized.parameters("bytes", "user-defined", "case", "identity")
-    def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
-        model, own = self.write_model(), model_folder_test.own_model(kind, self.folder)
-        given, text = self.folder / "given.model", self.folder / "xx.txt"
-        given.write_bytes(own)
-        text.write_text("ab abc cd\nAB zz\n", encoding="utf-8")
-        folders = [self.folder / name for name in ("on_own", "kept", "small", "back")]
-        on_own, kept, small, back = folders
-        for source, output, tool, *flags in (
-            (model, on_own, "import_model", f"--vocabulary={given}"),
-            (on_own, kept, "import_model"),
-            (on_own, small, "prune_model", f"--texts={text}"),
-            (on_own, back, "import_model", f"--vocabulary={model / 'spm.model'}"),
-        ):
-            paths = (f"--model={source}", f"--output={output}")
-            self.succeed(tool, *paths, *flags)
-        self.assertEqual(model_folder.read_tokenizer(kept), own)
-        pairs = (model_folder.read_model(folder)[1] for folder in (on_own, kept))
-        jax.tree.map(np.testing.assert_array_equal, *pairs)
-        _, ids = vocabulary.prune(own, text.read_text().splitlines())
-        before, after = (self.logits(folder, "ab abc cd") for folder in (on_own, small))
-        np.testing.assert_allclose(after, before[:, ids], rtol=0, atol=1e-5)
-        self.assertEqual(read_pretrained(str(on_own)).tokenizer, own)
-        exists = [(folder / "tokenizer.json").exists() for folder in folders]
-        self.assertEqual(exists, [False, False, False, True])
 
     def test_a_pruned_model_of_a_task_says_that_it_is_an_encoder_alone(self):
         sizes, encoder = model_folder.read_model(self.write_model())

@@ -22,15 +22,6 @@ class WriterTest(FolderTest):
         read = [(self.folder / name).read_bytes() for name in ("whole.npy", "pieces.npy")]
         self.assertEqual(*read)
 
-    def test_nothing_is_left_of_one_that_fails(self):
-        with (
-            self.assertRaisesRegex(ValueError, "stop"),
-            array_files.array_file(self.folder / "a.npy", (), np.int64) as file,
-        ):
-            file.append(np.arange(5))
-            raise ValueError("stop")
-        self.assertEmpty(list(self.folder.iterdir()))
-
 
 class ArrayFileTest(FolderTest):
     @parameterized.parameters(((20,),), ((5, 4),))

@@ -4,7 +4,6 @@ import gzip
 
 from absl.testing import parameterized
 
-from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
 from tests.folders import FolderTest
@@ -283,40 +282,6 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(
             [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
         )
-
-    def test_each_source_is_read_once_and_for_evaluation_only_if_so_named(self):
-        for name in ("en-de", "en-sw", "eval/en-de"):
-            self.write(f"{name}.tsv", f"{name}\tx\n")
-        spec = self.spec(
-            parallel=("*.tsv", "./en-de.tsv", "**/*.tsv"), parallel_eval=("en-sw.tsv", "eval/*")
-        )
-        found = [(one.key, *one.files) for one in sources.find_parallel(spec)]
-        evaluated = [self.folder / "en-sw.tsv", self.folder / "eval/en-de.tsv"]
-        expected = [("parallel", self.folder / "en-de.tsv")]
-        expected += [("parallel_eval", path) for path in evaluated]
-        self.assertEqual(found, expected)
-        self.assertEqual(sources.find_evaluated_only(spec), evaluated)
-
-    def test_parallel_text_without_two_wanted_languages_is_told(self):
-        self.write("de-fr.tsv", "A\tb\n")
-        self.write("eng-fr.tsv", "a\tb\n")
-        self.write("core.tsv", _tsv(["en", "fr", "sw"], 2))
-        for language in ("fr", "sw", "de"):
-            self.write(f"folder/{language}.txt.gz", "a\n")
-        self.write("folder/.old/en.txt", "a\n")
-        spec = self.spec(
-            parallel=("*.tsv",), parallel_eval=("folder",), languages=("en", "fr"),
-            language_codes={"eng": "en"},
-        )  # fmt: skip
-        expected = {"de-fr.tsv": ("de", "fr"), "folder": ("de", "fr", "sw")}
-        found = sources.find_left_out(spec)
-        self.assertEqual({str(p.relative_to(self.folder)): of for p, of in found.items()}, expected)
-        used = [path for one in sources.find_parallel(spec) for path in one.files]
-        self.assertEqual([path.name for path in used], ["core.tsv", "eng-fr.tsv"])
-        self.assertEmpty(sources.find_left_out(self.spec(parallel=("*.tsv",))))
-        patterns = {"parallel": ("*.tsv", "*/*.tsv"), "parallel_eval": ("*.xz", "folder")}
-        found = sources.find_unmatched(self.spec(**patterns), ("parallel", "parallel_eval"))
-        self.assertEqual(found, ["*/*.tsv", "*.xz"])
 
 
 class FaultsTest(_CorpusTest):

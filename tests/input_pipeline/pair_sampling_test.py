@@ -185,14 +185,6 @@ class MethodsTest(parameterized.TestCase):
                 np.testing.assert_allclose([*shares.values()], weights / weights.sum(), rtol=1e-12)
                 self.assertTrue(found.is_met)
 
-    def test_effective_pairs(self):
-        counts = random_counts(9, 12)
-        num_pairs = np.count_nonzero(np.triu(counts))
-        self.assertAlmostEqual(uniform_sampling(counts).effective_pairs, num_pairs)
-        shares = counts[np.triu(counts) > 0] / np.triu(counts).sum()
-        expected = np.exp(-np.sum(shares * np.log(shares)))
-        self.assertAlmostEqual(proportional_sampling(counts).effective_pairs, expected)
-
 
 class BadInputTest(parameterized.TestCase):
     @parameterized.parameters(

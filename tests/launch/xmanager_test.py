@@ -141,37 +141,6 @@ class PlanTest(parameterized.TestCase):
 
 
 class LaunchTest(absltest.TestCase):
-    def launch(self, plan: dict[str, Any]) -> None:
-        """Launch a plan with modules that write down their calls, and an experiment `made`."""
-        self.xm, self.xm_local, self.files = mock.MagicMock(), mock.MagicMock(), []
-        self.made = self.xm_local.create_experiment.return_value.__enter__.return_value
-        self.made.package.side_effect = self.package
-        xmanager.launch(plan, self.xm, self.xm_local)
-        self.xm_local.create_experiment.assert_called_once_with("base")
-        self.assertEqual(self.made.add.call_count, len(plan["jobs"]))
-
-    def package(self, packageables: list) -> list[str]:
-        if self.xm.PythonContainer.called:  # whose files are there now only
-            folder = pathlib.Path(self.xm.PythonContainer.call_args.kwargs["path"])
-            # The Dockerfile copies it by its name.
-            self.files = [str(one.relative_to(folder.parent)) for one in folder.rglob("*")]
-        return ["image"]
-
-    def test_a_sweep_in_the_cloud(self):
-        self.launch(PLAN)
-        container = self.xm.PythonContainer.call_args.kwargs
-        self.xm.CommandList.assert_called_once_with(PLAN["package"]["commands"])
-        for name in ("base_image", "docker_instructions"):
-            self.assertEqual(container[name], PLAN["package"][name])
-        self.assertContainsSubset(["vocap/train.py", "vocap/xlm/launch/slurm.sh"], self.files)
-        executor = self.xm_local.Vertex.return_value
-        self.xm.Packageable.assert_called_once_with(
-            self.xm.PythonContainer.return_value, executor.Spec.return_value, args=[]
-        )
-        self.xm.JobRequirements.assert_called_once_with(PLAN["executor"]["requirements"])
-        expected = [mock.call("image", executor, **job) for job in PLAN["jobs"]]
-        self.assertEqual(self.xm.Job.call_args_list, expected)
-
     def test_a_failed_job_is_told(self):
         xm_local = mock.MagicMock()
         xm_local.create_experiment.side_effect = RuntimeError("<Process> returned code: 2")

@@ -97,18 +97,6 @@ class CountTest(parameterized.TestCase):
         found = dict(zip((*pieces, "<unk>"), counts.tolist(), strict=True))
         self.assertEqual({piece: n for piece, n in found.items() if n}, dict(expected))
 
-    def test_segmentation_joins_the_pair_of_the_earliest_merge(self):
-        pieces, scores = trained()
-        rank = {piece: i for i, piece in enumerate(pieces)}
-        table = runs.count_runs(sentences("sw")[:20])
-        expected = collections.Counter()
-        for run, count in zip(table.runs(), table.counts.tolist(), strict=True):
-            for piece in merged(run, rank):
-                expected[piece if piece in rank else "<unk>"] += count
-        counts = bpe.segmented_counts(bpe.segmenter(pieces, scores), table)
-        found = dict(zip((*pieces, "<unk>"), counts.tolist(), strict=True))
-        self.assertEqual({piece: n for piece, n in found.items() if n}, dict(expected))
-
     def test_the_order_of_the_pieces_does_not_matter(self):
         (pieces, scores), table = trained(), runs.count_runs(sentences("cy"))
         order = np.random.default_rng(0).permutation(SIZE)
