@@ -69,7 +69,7 @@ class CountTextTest(FolderTest):
     def test_shards_of_all_kinds_count_as_the_text_that_they_hold(self):
         self.write_shards()
         out, aside = self.out / "sw.runs.gz", self.out / "sw.heldout.runs.gz"
-        spelled = os.path.relpath(self.text / "sw-0.txt")  # a file counts once however
+        spelled = os.path.relpath(self.text / "sw-0.txt", ROOT)  # a file counts once
         overlapping = (f"--input={self.text}/sw-*", f"--input={self.text}/../text/*.gz",
                        f"--input={spelled}")  # fmt: skip
         process = self.start(*overlapping, f"--output={out}", "--heldout_fraction=0.2",

@@ -83,6 +83,17 @@ class UniformityTest(absltest.TestCase):
             self.assertLess(one_of_each.max(), stats.chi2.ppf(1 - 0.001 / len(one_of_each), 9))
             self.assertAlmostEqual(of_sequences.mean(), 9, delta=4 * np.sqrt(18 / 63))
 
+    def test_two_examples_are_of_one_block_as_often_as_a_window_predicts(self):
+        same = np.mean(np.diff(self.by_rows // self.BLOCK) == 0)
+        self.assertAlmostEqual(same, (self.BLOCK - 1) / (self.SIZE - 1), delta=0.002)
+        for apart in (1, 7, 40):  # in the order; 1 for neighbours
+            same = np.mean(self.first[:, apart:] == self.first[:, :-apart])
+            # Two numbers of a window of n are of one block with chance (b - 1) / (n - 1); there are
+            # eight windows, and two numbers of different windows are of different blocks.
+            n = self.SIZE / 8
+            expected = (self.BLOCK - 1) / (n - 1) * (n - apart) / (self.SIZE - apart) * 8
+            self.assertAlmostEqual(same, expected, delta=0.05 * expected)
+
     def test_an_epoch_tells_nothing_about_the_next(self):
         between = [np.corrcoef(p, q)[0, 1] for p, q in itertools.pairwise(self.by_blocks)]
         self.assertAlmostEqual(np.mean(between), 0, delta=4 / np.sqrt(63 * self.KEYS))

@@ -202,6 +202,54 @@ class RandomCurvesTest(parameterized.TestCase):
             result = allocate(scaled, {lang: 1024 * q[lang] for lang in q}, **arguments)
             self.assertEqual((result.sizes, result.pieces), (expected.sizes, expected.pieces))
 
+    @parameterized.product(nested=[True, False], method=METHODS)
+    def test_the_threshold_search_ends_with_the_steps_of_the_greedy_search(self, nested, method):
+        rng = random.Random(f"{nested} {method}")
+        jumps = 0
+        for i in range(150):
+            curves, q = random_curves(rng, concave=True, nested=nested, ties=i % 2 == 0)
+            budget = random_budget(rng, curves)
+            greedy, threshold = (
+                allocate(curves, q, beta=0.7, budget=budget, method=method, search=search)
+                for search in SEARCHES
+            )
+            num_steps = len(threshold.steps)
+            self.assertEqual(threshold.steps, greedy.steps[len(greedy.steps) - num_steps :])
+            jumps += num_steps < len(greedy.steps)
+            if nested and num_steps < len(greedy.steps):
+                # The bound is the union, so that nothing but the last gain is taken step by step.
+                self.assertLessEqual(num_steps, len(curves))
+        self.assertGreater(jumps, 50)
+
+    @parameterized.parameters(*SEARCHES)
+    def test_no_other_choice_of_sizes_reaches_a_better_objective(self, search):
+        rng = random.Random(2)
+        for _ in range(30):
+            step, num_sizes = rng.randint(1, 5), 5
+            curves, amounts = {}, {}
+            for language in ("a", "b", "c", "d"):
+                rises = sorted(rng.sample(range(1, 20), num_sizes), reverse=True)
+                sizes = range(step, step * num_sizes + 1, step)
+                curves[language] = disjoint_curve(language, sizes, itertools.accumulate(rises))
+                amounts[language] = rng.choice([1.0, 1.0, rng.uniform(1, 9)])  # ties as well
+            q = language_probabilities(amounts, 1.0)
+            budget = step * rng.randint(len(curves), len(curves) * num_sizes)
+
+            def objective(indices, curves=curves, q=q) -> float:
+                pairs = zip(curves.items(), indices, strict=True)
+                return sum(q[lang] ** 0.7 * curve.alp[i] for (lang, curve), i in pairs)
+
+            feasible = [
+                indices
+                for indices in itertools.product(range(num_sizes), repeat=len(curves))
+                if sum(step * (i + 1) for i in indices) == budget
+            ]
+            result = allocate(curves, q, beta=0.7, budget=budget, search=search)
+            chosen = [result.sizes[lang] // step - 1 for lang in curves]
+            self.assertIn(tuple(chosen), feasible)
+            self.assertAlmostEqual(objective(chosen), max(map(objective, feasible)))
+            self.assertIsNone(result.partial)
+
 
 class OptimumTest(parameterized.TestCase):
     def test_a_step_that_overshoots_only_before_it_drops_its_old_pieces_is_taken_whole(self):
@@ -226,6 +274,26 @@ class AllocateTest(parameterized.TestCase):
         visited = allocate(curves, q, beta=0.7, budget=12, method="uniform")
         self.assertEqual([step.size for step in visited.steps], [2, 2, 4, 4, 6, 8])
         self.assertEqual(visited.not_concave, {})
+
+    def test_beta_0_ignores_the_probabilities_and_beta_1_heeds_them(self):
+        curves = {
+            "a": disjoint_curve("a", (2, 4), (-9.0, -5.0)),
+            "b": disjoint_curve("b", (2, 4), (-9.0, -4.0)),
+        }
+        rich_a = {"a": 0.9, "b": 0.1}
+        self.assertEqual(
+            allocate(curves, rich_a, beta=0.0, budget=6).sizes,
+            allocate(curves, {"a": 0.5, "b": 0.5}, beta=1.0, budget=6).sizes,
+        )
+        self.assertEqual(allocate(curves, rich_a, beta=1.0, budget=6).sizes, {"a": 4, "b": 2})
+
+    def test_a_last_step_that_overshoots_gives_its_most_probable_new_pieces(self):
+        curve = make_curve((2, 5), (-9.0, -5.0), ("ab", "zaxby"))
+        result = allocate({"en": curve}, {"en": 1.0}, beta=0.7, budget=4)
+        self.assertEqual(result.pieces, ("a", "b", "x", "z"))
+        self.assertEqual((result.sizes, result.partial), ({"en": 5}, "en"))
+        self.assertEqual(result.margins["en"].less, Change(2, -4.0, 4 / 3, -2))
+        self.assertIsNone(result.margins["en"].more)
 
     @parameterized.parameters(*SEARCHES)
     def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self, search):

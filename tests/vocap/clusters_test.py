@@ -47,6 +47,18 @@ class ClusterLanguagesTest(parameterized.TestCase):
             clusters = cluster_languages(pieces, log_probs, k)
             self.assertAlmostEqual(inertia(points, [clusters[lang] for lang in names]), best)
 
+    def test_no_move_of_a_language_makes_the_inertia_smaller(self):
+        rng = random.Random(5)
+        names = [f"l{i:02}" for i in range(40)]
+        pieces, log_probs = random_vocabularies(rng, names, 40)
+        points = np.stack(list(dense_fingerprints(pieces, log_probs).values()))
+        clusters = cluster_languages(pieces, log_probs, 8)
+        labels = [clusters[lang] for lang in names]
+        for i in range(len(names)):
+            for label in range(8):
+                moved = [*labels[:i], label, *labels[i + 1 :]]
+                self.assertGreaterEqual(inertia(points, moved), inertia(points, labels) - 1e-6)
+
     def test_the_order_of_languages_and_pieces_does_not_matter(self):
         rng = random.Random(1)
         for _ in range(5):

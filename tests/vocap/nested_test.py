@@ -69,6 +69,23 @@ class AgreementTest(parameterized.TestCase):
         # What differs does so where pieces tie but for the rounding of sums.
         self.assertGreater(((difference < 1e-5) & (common == 1)).mean(), 0.5)
 
+    @parameterized.parameters("sw", "ka")
+    def test_the_same_sizes_are_feasible(self, language):
+        sentences = sentences_of(language)
+        found = train(sentences, range(1, 1000))
+        smallest, largest = sizes_of(found)[0], sizes_of(found)[-1]
+        self.assertEqual(sizes_of(found), list(range(smallest, largest + 1)))
+        self.assertEqual(smallest, found.num_required)
+        for size in (smallest - 1, smallest, largest, largest + 1):
+            settings = TrainerSettings(
+                "sentencepiece", (size,), alp_probabilities="model", **OPTIONS
+            )
+            if smallest <= size <= largest:
+                unigram.sentencepiece_model(sentences, size, settings)
+            else:
+                with self.assertRaisesRegex(RuntimeError, "smaller than required|too high"):
+                    unigram.sentencepiece_model(sentences, size, settings)
+
 
 class NestedTest(parameterized.TestCase):
     def assert_same(self, a: nested.NestedVocabularies, b: nested.NestedVocabularies):
