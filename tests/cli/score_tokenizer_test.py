@@ -173,7 +173,7 @@ class CommandTest(FolderTest):
             self.run_main(model, parallel, "--languages=sw")
             self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
 
-    def test_languages_and_names(self):
+    def test_languages(self):
         model = self.folder / "spm.model"
         self.run_main(f"--tokenizers=a={model}", "--languages=sw")
         results = artifacts.read_json(self.folder / "out" / "results.json")

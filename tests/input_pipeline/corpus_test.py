@@ -4,6 +4,7 @@ import gzip
 
 from absl.testing import parameterized
 
+from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
 from tests.folders import FolderTest
@@ -282,6 +283,19 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(
             [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
         )
+
+    def test_each_source_is_read_once_and_for_evaluation_only_if_so_named(self):
+        for name in ("en-de", "en-sw", "eval/en-de"):
+            self.write(f"{name}.tsv", f"{name}\tx\n")
+        spec = self.spec(
+            parallel=("*.tsv", "./en-de.tsv", "**/*.tsv"), parallel_eval=("en-sw.tsv", "eval/*")
+        )
+        found = [(one.key, *one.files) for one in sources.find_parallel(spec)]
+        evaluated = [self.folder / "en-sw.tsv", self.folder / "eval/en-de.tsv"]
+        expected = [("parallel", self.folder / "en-de.tsv")]
+        expected += [("parallel_eval", path) for path in evaluated]
+        self.assertEqual(found, expected)
+        self.assertEqual(sources.find_evaluated_only(spec), evaluated)
 
 
 class FaultsTest(_CorpusTest):

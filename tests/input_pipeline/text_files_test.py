@@ -158,6 +158,8 @@ class FaultsTest(_FolderTest):
         first = {"en.txt": b"a", "en.jsonl": b'{"text": "a"}', "en-de.tsv": b"a\tb"}[name]
         path = self.write(name + compression, first + b"\nb\xf6se\n")
         self.assert_fault(path, "line 2: not UTF-8", "byte 0xf6 at position 2", "iconv")
+        path = self.write(name + compression, first + b"\n" + b"\0" * 9)  # zeros of a crash
+        self.assert_fault(path, "line 2: a NUL byte")
 
     @parameterized.parameters(".gz", ".xz", ".bz2", ".zst")
     def test_cut_off_anywhere(self, compression):
