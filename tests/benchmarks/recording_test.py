@@ -89,6 +89,11 @@ class CompareTest(parameterized.TestCase):
         }
         self.assertEqual(set(differences(after)), expected)
 
+    def test_the_same_name_twice_at_a_step(self):
+        after = changed(("quickstart", "metrics", 2, "train/loss", 6.0))
+        with self.assertRaisesRegex(ValueError, "'train/loss' twice, at step 2"):
+            differences(after)
+
 
 class RecordTest(parameterized.TestCase):
     @parameterized.parameters(*recording.TRAINING)

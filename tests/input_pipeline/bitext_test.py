@@ -26,7 +26,7 @@ from input_pipeline.bitext import (
     token_counts,
 )
 from input_pipeline.block_order import NO_BLOCKS, BlockSettings
-from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
 from tests.factories import SPECIAL_IDS as SPECIAL
@@ -330,6 +330,16 @@ class PairStreamTest(parameterized.TestCase):
         other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
         first = pair_streams(self.store, SETTINGS, seed=0)[0][0]
         self.assertTrue((other.batch(0)["tokens"] != first.batch(0)["tokens"]).any())
+
+    def test_further_streams_read_nothing_again(self):
+        # No other test has read from it.
+        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
+        first = pair_streams(store, SETTINGS, seed=0)[0]
+        with mock.patch.object(TokenizedSentences, "lengths", mock.PropertyMock()) as read:
+            more = [pair_streams(store, SETTINGS, seed)[0] for seed in range(5)]
+        read.assert_not_called()
+        for one, other in zip(first, more[0], strict=True):
+            np.testing.assert_array_equal(one.batch(3)["tokens"], other.batch(3)["tokens"])
 
     @parameterized.parameters(
         ((), "continue", "must ascend"), ((16, 8), "continue", "must ascend"),

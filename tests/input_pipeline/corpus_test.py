@@ -100,6 +100,17 @@ class TextTest(_CorpusTest):
             self.assertLessEqual(len(block), 20)
             self.assertIn(str(block)[1:-1], text)
 
+    def test_a_long_line_is_cut_and_counted_by_language(self):
+        line = "Ein Satz. " * 2000
+        for name in ("a", "b"):
+            self.write(f"{name}/de.txt", _txt(_documents("de", 3)) + line + name)
+        with self.assertLogs(level="WARNING") as logs:
+            loaded = self.load(text=("a", "b"))
+        self.assertLen(logs.output, 1)
+        self.assertRegex(logs.output[0], "de: lines of more than 8192 characters, cut .*: 2$")
+        cut = loaded.sentences("de") + loaded.sentences("de", "heldout")
+        self.assertEqual(" ".join(cut).count("Ein Satz."), 2 * 2000)
+
     def test_the_split_depends_on_the_seed_and_the_digest_on_text_and_split(self):
         for language in ("en", "de"):
             self.write(f"{language}.txt", _txt(_documents(language, 50)))

@@ -139,13 +139,18 @@ class PlanTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             plan_for(**given)
 
-
-class LaunchTest(absltest.TestCase):
-    def test_a_failed_job_is_told(self):
-        xm_local = mock.MagicMock()
+    def test_each_job_is_added_with_the_package_and_a_failed_one_is_told(self):
+        xm, xm_local = mock.MagicMock(), mock.MagicMock()
+        experiment = xm_local.create_experiment.return_value.__enter__.return_value
+        experiment.package.return_value = ["image"]
+        xmanager.launch(PLAN, xm, xm_local)
+        executor = xm_local.Vertex.return_value
+        expected = [mock.call("image", executor, **job) for job in PLAN["jobs"]]
+        self.assertEqual(xm.Job.call_args_list, expected)
+        self.assertEqual(experiment.add.call_count, len(PLAN["jobs"]))
         xm_local.create_experiment.side_effect = RuntimeError("<Process> returned code: 2")
         with self.assertRaisesRegex(ValueError, "a job failed: .* code: 2; .* resume all jobs"):
-            xmanager.launch(plan_for("local", [JOB]), mock.MagicMock(), xm_local)
+            xmanager.launch(plan_for("local", [JOB]), xm, xm_local)
 
 
 @absltest.skipIf(importlib.util.find_spec("xmanager") is None, "xmanager is not installed")
