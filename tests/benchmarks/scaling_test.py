@@ -48,7 +48,7 @@ class MeasuredTest(parameterized.TestCase):
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (12.50G) exceeds available HBM (1.00G).",
     )
-    def test_of_a_step_that_does_not_fit_the_memory_is_read_off_the_refusal(self, message: str):
+    def test_memory_of_a_refused_step_is_read_off_the_error(self, message: str):
         with mock.patch.object(
             jax.stages.Lowered, "compile", side_effect=jax.errors.JaxRuntimeError(message)
         ):

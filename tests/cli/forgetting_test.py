@@ -168,7 +168,7 @@ class ForgettingTest(absltest.TestCase):
             self.report(self.masked, self.masked, "--tasks=x")
 
     @mock.patch.object(tool, "read_model", mock.Mock(side_effect=AssertionError))
-    def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
+    def test_tasks_that_do_not_compare_are_found_first(self):
         own = task_results("text_classes", {"en": 0.5})
         for name, results in (
             ("en", task_results("xnli", {"en": 0.5})), ("de", task_results("xnli", {"de": 0.5})),

@@ -91,7 +91,7 @@ class OutputsTest(parameterized.TestCase):
             aside.touch()
         self.assertEqual(self.names(), ["link", "other", "out"])
 
-    def test_parts_stay_until_the_output_is_whole_and_what_was_killed_goes(self):
+    def test_parts_stay_until_the_output_is_whole(self):
         os.mkdir("out.parts")
         for content in ("first", "second"):
             with self.assertRaises(KeyboardInterrupt), outputs.file("out") as aside:

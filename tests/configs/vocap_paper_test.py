@@ -43,7 +43,7 @@ class TableReadsTest(parameterized.TestCase):
             self.assertEqual(touched[TABLE].shape, (num_rows,))
             self.assertIn(f"at most {num_rows:,} of {vocab_size:,} table rows", said)
 
-    def test_without_the_capacity_the_whole_table_is_read_and_the_run_says_why(self):
+    def test_without_the_capacity_the_whole_table_is_read(self):
         config = vocap_paper.get_config("vocap_500k_knn")
         config.output_layer.row_capacity = 0
         objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))

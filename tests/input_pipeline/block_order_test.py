@@ -101,7 +101,7 @@ class UniformityTest(absltest.TestCase):
 
 class BatchOrderTest(parameterized.TestCase):
     @parameterized.parameters(0, 1000)
-    def test_without_blocks_or_large_languages_it_is_the_order_of_sequences(self, block):
+    def test_without_blocks_it_is_the_order_of_sequences(self, block):
         expected = StreamOrder.create(3, _ROWS, _SHARES)
         for step in (0, 7, 10**6):
             places = order(block=block).places(step, 10, 30)

@@ -111,7 +111,7 @@ class TextTest(_CorpusTest):
         cut = loaded.sentences("de") + loaded.sentences("de", "heldout")
         self.assertEqual(" ".join(cut).count("Ein Satz."), 2 * 2000)
 
-    def test_the_split_depends_on_the_seed_and_the_digest_on_text_and_split(self):
+    def test_split_by_seed_and_digest_of_text_and_split(self):
         for language in ("en", "de"):
             self.write(f"{language}.txt", _txt(_documents(language, 50)))
         first, other = self.load(text=(".",)), self.load(text=(".",), seed=1)

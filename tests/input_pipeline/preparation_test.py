@@ -244,7 +244,7 @@ class TasksTest(_PreparationTest):
             prepare(job)
         self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
 
-    def test_a_source_of_more_languages_than_files_can_be_open_raises_the_limit(self):
+    def test_a_source_of_many_languages_raises_the_limit_of_open_files(self):
         names = [f"{a}{b}" for a in "abcde" for b in "vwxyz"]
         rows = [["\t".join([f"{i}", *(f"{x} {i} {j}" for x in names)]) for j in range(2)]
                 for i in range(20)]  # fmt: skip

@@ -56,7 +56,7 @@ class FormatsTest(_FolderTest):
         self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
     @parameterized.parameters("en-de.tsv", "news.2014.en-de.tsv")
-    def test_a_file_called_by_its_two_languages_has_neither_header_nor_ids(self, name):
+    def test_a_file_named_by_two_languages_has_no_header(self, name):
         path = self.write(name, "one\teins\ntwo\t\n\nthree\tdrei\n")
         self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 

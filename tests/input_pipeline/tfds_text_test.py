@@ -54,7 +54,7 @@ class TfdsTextTest(FolderTest):
             found = list(tfds_text.documents(DATASETS["wiki40b"], "en"))
         self.assertEqual(found, [["First line.", "Second line.", "Third line."]])
 
-    def test_shards_are_parts_of_the_split_and_named_as_a_corpus_reads_them(self):
+    def test_shards_are_parts_that_a_corpus_reads(self):
         splits = []
         with texts("a", "b"), mock.patch.object(tfds, "load", wraps=tfds.load) as load:
             for number in range(3):

@@ -68,7 +68,7 @@ class PlanTest(parameterized.TestCase):
         self.assertEqual(plan["package"]["commands"], [f"cd {jobs.ROOT}", "set -e", *commands])
         self.assertEqual([job["env_vars"] for job in plan["jobs"]], [{}])
 
-    def test_a_container_sees_the_working_directory_and_has_jax_for_its_devices(self):
+    def test_a_container_has_the_working_directory_and_jax(self):
         plan = plan_for("docker", gpus="any=2")
         self.assertEqual(plan["executor"]["requirements"], {"local_gpu": 2})
         self.assertEqual(plan["executor"]["volumes"], {"/gcs/b/x": "/gcs/b/x"})

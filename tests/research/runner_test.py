@@ -122,7 +122,7 @@ with mock.patch.object(study, "find", lambda name: own.STUDY):
         self.assertIn("tasks/2/a 0", self.values(self.folder))
         self.assertNotIn("tasks/bad/a 0", self.values(self.folder))
 
-    def test_recorded_runs_are_done_and_their_needs_are_made_where_missing(self):
+    def test_recorded_runs_are_done_and_missing_needs_made(self):
         record = {"path": "runs/a/seed0/record.json", "commit": "", "time": ""}
         lines = [{**record, "content": {"value": 7}}]
         lines += [

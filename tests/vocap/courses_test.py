@@ -27,7 +27,7 @@ def sizes_before_a_partial_step(result) -> dict[str, int]:
 
 class InitialSizesTest(parameterized.TestCase):
     @parameterized.product(nested=[True, False], search=SEARCHES)
-    def test_from_the_sizes_before_its_last_step_an_allocation_ends_as_it_did(self, nested, search):
+    def test_from_sizes_before_its_last_step_it_ends_as_it_did(self, nested, search):
         rng = random.Random(f"{nested}")
         partial = 0
         for i in range(100):
@@ -62,7 +62,7 @@ class InitialSizesTest(parameterized.TestCase):
             for lang, margin in result.margins.items():
                 self.assertEqual(margin.more, expected.margins[lang].more)
 
-    def test_sizes_that_cannot_be_begun_at_are_errors_that_say_what_there_is(self):
+    def test_sizes_that_cannot_be_begun_at(self):
         curves = {lang: disjoint_curve(lang, (2, 4, 8), (-9.0, -5.0, -4.0)) for lang in ("a", "b")}
 
         def begin(**initial_sizes):

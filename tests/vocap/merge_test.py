@@ -120,7 +120,7 @@ class WriteModelTest(parameterized.TestCase):
         for piece, log_prob in zip(self.pieces, self.log_probs, strict=True):
             self.assertEqual(processor.get_score(processor.piece_to_id(piece)), log_prob)
 
-    def test_scores_are_rounded_so_that_their_sums_are_exact_in_single_precision(self):
+    def test_sums_of_rounded_scores_are_exact_in_single_precision(self):
         log_probs = np.random.default_rng(1).uniform(-15, -1, len(self.pieces))
         model = merge.write_model(self.pieces, log_probs)
         processor = spm.SentencePieceProcessor(model_proto=model)

@@ -187,7 +187,7 @@ class CountToTableTest(_FolderTest):
 
 
 class HeldOutTest(_FolderTest):
-    def test_each_sentence_is_on_the_side_of_its_repetitions_wherever_it_stands(self):
+    def test_repetitions_of_a_sentence_are_on_one_side(self):
         heldout = run_tables.HeldOut(0.3)
         sentences = sorted({*TEXT, *(f"Sentence {i}." for i in range(1000))})
         kept, aside = map(set, heldout.split(sentences))

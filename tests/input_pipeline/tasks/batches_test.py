@@ -64,7 +64,7 @@ class FeatureStreamTest(parameterized.TestCase):
             expected = [features[i].label for i in numbers(batch)]
             np.testing.assert_array_equal(batch["labels"], expected)
 
-    def test_lengths_of_a_batch_are_similar_and_those_of_its_neighbours_are_not(self):
+    def test_lengths_of_a_batch_are_similar_but_not_of_neighbours(self):
         features, stream = texts(8 * 40), self.stream(8 * 40, 8)
         lengths = np.array(
             [[len(features[i].tokens) for i in numbers(stream.batch(s))] for s in range(40)]

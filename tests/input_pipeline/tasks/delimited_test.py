@@ -44,7 +44,7 @@ class FormatsTest(Case):
         expected = [('Good, "really" good.\nYes.', 1), ("Bad.", 0)]
         self.assertEqual(self.texts(text), expected)
 
-    def test_between_tabs_a_quotation_mark_is_text_unless_the_cell_is_quoted(self):
+    def test_between_tabs_a_quotation_mark_may_be_text(self):
         text = (
             'text\tid\tlabel\n"He" said "no"\t1\tpos\n"She said ""no"""\t2\tneg\n5" nail\t3\tneg\n'
         )
