@@ -126,3 +126,10 @@ class ShardedRowsTest(FolderTest):
         self.paths[3].unlink()
         with self.assertRaisesRegex(ValueError, "00003-of-00005.npy does not exist"):
             self.rows[9]
+
+    def test_a_file_that_is_too_long(self):
+        np.save(self.paths[0], self.whole[:3])
+        with self.paths[0].open("ab") as file:
+            file.write(b"\0\0")
+        with self.assertRaisesRegex(ValueError, "154 bytes, must have 152; copy"):
+            self.rows[0]
