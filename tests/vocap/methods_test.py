@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -197,3 +198,13 @@ class ClusteredTest(parameterized.TestCase):
             fill[step.language] = step.size / capacity[step.language]
         self.assertLessEqual(max(fill_before_last_step.values()), min(fill.values()))
         self.assertLess(max(fill.values()) / min(fill.values()), 1.2)
+
+    def test_languages_are_compared_at_one_size(self):
+        cluster = methods.clusters.cluster_languages
+        self.enterContext(mock.patch.object(methods, "_FINGERPRINT", 150))
+        with mock.patch.object(methods.clusters, "cluster_languages", wraps=cluster) as called:
+            choose("clustered")
+        pieces, log_probs, _ = called.call_args.args
+        for language, one in vocabularies().items():
+            nearest = min(one.curve.sizes, key=lambda size: abs(size - 150))
+            self.assertEqual((len(pieces[language]), len(log_probs[language])), (nearest, nearest))
