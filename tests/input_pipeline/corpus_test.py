@@ -216,21 +216,6 @@ class ParallelTest(_CorpusTest):
         loaded = self.load(parallel=("en-de.tsv",), parallel_heldout_fraction=0, heldout_fraction=0)
         self.assertEqual(loaded.train, {"de": [["A"], ["C"], ["d"]], "en": [["a", "b"], ["c"]]})
 
-    def test_parallel_text_joins_the_text_of_its_languages(self):
-        self.write("en.txt", _txt(_documents("en", 5)))
-        self.write("fr.txt", _txt(_documents("fr", 5)))
-        self.write("bitext/eng-de.tsv", "".join(f"pair {i}\tPaar {i}\n" for i in range(100)))
-        loaded = self.load(text=(".",), parallel=("bitext/*.tsv",), language_codes={"eng": "en"})
-        self.assertEqual(list(loaded.train), ["de", "en", "fr"])
-        self.assertEqual([p.languages for p in loaded.parallel], [("en", "de")])
-        self.assertLen(loaded.parallel[0].rows, 20)
-        self.assertLen(loaded.sentences("en"), 4 * 3 + 80)
-        # A TSV without two languages in use gives none of its text.
-        self.assertEqual(
-            self.load(text=(".",), parallel=("bitext/*.tsv",), languages=("en",)).train["en"],
-            self.load(text=(".",), languages=("en",)).train["en"],
-        )
-
     @parameterized.product(as_text=(True, False), deduplicate=(True, False))
     def test_held_out_pairs_are_trained_on_nowhere(self, as_text, deduplicate):
         # Blocks of 20 rows, some of which are documents of the text, too.

@@ -96,12 +96,10 @@ class RunsTest(parameterized.TestCase):
         self.assertEqual(table.num_sentences, num_sentences)
         self.assertEqual(table.runs(), sorted(expected))
 
-    def test_chosen_sentences(self):
+    def test_chosen_and_random_sentences(self):
         self.assert_as_the_loop(SENTENCES)
         for sentence in SENTENCES:
             self.assert_as_the_loop([sentence])
-
-    def test_random_sentences(self):
         self.assert_as_the_loop(random_sentences(0, 4000))
 
     def test_the_embedded_corpus(self):

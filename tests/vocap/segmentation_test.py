@@ -41,6 +41,7 @@ class TextTest(parameterized.TestCase):
         self.assertEqual(score.unknown_rate, 1 / 9)
         score, _ = self.score(["ab b", "x"], unknown=None, is_unigram=False)
         self.assertEqual((score.unknown_rate, score.alp), (0.0, None))
+        self.assertIsNone(self.score(["ab"])[0].alp)  # one sentence has no halves
 
     def test_a_script_without_blanks_has_no_words(self):
         score, _ = self.score(["ab" * 20, "ba" * 15])
@@ -65,9 +66,6 @@ class TextTest(parameterized.TestCase):
             total += sum(log_probs[i] for ids in encode(own) for i in ids)
         score, _ = self.score(sentences)
         self.assertAlmostEqual(score.alp, total / 60, places=9)
-
-    def test_one_sentence_has_no_halves(self):
-        self.assertIsNone(self.score(["ab"])[0].alp)
 
 
 class TaxTest(absltest.TestCase):
