@@ -143,6 +143,15 @@ class CardTest(ExportCase):
             expected = f"| trained on | text_classes in {trained}: `train.{{language}}.*` |"
             self.assertIn(expected, card)
 
+    def test_card_of_one_of_several_models_has_scores_of_the_others(self):
+        note = "The scores are not theirs, unless the step is the same"
+        self.assertNotIn(note, self.card_of_own_texts())
+        steps = {"step": 3, "metric": "macro_f1", "on": ["de", "tr"], "steps": {"de": 3, "tr": 2}}
+        card = self.card_of_own_texts(selected=steps)
+        for said in (note, "those of step 3, the best by macro_f1 on the validation data in de",
+                     "steps: de 3, tr 2"):  # fmt: skip
+            self.assertIn(said, card)
+
     @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_code_answers_as_the_run_does(self):
         card = self.card_of("squad2")

@@ -12,6 +12,7 @@ from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
 from tests import commands, tiny_tasks
 from tests.cli.stores import write_store
 from tests.folders import FolderTest
+from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
 pair_weights = commands.load("pair_weights")
@@ -78,6 +79,13 @@ class PairWeightsTest(FolderTest):
         again = pair_weights.pair_examples(self.store, self.processor, 5)
         again("bb-cc", 1)  # what is drawn before changes nothing
         self.assertEqual(again("aa-bb", 1), [drawn[5]])
+
+    def test_the_number_of_pairs(self):
+        weights, losses = {"aa-bb": 0.2, "aa-cc": 0.3, "bb-cc": 0.5}, dict.fromkeys(BASE, 1.0)
+        write_pair_record(self.record, PairRecord(BASE, (Phase(1, weights, losses, 0.1, 0.5),)))
+        self.report("--pairs=1")
+        results = artifacts.read_json(self.folder / "report" / "pairs" / "pair_weights.json")
+        self.assertEqual((results["up"], results["down"]), (["bb-cc"], ["aa-bb"]))
 
     def test_refusals(self):
         with self.assertRaisesRegex(ValueError, "pair_weights.json does not exist; .*robust"):

@@ -50,3 +50,14 @@ class TableReadsTest(parameterized.TestCase):
         said = objective.describe_table_reads(config.train.batch_size, config.store.length)
         self.assertRegex(said, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not")
         self.assertIn("output_layer.row_capacity", said)
+
+    def test_the_smaller_bound_is_the_one_named(self):
+        config = vocap_paper.get_config("vocap_500k_knn")
+        for capacity, expected in (
+            (327_680, "at most 81,920 of .*: 1 x 65,536 candidates and 16,384 tokens$"),
+            (500_096, "all 500,096 .*: output_layer.row_capacity is 500,096, not fewer$"),
+        ):
+            config.output_layer.row_capacity = capacity
+            objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+            said = objective.describe_table_reads(32, config.store.length)
+            self.assertRegex(said, expected)

@@ -151,6 +151,8 @@ class ContentsTest(_PreparationTest):
         store = prepare(job)
         corpus = load_corpus(job.spec)
         self.assertEqual(PackedDataset.open(job.folder).statistics, store.statistics)
+        if not changes and not more:  # more/en.jsonl repeats the documents of en.txt
+            self.assertEqual(store.duplicates["en"]["blocks"], 40)
         for split, part in (("train", corpus.train), ("heldout", corpus.heldout)):
             for language, found in part.items():
                 tokens = encoded(found)
@@ -179,6 +181,16 @@ class ContentsTest(_PreparationTest):
                 cells = encoded([[row[column]] for row in text.rows])
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
                 self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
+
+    def test_text_of_compressed_files_is_estimated(self):
+        self.write("de.txt.gz", txt(documents("und", 30)))
+        self.write("de-en.tsv.zst", "und\tand\n\n" * 5)
+        found = preparation.find(self.job(parallel=("*.tsv*",)))
+        text_bytes = {one.path: one.text_bytes for one in found.pieces}
+        text_bytes |= {one.files[0][0]: one.text_bytes for one in found.tasks}
+        sizes = {pathlib.Path(path).name: size for path, size in text_bytes.items()}
+        for name, factor in (("de.txt.gz", 4), ("de-en.tsv.zst", 4), ("en-sw.tsv", 1)):
+            self.assertEqual(sizes[name], factor * (self.root / name).stat().st_size)
 
     def test_sets_of_one_name_are_numbered(self):
         for folder in ("other", "third"):

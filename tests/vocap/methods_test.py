@@ -199,6 +199,22 @@ class ClusteredTest(parameterized.TestCase):
         self.assertLessEqual(max(fill_before_last_step.values()), min(fill.values()))
         self.assertLess(max(fill.values()) / min(fill.values()), 1.2)
 
+    def test_a_cluster_is_tried_beyond_its_share(self):
+        tried = {}
+
+        def train(languages, sizes):
+            tried[languages] = sizes
+            return train_together(languages, sizes)
+
+        choice = choose("clustered", num_clusters=2, train_together=train)
+        self.assertNotEmpty(tried)
+        for group, sizes in tried.items():
+            share = sum(capacities()[lang] for lang in group) / sum(capacities().values())
+            self.assertBetween(max(sizes), 2 * share * BUDGET, 2 * share * BUDGET + 1)
+            self.assertContainsSubset(SETTINGS.sizes, sizes)
+            self.assertGreater(len(sizes), len(SETTINGS.sizes) + 20)
+            self.assertIn(group, choice.groups.values())
+
     def test_languages_are_compared_at_one_size(self):
         cluster = methods.clusters.cluster_languages
         self.enterContext(mock.patch.object(methods, "_FINGERPRINT", 150))
