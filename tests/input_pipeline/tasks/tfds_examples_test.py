@@ -168,6 +168,13 @@ class TfdsExamplesTest(FolderTest):
         self.assertEqual(examples[0].answers, (Answer("🐻", 8), Answer("Bär", 4)))
         self.assertEqual(examples[1].context, " Er schläft.\n")
 
+    def test_answers_out_of_place(self):
+        value = squad_rows("")[1]
+        value["answers"]["answer_start"] = [3]
+        pattern = "tfds:squad/v1.1:train"
+        with rows(value), self.assertRaisesRegex(ValueError, f"{pattern}, question 'b': .*at char"):
+            self.load("squad", pattern, "en")
+
     def test_tydiqa_of_another_language(self):
         values = squad_rows("english-") + squad_rows("finnish-")
         with rows(*values):
