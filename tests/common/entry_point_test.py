@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands, processes
 from tests.malformed import harness
@@ -69,8 +69,6 @@ def chained(first: BaseException) -> Exception:
 
 class OutOfMemoryTest(parameterized.TestCase):
     def ended(self, fault: BaseException, advice=lambda: "take less") -> tuple[int, str]:
-        """Status and last line of a command that raises."""
-
         def main(_):
             raise fault
 
@@ -151,7 +149,3 @@ class WorkdirTest(parameterized.TestCase):
             entry_point.parse(["build_vocab", *arguments])
         self.assertEqual(raised.exception.code, entry_point.EXIT_USER_ERROR)
         self.assertRegex(printed.getvalue(), r"\Aerror [^\n]*: --workdir is '[^\n]*choose another")
-
-
-if __name__ == "__main__":
-    absltest.main()
