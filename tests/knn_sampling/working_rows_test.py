@@ -58,8 +58,8 @@ def slow_rows(candidate_ids, tokens, targets, vocab_size: int, capacity: int) ->
 
 
 class WorkingRowsTest(parameterized.TestCase):
-    @parameterized.product(
-        num_groups=(1, 2, 4), capacity=(7, 20, V), tokens_shape=((2, 4), (3, 5), (9, 9))
+    @parameterized.parameters(
+        (1, 7, (9, 9)), (1, 20, (2, 4)), (2, V, (3, 5)), (4, 7, (2, 4)), (4, 20, (9, 9))
     )
     def test_equals_sets(self, num_groups: int, capacity: int, tokens_shape: tuple[int, int]):
         for seed in range(5):
@@ -87,7 +87,7 @@ class WorkingRowsTest(parameterized.TestCase):
                     np.testing.assert_array_equal(ids[found[is_id]], candidate_ids[is_id])
                     np.testing.assert_array_equal(found[~is_id], num_rows)
 
-    @parameterized.product(num_groups=(1, 3), capacity=(20, 23, 30, 45, V))
+    @parameterized.parameters((1, 20), (1, 30), (1, V), (3, 20), (3, 23), (3, 45), (3, V))
     def test_within_a_capacity_equals_sets(self, num_groups: int, capacity: int):
         overflows = []
         for seed in range(20):
@@ -118,11 +118,11 @@ class WorkingRowsTest(parameterized.TestCase):
         candidate_ids = np.arange(V, dtype=np.int32)[None]
         (rows,) = make(candidate_ids, tokens[None], 20, targets=targets[None])
         self.assertEqual(rows.ids.tolist(), [*tokens.tolist(), *targets.tolist()])
-        with self.assertRaisesRegex(
-            ValueError,
+        message = (
             "output_layer.row_capacity is 19, must be at least 20: the 12 input tokens and 8 "
-            "targets of a batch .* vocabulary of 50; 0 sets no limit",
-        ):
+            "targets of a batch .* vocabulary of 50; 0 sets no limit"
+        )
+        with self.assertRaisesRegex(ValueError, message):
             make(candidate_ids, tokens[None], 19, targets=targets[None])
         # A vocabulary smaller than that is enough.
         all_tokens = np.arange(3 * V, dtype=np.int32)[None] % V
@@ -131,13 +131,10 @@ class WorkingRowsTest(parameterized.TestCase):
 
 
 NUM_ROWS, NUM_VALID = 40, 37
+CHANGES = {"num_valid": NUM_VALID, "capacity": NUM_ROWS, "log_q_correction": True}
 LAYERS = {
-    "knn": layer_of("knn", capacity=NUM_ROWS, num_valid=NUM_VALID, log_q_correction=True),
-    "target_sampling": layer_of(
-        "target_sampling", num_valid=NUM_VALID, log_q_correction=True, num_negatives=0
-    ),
-    "nce": layer_of("nce", num_valid=NUM_VALID, num_negatives=20),
-    "neg": layer_of("neg", num_valid=NUM_VALID, num_negatives=20),
+    kind: layer_of(kind, num_negatives=num_negatives, **CHANGES)
+    for kind, num_negatives in (("knn", 0), ("target_sampling", 0), ("nce", 20), ("neg", 20))
 }
 # Input tokens, one of them twice: with 12 targets, 16 rows are the least.
 TOKENS = np.array([[3, 3], [8, 30]], np.int32)

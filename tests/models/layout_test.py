@@ -110,18 +110,16 @@ class SplitBatchTest(parameterized.TestCase):
         self.assertEqual(spec, P(("data", "fsdp"), P.UNCONSTRAINED))
         self.assertEqual(whole, P())
 
-    @parameterized.parameters(((1, 1, 8), 8), ((2, 2, 2), 6), ((8, 1, 1), 1))
+    @parameterized.parameters(((1, 1, 8), 8), ((2, 2, 2), 6))
     def test_nothing_to_split_or_that_divides(self, shape, batch_size: int):
         rows, table = TOKENS[:batch_size], jnp.zeros((5, 4))
         with self.in_mesh(*shape):
             self.assertEmpty(self.constraints(layout.split_batch, rows))
             self.assertEmpty(self.constraints(layout.embedded, table, rows))
 
-    def test_no_mesh(self):
+    def test_without_a_mesh_and_inside_of_a_shard_map(self):
         for function in (layout.split_batch, layout.gathered):
             self.assertIs(function(TOKENS), TOKENS)
-
-    def test_inside_of_a_shard_map_devices_are_told_apart_already(self):
         types = (jax.sharding.AxisType.Auto,) * 2
         mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=types)
         spec = P(("data", "fsdp"))

@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from tests import factories
 from xlm.objectives.batch import Batch
 from xlm.objectives.loss_and_metrics import means
-from xlm.objectives.objective import Objective, gathered_rows
+from xlm.objectives.objective import Objective
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
@@ -22,9 +22,8 @@ from xlm.training.step import TrainFunctions
 
 V, E, B = 20, 3, 8
 SETTINGS = TrainSettings(
-    num_steps=8, batch_size=B, seed=0, log_every=1, evaluate_every=8, checkpoint_every=8,
-    keep_checkpoints=1,
-)  # fmt: skip
+    num_steps=8, batch_size=B, log_every=1, evaluate_every=8, checkpoint_every=8
+)
 
 
 class Lookup(Objective):
@@ -167,25 +166,18 @@ class AccumulationTest(parameterized.TestCase):
             for name in ("loss", "grad_norm"):
                 self.assertAlmostEqual(a[name], b[name], places=5)
 
-    @parameterized.product(
-        num_parts=(2, 4, 8), by_rows=(True, False), embedding_update=("dense", "rows")
-    )
+    @parameterized.parameters((2, True, "rows"), (4, False, "dense"), (8, True, "dense"))
     def test_parts_are_the_whole(self, num_parts, by_rows, embedding_update):
-        objective = Lookup(draws=False, by_rows=by_rows)
+        objective, parts = Lookup(draws=False, by_rows=by_rows), Accumulation(num_parts, 0)
         expected = on_one_device(WHOLE_BATCHES, draws=False, by_rows=by_rows)
-        found = run(
-            functions_of(objective, Accumulation(num_parts, 0), embedding_update=embedding_update)
-        )
+        found = run(functions_of(objective, parts, embedding_update=embedding_update))
         self.assert_equal(found, expected)
         self.assertEqual([m["batch_rows"] for m in found[1]], [B] * 3)
         self.assertEqual((expected[2]["seen"], found[2]["seen"]), (3, 3 * num_parts))
-        for name, change in jax.tree.map(
-            lambda a, b: np.abs(a - b).max(), found[0], first_params()
-        ).items():
-            self.assertGreater(change, 0.01, name)
+        for name, first in first_params().items():
+            self.assertGreater(np.abs(found[0][name] - first).max(), 0.01, name)
 
     @parameterized.parameters(
-        (Lookup, (2, 2, 1), 0, "rows"),
         (Lookup, (4, 1, 2), 2, "dense"),
         (ShardedLookup, (4, 1, 2), 0, "dense"),
         (ShardedLookup, (2, 2, 1), 2, "rows"),
@@ -236,57 +228,21 @@ class AccumulationTest(parameterized.TestCase):
     def test_a_batch_that_cannot_be_cut(self):
         with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one of 8 examples"):
             run(functions_of(Lookup(draws=False), Accumulation(3, 0)), 1)
-        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, must divide .* 8"):
-            TrainSettings(**{**vars(SETTINGS), "accumulation_steps": 3})
-        with self.assertRaisesRegex(ValueError, "batch_warmup_steps is 5, but a batch has one"):
-            TrainSettings(**{**vars(SETTINGS), "batch_warmup_steps": 5})
 
 
 class WarmUpTest(parameterized.TestCase):
     @parameterized.parameters((0, [8] * 8), (4, [2, 4, 6, 8, 8, 8, 8, 8]), (6, [2, 2, 4, 6, 6, 8]))
     def test_the_batch_grows(self, warmup_steps, expected):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        train(
-            functions_of(Lookup(draws=True), Accumulation(4, warmup_steps)),
-            SETTINGS,
-            folder,
-            Data(),
-        )
+        functions = functions_of(Lookup(draws=True), Accumulation(4, warmup_steps))
+        train(functions, SETTINGS, folder, Data())
         found = [r["train/batch_rows"] for r in read_metrics(folder / "metrics.jsonl")]
         self.assertEqual(found[: len(expected)], expected)
         self.assertEqual(found[-1], B)
 
     def test_it_stays_whole_in_a_long_run(self):
-        for step in (10_000, 2**20, 2**31 - 1):
-            parts = Accumulation(2048, 10_000).parts_at(jnp.int32(step))
-            self.assertEqual(parts, 2048)
-
-
-class MaskedLMTest(absltest.TestCase):
-    def test_a_model_takes_batches_in_parts(self):
-        objective = factories.masked_lm(factories.output_layer_settings(k=2))
-        tokens = factories.packed_tokens()
-        tokens[1, 6:] = factories.PAD  # so that the second part has fewer targets
-        batch = Batch({"tokens": tokens}, "packed")
-
-        @jax.jit
-        def parts_and_whole(params, batch):
-            key, step = jax.random.key(1), jnp.int32(0)
-            extra, _ = objective.refresh(params, objective.init_extra(), objective.due(0), step)
-            plan, touched = objective.plan(extra, batch, key, step)
-            rows = gathered_rows(params, touched)
-            grads, parts, _ = accumulate(
-                objective, params, extra, batch, key, step, Accumulation(2, 0)
-            )
-            return grads, parts, objective.loss(params, rows, plan, key)[0]
-
-        params = factories.random_params(objective)
-        grads, found, expected = jax.device_get(parts_and_whole(params, batch))
-        for grad in jax.tree.leaves(grads):
-            self.assertTrue(np.isfinite(grad).all())
-        # As many targets, and a V' of its own for each part, of fewer tokens.
-        self.assertEqual(found["loss"][1], expected["loss"][1])
-        self.assertLess(means(found)["candidates"], 0.9 * means(expected)["candidates"])
+        for step in (10_000, 2**31 - 1):
+            self.assertEqual(Accumulation(2048, 10_000).parts_at(jnp.int32(step)), 2048)
 
 
 if __name__ == "__main__":

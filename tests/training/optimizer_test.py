@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
@@ -77,12 +76,11 @@ class AdamWTest(parameterized.TestCase):
         kept = {name for name, x in found["layers"].items() if (x == 1).all()}
         self.assertEqual((decayed, kept), ({"kernel", "table"}, {"bias", "scale"}))
 
-    @parameterized.parameters((0.0, 0.0), (1.0, 0.0), (0.0, 0.1))
+    @parameterized.parameters((0.0, 0.0), (1.0, 0.1))
     def test_only_gradients_above_the_norm_are_clipped(self, clip_norm, weight_decay):
         # Adam all but ignores the size of a gradient, so look at a large one after a small one.
-        settings = dataclasses.replace(
-            SETTINGS, clip_norm=clip_norm, weight_decay=weight_decay, warmup_steps=0
-        )
+        changes = {"clip_norm": clip_norm, "weight_decay": weight_decay, "warmup_steps": 0}
+        settings = dataclasses.replace(SETTINGS, **changes)
         small = jax.tree.map(lambda p: np.full_like(p, 0.1), PARAMS)  # a norm of 0.3
         large = jax.tree.map(lambda p: np.full_like(p, 100.0), PARAMS)
         clipped = jax.tree.map(lambda p: np.full_like(p, 1 / 3), PARAMS)  # a norm of 1
@@ -176,24 +174,6 @@ class MuonTest(parameterized.TestCase):
         jax.tree.map(np.testing.assert_array_equal, found["layers"], LAYERED["layers"])
         self.assertTrue((found["head"]["kernel"] != LAYERED["head"]["kernel"]).any())
 
-    def test_its_state_has_the_names_of_the_matrices(self):
-        names = {"kernel": ("layers", "embed", "mlp"), "bias": ("layers", "mlp")}
-        boxed = {
-            "layers": {
-                name: nn.LogicallyPartitioned(LAYERED["layers"][name], names[name])
-                for name in names
-            },
-            "head": LAYERED["head"],
-        }
-        optimizer = make_optimizer(self.SETTINGS, 10)
-        state, plain = (jax.eval_shape(optimizer.init, one) for one in (boxed, LAYERED))
-        self.assertEqual(jax.tree.structure(nn.unbox(state)), jax.tree.structure(plain))
-        found = {
-            x.names for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "names"))
-            if hasattr(x, "names")
-        }  # fmt: skip
-        self.assertEqual(found, set(names.values()))
-
 
 V, E, NUM_STEPS = 40, 3, 60
 PATH = "embeddings/table"
@@ -217,8 +197,7 @@ def gradients_of(step: int) -> dict:
     """Gradients of every parameter; of the table, of the rows of `ids_of` this step alone."""
     rng = np.random.default_rng([1, step])
     grads = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), large_params())
-    absent = np.setdiff1d(np.arange(V), ids_of(step))
-    grads["embeddings"]["table"][absent] = 0
+    grads["embeddings"]["table"][np.setdiff1d(np.arange(V), ids_of(step))] = 0
     return grads
 
 
@@ -281,18 +260,6 @@ class TableTest(parameterized.TestCase):
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
         jax.tree.map(check, found.params, expected.params)
 
-    @parameterized.parameters(0.0, 0.3)
-    def test_rows_that_are_all_rows_are_updated_as_dense(self, clip_norm: float):
-        dense, rows = (
-            Run(dataclasses.replace(settings, clip_norm=clip_norm)).take(5, by_ids=False)
-            for settings in (DENSE, ROWS)
-        )
-        self.assert_close(rows, dense)
-        np.testing.assert_array_equal(rows.apply_pending_updates().table, rows.table)
-        for found, first in zip(dense.others, Run(DENSE).others, strict=True):
-            self.assertGreater(np.abs(found - first).max(), 0.01)
-        self.assertGreater(np.abs(dense.table - Run(DENSE).table).max(), 0.01)
-
     def test_dense_with_the_gradients_of_some_rows(self):
         by_ids, whole = (Run(DENSE).take(5, by_ids=by_ids) for by_ids in (True, False))
         jax.tree.map(np.testing.assert_array_equal, by_ids.params, whole.params)
@@ -302,16 +269,13 @@ class TableTest(parameterized.TestCase):
         np.testing.assert_array_equal(params["embeddings"]["table"], expected)
         np.testing.assert_array_equal(held[PATH], ids)
 
-    @parameterized.parameters((1.0, "adamw"), (0.3, "adamw"), (0.3, "muon"))
+    @parameterized.parameters((1.0, "adamw"), (0.3, "muon"))
     def test_some_rows_follow_dense(self, clip_norm: float, kind: str):
         change = {"clip_norm": clip_norm, "kind": kind}
         dense, rows = (
             Run(dataclasses.replace(settings, **change)).take(NUM_STEPS // 2, by_ids)
             for settings, by_ids in ((DENSE, False), (ROWS, True))
         )
-        # The other parameters are dense in both, and the norm of all gradients clips them.
-        for found, expected in zip(rows.others, dense.others, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         moved = np.linalg.norm(dense.table - large_params()["embeddings"]["table"])
         behind = np.linalg.norm(rows.table - dense.table) / moved
         # What is read is up to date; so is all of it after pending updates.
@@ -326,18 +290,10 @@ class TableTest(parameterized.TestCase):
         # And the run goes on from there.
         for run, by_ids in ((dense, False), (rows, True)):
             run.take(5, by_ids).apply_pending_updates()
+        # The other parameters are dense in both, and the norm of all gradients clips them.
+        for found, expected in zip(rows.others, dense.others, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         self.assertLess(np.linalg.norm(rows.table - dense.table) / moved, 0.01)
-
-    def test_pending_updates_touch_the_table_alone_and_once(self):
-        run = Run(ROWS).take(8, by_ids=True)
-        table, others, others_state = run.table, run.others, run.state.others
-        run.apply_pending_updates()
-        self.assertGreater(np.abs(run.table - table).max(), 1e-3)
-        jax.tree.map(np.testing.assert_array_equal, run.others, others)
-        jax.tree.map(np.testing.assert_array_equal, run.state.others, others_state)
-        once = run.params, run.state
-        run.apply_pending_updates()
-        jax.tree.map(np.testing.assert_array_equal, (run.params, run.state), once)
 
     @parameterized.parameters("dense", "rows")
     def test_two_tables_are_each_updated_as_if_alone(self, update):
@@ -356,17 +312,6 @@ class TableTest(parameterized.TestCase):
             found.append(optimizer.apply_pending_updates(params, state)[0])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
         self.assertEqual(len(getattr(both.init(params), "tables", ())), 2 * (update == "rows"))
-
-    def test_the_state_of_the_rows_has_the_names_of_the_table(self):
-        params = large_params()
-        table = nn.LogicallyPartitioned(params["embeddings"]["table"], ("vocab", "embed"))
-        params["embeddings"]["table"] = table
-        optimizer = compiled(ROWS, NUM_STEPS, (PATH,))
-        state, plain = (optimizer.init(one).tables[PATH] for one in (params, large_params()))
-        jax.tree.map(np.testing.assert_array_equal, nn.unbox(state), plain)
-        for name, value in state._asdict().items():
-            names = {0: None, 1: ("vocab",), 2: ("vocab", "embed")}[nn.unbox(value).ndim]
-            self.assertEqual(getattr(value, "names", None), names, name)
 
 
 if __name__ == "__main__":
