@@ -6,7 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
@@ -216,7 +216,3 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
     def test_a_negative_block_size_is_refused(self):
         with self.assertRaisesRegex(ValueError, "block_size is -1, must be at least 0"):
             value_and_gradients(*random_inputs(), block_size=-1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.buckets import bucket_sizes, loss_in_bucket
 
@@ -73,7 +73,3 @@ class LossInBucketTest(parameterized.TestCase):
         # Sums of a dozen terms of order one, in another order: off by 1e-6.
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
         jax.tree.map(check, gradients(SIZES, hidden, rows), gradients((12,), hidden, rows))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.candidates import Candidates, union_of_classes, union_of_neighbours
 
@@ -114,7 +114,3 @@ class UnionOfClassesTest(parameterized.TestCase):
                 found = np.asarray(ids)[np.asarray(candidates.labels[group])[used]]
                 np.testing.assert_array_equal(found, targets[group, used])
             np.testing.assert_array_equal(candidates.overflow(), 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

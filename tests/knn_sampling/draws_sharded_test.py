@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy import special
 
@@ -164,7 +164,3 @@ class MemoryTest(parameterized.TestCase):
         self.assertLess(held, 4 * self.positions * self.num_rows / 8)
         for collective in collectives_of(compiled.as_text(), 8):
             self.assertLessEqual(max(collective.sizes), self.positions)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from scipy import special, stats
 
 from knn_sampling import draws, sampled_layers
@@ -295,7 +295,3 @@ class SettingsTest(parameterized.TestCase):
                 draw(FULL, batch_of(), None, 0, temperature)
         with self.assertRaisesRegex(ValueError, "block_size is -1, must be at least 0"):
             draw(dataclasses.replace(BLOCKWISE, block_size=-1), batch_of(), None)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -142,7 +142,3 @@ class OverflowTest(absltest.TestCase):
             distinct_targets=np.array([[0]]),
         )  # fmt: skip
         self.assertTrue(np.isfinite(log_q).all())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.test_util import check_grads
 
 from knn_sampling.candidates import Candidates, union_of_neighbours
@@ -182,7 +182,3 @@ class EitherLossTest(parameterized.TestCase):
         products = np.abs(hidden) @ np.abs(table).T
         bound = 2 * (2 * 2**-8 + 2**-16) * products.max(axis=1) * WEIGHTS
         np.testing.assert_array_less(np.abs(losses - exact)[USED], bound[USED])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -331,7 +331,3 @@ class ShardedTest(parameterized.TestCase):
             search(mesh=mesh_of(model=2, fsdp=2), vocab_axes=("model",), embed_axes=("fsdp",))
         with self.assertRaisesRegex(ValueError, "query_ids are given, must be None on a mesh"):
             search(mesh=mesh_of(model=2), query_ids=jnp.arange(2))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.test_util import check_grads
 
 from knn_sampling.noise import (
@@ -233,7 +233,3 @@ class DrawDistinctTest(parameterized.TestCase):
         drawn, _ = self.draw(jax.random.key(3), p, np.zeros((2, 100), bool), 10)
         first, second = np.asarray(drawn).tolist()
         self.assertNotEqual(set(first), set(second))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 from knn_sampling import sampled_layers
@@ -374,7 +374,3 @@ class SettingsTest(parameterized.TestCase):
             message = f"group_size is {group_size}, must divide the batch of 12 sequences"
             with self.assertRaisesRegex(ValueError, message):
                 settings.num_groups(12)
-
-
-if __name__ == "__main__":
-    absltest.main()

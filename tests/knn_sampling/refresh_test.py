@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling import report
 from knn_sampling.neighbours import nearest_neighbours
@@ -48,7 +48,3 @@ class RefreshTest(parameterized.TestCase):
             self.assertEqual((found.shape, found.dtype), (initial.inclusion.shape, jnp.float32))
         else:
             self.assertIsNone(initial.inclusion)
-
-
-if __name__ == "__main__":
-    absltest.main()

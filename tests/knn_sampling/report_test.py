@@ -60,7 +60,3 @@ class SameGroupShareTest(absltest.TestCase):
 
     def test_nothing_counts(self):
         self.assertEqual(same_group_share(FRESH, np.full(7, -1)), 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

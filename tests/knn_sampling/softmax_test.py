@@ -42,7 +42,3 @@ class KNNSoftmaxTest(absltest.TestCase):
         self.assertTrue(np.isfinite(loss(K, W)).all())
         with self.assertRaisesRegex(ValueError, "capacity is 2, must be at least 12"):
             loss(K, 2)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -235,7 +235,3 @@ class PaperSizesTest(absltest.TestCase):
         self.assertGreater(unlimited_ids.shape[0], vocab_size)  # without a capacity: all rows
         self.assertIn(f"[{capacity},{width}]", str(program))
         self.assertNotIn(f"{vocab_size},{width}", str(program))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import random_like
 from xlm.models import attention
@@ -253,7 +253,3 @@ class BlocksTest(parameterized.TestCase):
         with mock.patch.object(attention, "_BLOCK", 16):
             self.assertLess(largest("cudnn"), B * H * 64 * 64 / 3)
         self.assertEqual(largest("xla"), B * H * 64 * 64)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models import encoder_test
 from tests.models.encoder_test import assert_close, slow_encode
@@ -104,7 +104,3 @@ class DecoderTest(parameterized.TestCase):
     def test_layers_without_cross_attention_cannot(self):
         with self.assertRaisesRegex(ValueError, "model.cross_attention is False, .* set it, and"):
             decode(encoder_test.POST)
-
-
-if __name__ == "__main__":
-    absltest.main()

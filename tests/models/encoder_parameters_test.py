@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
@@ -149,7 +149,3 @@ class EncoderParametersTest(parameterized.TestCase):
         else:
             check(on_hopper=True)
             self.assertEqual(is_set().kernel, "cudnn")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import math
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import encoder_settings, random_params
 from xlm.models.encoder import Encoder, EncoderSettings
@@ -247,7 +247,3 @@ class DropoutTest(parameterized.TestCase):
         np.testing.assert_allclose(dropped, np.where(kept, plain / 0.7, 0), rtol=1e-6)
         # 192 draws: within four standard deviations of the rate.
         self.assertAlmostEqual(1 - kept.mean(), 0.3, delta=4 * np.sqrt(0.3 * 0.7 / 192))
-
-
-if __name__ == "__main__":
-    absltest.main()

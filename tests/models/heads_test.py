@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import random_like
 from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead, pooled_words
@@ -94,7 +94,3 @@ class HeadsTest(parameterized.TestCase):
         one, two = (self.apply(head, batch, key=jax.random.key(i))[1] for i in range(2))
         for a, b in ((one, two), (one, whole)):
             self.assertGreater(np.max(np.abs(a - b)), 0.01)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 from tests.models.factories import boxed_shapes
@@ -132,7 +132,3 @@ class SplitBatchTest(parameterized.TestCase):
         with self.in_mesh(4, 2, 1):
             specs = self.constraints(layout.embedded, jnp.zeros((5, width)), TOKENS)
         self.assertEqual(specs[1], P("data", None, axis))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import encoder_settings, random_params
 from xlm.models.encoder import Encoder
@@ -125,7 +125,3 @@ class RestartTest(parameterized.TestCase):
             self.assertGreater(np.abs(run_on - whole).max(), 0.01)
             again = encode(tokens, np.arange(7)[None].astype(np.int32), positions_restart=True)
             np.testing.assert_allclose(again, run_on, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import functools
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.segments import packed_segments, split_in_halves
 
@@ -80,7 +80,3 @@ class HalvesTest(parameterized.TestCase):
             )
             same = segments[:, half, None] == segments[:, None, half]
             np.testing.assert_array_equal(same, alone[:, :, None] == alone[:, None, :])
-
-
-if __name__ == "__main__":
-    absltest.main()

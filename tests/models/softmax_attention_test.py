@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.masks import segment_mask
 from xlm.models.softmax_attention import attend
@@ -82,7 +82,3 @@ class AttendTest(parameterized.TestCase):
             lambda a, b: check(np.asarray(a, np.float32), b),
             (grads, output), (expected_grads, expected),
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

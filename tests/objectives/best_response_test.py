@@ -149,7 +149,3 @@ class RobustSettingsTest(absltest.TestCase):
             self.assertGreater(ends.min(), 0)
         with self.assertRaisesRegex(ValueError, "robust.num_phases is 10.*train.num_steps, 10"):
             settings.phase_steps(10)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -129,7 +129,3 @@ class SentenceContrastTest(absltest.TestCase):
         segments = np.asarray(sentences != PAD, np.int32)
         states = np.asarray(jax.jit(encode)({"params": params}, sentences, segments, places))
         return np.stack([states[i][row].mean(axis=0) for i, row in enumerate(is_text)])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.bitext import SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
@@ -364,7 +364,3 @@ class EngineTest(parameterized.TestCase):
                 lambda x, y: np.abs(x - y).max(), found["layers"][name], params()["layers"][name]
             )
             self.assertGreater(max(jax.tree.leaves(moved)), 0.01)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.bitext import PAIRS
 from input_pipeline.stream import PACKED
@@ -166,7 +166,3 @@ class ShardsTest(parameterized.TestCase):
             plan = self.shapes(full, PACKED)
             for one in (full, fine_tuning):
                 self.assertEqual(one.example_axes(plan, 4) is not None, expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -270,7 +270,3 @@ class ClassWeightsTest(parameterized.TestCase):
             norms.append(float(metrics["grad_norm"][0]))
         self.assertGreater(norms[0], 0.1)
         self.assertAlmostEqual(norms[1] / norms[0], 1, places=4)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import optax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.objectives.label_smoothing import smoothing_penalty
 
@@ -51,7 +51,3 @@ class LabelSmoothingTest(parameterized.TestCase):
         found = penalty(HIDDEN, LABELS, table, bias, 0.3, V)
         expected = penalty(HIDDEN, LABELS, TABLE, BIAS, 0.3, V)
         np.testing.assert_array_equal(found, expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

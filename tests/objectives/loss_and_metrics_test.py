@@ -13,7 +13,3 @@ class MeansTest(absltest.TestCase):
         found = means({"loss": (jnp.float32(6), 4.0), "overflow": (3.0, 1.0), "none": (0.0, 0.0)})
         self.assertEqual((found["loss"], found["overflow"]), (1.5, 3.0))
         self.assertTrue(math.isnan(found["none"]))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -415,7 +415,3 @@ class PredictionsTest(absltest.TestCase):
         for predict, is_same in ((self.predict, True), (across, False)):
             first = [np.asarray(predict(params(), t, everywhere))[:, :6] for t in (tokens, other)]
             self.assertEqual(np.array_equal(*first), is_same)
-
-
-if __name__ == "__main__":
-    absltest.main()

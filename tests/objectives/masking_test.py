@@ -175,7 +175,3 @@ class MaskSettingsTest(parameterized.TestCase):
         settings = MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
         self.assertEqual(settings.slots(length), expected)
         self.assertGreaterEqual(expected, round(rate * length))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -158,7 +158,3 @@ class PhasesTest(absltest.TestCase):
         functions = factories.train_functions(whole)
         losses = [float(step_on(functions, "a", step)[1]["loss"][0]) for step in (0, 4)]
         self.assertEqual(losses, [2 * 3 * (1 - 3.0) ** 2 * 4, 2 * 3 * (1 - 0.0) ** 2 * 4])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
@@ -37,7 +37,3 @@ class OnMaskedLMTest(parameterized.TestCase):
         params = factories.random_params(objective)
         first = jax.jit(lambda params: [factories.first_extra(x, params) for x in (objective, one)])
         jax.tree.map(np.testing.assert_array_equal, *first(params))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -85,7 +85,3 @@ class PairLossesTest(absltest.TestCase):
         losses = jnp.array([1.0, jnp.nan, jnp.inf])
         state = updated(init_pair_losses(N), losses, jnp.ones(3), jnp.arange(3))
         np.testing.assert_array_equal(mean_pair_losses(state), [1, np.inf, np.inf, np.nan, np.nan])
-
-
-if __name__ == "__main__":
-    absltest.main()

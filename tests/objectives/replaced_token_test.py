@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.stream import PACKED
 from tests import factories
@@ -326,7 +326,3 @@ class ParametersTest(parameterized.TestCase):
                 np.testing.assert_array_equal(composed, table)
             if embeddings == "separate":
                 self.assertGreater(np.abs(own - table).max(), 0.01)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from tests.evaluation.translating_test import ALL, PAD, PIECES, SHALLOW, features, model, params
@@ -105,7 +105,3 @@ class LossTest(parameterized.TestCase):
         found = nn.unbox(jax.eval_shape(model(ALL[4]).init, jax.random.key(0)))
         expected = jax.tree.map(jnp.shape, params(ALL[4]))
         self.assertEqual(jax.tree.map(jnp.shape, found), expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

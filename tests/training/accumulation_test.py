@@ -7,7 +7,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import factories
 from xlm.objectives.batch import Batch
@@ -243,7 +243,3 @@ class WarmUpTest(parameterized.TestCase):
     def test_it_stays_whole_in_a_long_run(self):
         for step in (10_000, 2**31 - 1):
             self.assertEqual(Accumulation(2048, 10_000).parts_at(jnp.int32(step)), 2048)
-
-
-if __name__ == "__main__":
-    absltest.main()

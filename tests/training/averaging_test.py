@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -37,7 +37,3 @@ class AveragingTest(parameterized.TestCase):
         found = mean_params(trees)
         self.assertTrue(found.sharding.is_equivalent_to(sharding, 2), found.sharding)
         np.testing.assert_array_equal(found, mean_params(tree(s)["a"] for s in range(3)))
-
-
-if __name__ == "__main__":
-    absltest.main()

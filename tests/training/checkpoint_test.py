@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -371,7 +371,3 @@ class DigestTest(parameterized.TestCase):
         for spec in (P("data"), P(("fsdp", "model")), P(None)):
             placed = jax.device_put(state, NamedSharding(mesh, spec))
             self.assertEqual(digest(placed), digest(state))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -69,7 +69,3 @@ class CollectivesTest(absltest.TestCase):
         self.assertEqual(never.times, 0)
         with self.assertRaisesRegex(ValueError, "no program, it has no entry: 'nothing'"):
             collectives_of("nothing", 4)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -72,7 +72,3 @@ class DeterministicTest(absltest.TestCase):
         lowered.compile(compiler_options={name: value == "true"})
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "No such compile option"):
             lowered.compile(compiler_options={f"{name}_or_not": True})
-
-
-if __name__ == "__main__":
-    absltest.main()

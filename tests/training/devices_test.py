@@ -299,7 +299,3 @@ class CollectivesTest(parameterized.TestCase):
         ]  # fmt: skip
         inside = max(max(one.sizes) for one in over_data if one.in_loop)
         return inside, max((max(one.sizes) for one in over_data if not one.in_loop), default=0)
-
-
-if __name__ == "__main__":
-    absltest.main()

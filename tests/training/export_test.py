@@ -6,7 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart, vocap_paper, xy_lent
 from xlm.experiment import memory, model, objectives
@@ -87,7 +87,3 @@ class ExportTest(parameterized.TestCase):
             self.assertGreater(max(beside), size)
         else:
             self.assertEqual(max(beside), config.model.hidden_size)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 from xlm.training.flops import matmul_flops
@@ -64,7 +64,3 @@ class FlopsTest(parameterized.TestCase):
         )
         x, w = jnp.ones((8, 6)), jnp.ones((6, 3))
         self.assertEqual(count(split, x, w), count(jnp.matmul, x, w))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -93,7 +93,3 @@ class BackendTest(parameterized.TestCase):
         flags = f"--config=configs/{config}", "--workdir=/dev/null"  # where they end with an error
         self.assertEqual(commands.execute(command, *flags).returncode, 2)
         self.assertEqual(keep_freed.call_count, int(is_of_cpu))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -55,7 +55,3 @@ class LearningTest(absltest.TestCase):
         # The text has no more to learn than how frequent each token is.
         self.assertLess(last.loss, 1.1 * first.unigram)
         self.assertGreater(first.loss, 2 * last.loss)
-
-
-if __name__ == "__main__":
-    absltest.main()

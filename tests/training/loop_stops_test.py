@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import factories
 from tests.training.toy_runs import (
@@ -131,7 +131,3 @@ class NotFiniteTest(TestCase):
         for folder in (self.folder, self.folder / "nothing"):
             with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
                 restore_latest(folder / "checkpoints", self.functions.abstract_after)
-
-
-if __name__ == "__main__":
-    absltest.main()

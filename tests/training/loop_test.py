@@ -13,7 +13,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
 
 from tests import factories
 from tests.training.toy_runs import (
@@ -254,7 +253,3 @@ class RecordsTest(TestCase):
         (path,) = (self.folder / "profile").rglob("*.xplane.pb")
         programs = re.findall(rb"jit_(\w+)\(", path.read_bytes())
         self.assertContainsSubset({b"train_step", b"refresh"}, programs)
-
-
-if __name__ == "__main__":
-    absltest.main()

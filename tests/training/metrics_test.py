@@ -4,7 +4,7 @@ import math
 import pathlib
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.training.metrics import MetricsWriter, read_metrics
 
@@ -69,7 +69,3 @@ class MetricsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, error):
             MetricsWriter(self.path, resume_step=1)
         self.assertEqual(self.path.read_bytes(), content + line + content)
-
-
-if __name__ == "__main__":
-    absltest.main()

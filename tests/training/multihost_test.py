@@ -178,7 +178,3 @@ class MultihostTest(absltest.TestCase):
                     self.assertEqual(mine[name], value, name)
                 else:
                     np.testing.assert_allclose(mine[name], value, rtol=1e-5, err_msg=name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import functools
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import factories
 from xlm.training.optimizer import Optimizer, make_optimizer
@@ -312,7 +312,3 @@ class TableTest(parameterized.TestCase):
             found.append(optimizer.apply_pending_updates(params, state)[0])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
         self.assertEqual(len(getattr(both.init(params), "tables", ())), 2 * (update == "rows"))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -10,7 +10,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -333,7 +333,3 @@ class LayoutTest(TestCase):
         ):
             self.assertLen(array.addressable_shards, 8)
             self.assertEqual({shard.data.shape for shard in array.addressable_shards}, {shape})
-
-
-if __name__ == "__main__":
-    absltest.main()

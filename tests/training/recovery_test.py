@@ -10,7 +10,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.training import checkpoint_test
 from tests.training.checkpoint_test import abstract_after, damage, digest, state_of
@@ -205,7 +205,3 @@ class FiniteTest(checkpoint_test.TestCase):
         with self.assertRaisesRegex(ValueError, error):
             restore_latest(self.folder, abstract_after)
         self.assertEqual(self.names(), ["1", "2"])
-
-
-if __name__ == "__main__":
-    absltest.main()

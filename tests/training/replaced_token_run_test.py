@@ -11,7 +11,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
@@ -138,7 +138,3 @@ class RunTest(parameterized.TestCase):
         for one, other in zip(of_devices, of_one, strict=True):
             for pair, weight in other.weights.items():
                 np.testing.assert_allclose(one.weights[pair], weight, rtol=1e-3)
-
-
-if __name__ == "__main__":
-    absltest.main()

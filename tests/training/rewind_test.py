@@ -4,7 +4,6 @@ import shutil
 
 import jax
 import numpy as np
-from absl.testing import absltest
 
 from tests import factories
 from tests.training.toy_runs import NUM_STEPS, Data, TestCase, Toy, toy_functions, whole_run
@@ -56,7 +55,3 @@ class RewindTest(TestCase):
                 self.rewind(step)
         self.assertEmpty(list(self.folder.glob("abandoned*")))
         self.assertIn("--continue_from=10 goes on", advice(self.folder))
-
-
-if __name__ == "__main__":
-    absltest.main()

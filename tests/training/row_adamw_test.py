@@ -242,7 +242,3 @@ class ErrorsTest(parameterized.TestCase):
     def test_numbers_out_of_range(self, settings, message):
         with self.assertRaisesRegex(ValueError, message):
             row_adamw(0.1, **settings)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import quickstart, real_text, veco, vocap_paper, xy_lent
@@ -113,7 +113,3 @@ class ScheduleTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, error):
             rates(10, schedule="wsd", warmup_steps=9)
         rates(10, warmup_steps=9)  # no matter to the others
-
-
-if __name__ == "__main__":
-    absltest.main()

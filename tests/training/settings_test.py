@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.training.settings import TrainSettings
 
@@ -19,7 +19,3 @@ class TrainSettingsTest(parameterized.TestCase):
         dataclasses.replace(settings, keep_every=30, accumulation_steps=4, batch_warmup_steps=5)
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(settings, **changes)
-
-
-if __name__ == "__main__":
-    absltest.main()

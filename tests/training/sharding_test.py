@@ -8,7 +8,7 @@ from unittest import mock
 import flax.linen as nn
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import PartitionSpec
 
 from xlm.training import sharding
@@ -148,7 +148,3 @@ class HostPartsTest(parameterized.TestCase):
     def test_hosts_that_do_not_fit(self, shape, hosts, message):
         with self.assertRaisesRegex(ValueError, message):
             self.parts_of(1, shape, hosts)
-
-
-if __name__ == "__main__":
-    absltest.main()

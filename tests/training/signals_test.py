@@ -5,7 +5,7 @@ import signal
 from unittest import mock
 
 import jax
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.experimental import multihost_utils
 
 from xlm.training.signals import EXIT_STOPPED, StopRequest
@@ -61,7 +61,3 @@ class StopRequestTest(parameterized.TestCase):
     def test_the_status_is_another_than_those_of_errors_and_kills(self):
         self.assertNotIn(EXIT_STOPPED, (0, 1, 2))
         self.assertLess(EXIT_STOPPED, 126)
-
-
-if __name__ == "__main__":
-    absltest.main()

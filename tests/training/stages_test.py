@@ -293,7 +293,3 @@ class SettingsTest(parameterized.TestCase):
             stages_of(settings, NUM_STEPS)
         stages_of(dataclasses.replace(settings, decay_fraction=0.4), NUM_STEPS)
         stages_of(dataclasses.replace(settings, restart_schedule=False), NUM_STEPS)
-
-
-if __name__ == "__main__":
-    absltest.main()
