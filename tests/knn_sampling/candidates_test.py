@@ -95,10 +95,8 @@ class UnionOfNeighboursTest(parameterized.TestCase):
         self.assertEqual(candidates.ids.tolist(), [list(range(V))])
         np.testing.assert_array_equal(candidates.labels, targets)
 
-
-class UnionOfClassesTest(parameterized.TestCase):
     @parameterized.parameters(0, 1, 6, 20, 100)
-    def test_equals_sets(self, num_extra: int):
+    def test_a_union_of_classes_equals_sets(self, num_extra: int):
         make = jax.jit(union_of_classes, static_argnums=3)
         for seed in range(20):
             _, targets, weights = random_batch(seed)

@@ -286,8 +286,6 @@ class AbsentTest(parameterized.TestCase):
             for ids in map(np.asarray, draw(layer, batch, sample)):
                 self.assertTrue(((ids >= 0) & (ids < VALID)).all())
 
-
-class SettingsTest(parameterized.TestCase):
     def test_settings_that_cannot_be(self):
         for temperature in (-0.5, float("nan")):
             message = f"temperature is {temperature}, must be at least"

@@ -203,15 +203,6 @@ class NearestNeighboursTest(parameterized.TestCase):
         self.assertEqual(text.count("dot_general["), products)
         self.assertEqual(text.count("HIGHEST"), 2 * text.count("dot_general["))
 
-    @parameterized.parameters(
-        ("cpu", 1_000_000, 0, 256), ("cpu", 2_000_000, 0, 128), ("cpu", 9_000_000, 0, 64),
-        ("gpu", 5_120, 0, 4096), ("gpu", 500_032, 100 * 768, 512),
-        ("gpu", 500_032, 128 * 100 * 768, 27), ("tpu", 9_000_000, 2**29, 1),
-    )  # fmt: skip
-    def test_derived_block_sizes(self, backend: str, vocab_size, recomputed, expected):
-        with mock.patch.object(jax, "default_backend", return_value=backend):
-            self.assertEqual(neighbours._block_size(vocab_size, recomputed), expected)
-
     @parameterized.parameters((32_767, "float32"), (32_768, "bfloat16_exact"))
     def test_derived_choices_are_those_named(self, vocab_size: int, scores: str):
         table = jax.ShapeDtypeStruct((vocab_size, 2), jnp.float32)

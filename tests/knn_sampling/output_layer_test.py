@@ -26,7 +26,6 @@ from tests.knn_sampling.batches import (
     NCE,
     NEG,
     NUM_VALID,
-    SAMPLED,
     SETTINGS,
     WG,
     B,
@@ -269,20 +268,6 @@ class NegativesTest(parameterized.TestCase):
         expected = np.stack([loss_of(group) for group in range(G)]).reshape(B, M)
         found, _ = value_and_gradients(layer, batch, sample)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-class EverySampledKindTest(parameterized.TestCase):
-    @parameterized.parameters(*SAMPLED)
-    def test_positions_of_weight_zero_count_for_nothing(self, layer: OutputLayer):
-        batch = random_batch()
-        losses, gradients = sampled(layer, batch)
-        unused = np.asarray(batch["weights"]) == 0
-        np.testing.assert_array_equal(np.asarray(losses)[unused], 0)
-        self.assertGreater(np.abs(np.asarray(gradients[0])[~unused]).min(), 0)
-        hidden, targets = map(np.array, (batch["hidden"], batch["targets"]))
-        hidden[unused], targets[unused] = np.nan, 1
-        changed = sampled(layer, batch | {"hidden": hidden, "targets": targets})
-        assert_close(changed, (losses, gradients))
 
     @parameterized.parameters(KNN, CORRECTED, NEG)
     def test_candidate_rows_say_where_the_rows_are(self, layer: OutputLayer):

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics
@@ -197,8 +197,6 @@ class LossOverRowsTest(parameterized.TestCase):
                 expected = value_and_gradients(layer, batch, cut)
                 assert_close(by_rows(layer, batch, sample, rows), expected)
 
-
-class PaperSizesTest(absltest.TestCase):
     def test_no_array_of_the_table_is_made(self):
         vocab_size, width, groups, sequences, capacity = 500_096, 768, 8, 32, 262_144
         layer = layer_of("knn", k=50, capacity=65_536, group_size=sequences, num_valid=vocab_size)

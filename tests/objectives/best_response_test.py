@@ -2,7 +2,7 @@
 
 import numpy as np
 import scipy.optimize
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.objectives.best_response import best_response, divergence
 from xlm.objectives.settings import RobustSettings
@@ -137,8 +137,6 @@ class BestResponseTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             best_response(**given)
 
-
-class RobustSettingsTest(absltest.TestCase):
     def test_phase_steps_are_equally_far_from_each_other_and_both_ends(self):
         settings = RobustSettings(num_phases=10)
         self.assertEqual(settings.phase_steps(1100), tuple(range(100, 1100, 100)))

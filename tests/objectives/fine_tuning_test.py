@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.test_util import check_grads
 
 from tests import factories
@@ -156,7 +156,7 @@ class FineTuningTest(parameterized.TestCase):
         self.assertEqual(set(params("tagging")["encoder"]), {"embeddings"})
 
 
-class CrossPairTest(absltest.TestCase):
+class CrossPairTest(parameterized.TestCase):
     SETTINGS = dataclasses.replace(SETTINGS, num_layers=1, cross_attention=True)
 
     def test_each_text_is_decoded_with_the_other_one(self):
@@ -189,8 +189,6 @@ class CrossPairTest(absltest.TestCase):
                 expected.append(np.asarray(decoded)[0, 0])
             np.testing.assert_allclose(states[row, 0], np.concatenate(expected), atol=1e-5)
 
-
-class ByRowsTest(parameterized.TestCase):
     @parameterized.parameters("tagging", "pairs")
     def test_rows_that_are_read_stand_for_the_table(self, kind):
         head, loss = KINDS["classification"]

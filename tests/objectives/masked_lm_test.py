@@ -203,8 +203,6 @@ class ScheduleTest(parameterized.TestCase):
         constant, *_ = differentiated(objective_with(FULL), params(), packed_tokens(), 4)
         self.assertNotIn("mask_rate", constant)
 
-
-class KeysTest(absltest.TestCase):
     def test_masks_dropout_and_samples_have_random_keys_of_their_own(self):
         """Equal keys would make, say, what is dropped depend on what is masked."""
         objective = objective_with(factories.output_layer_settings(kind="nce", num_negatives=5))
@@ -235,8 +233,6 @@ class KeysTest(absltest.TestCase):
         self.assertCountEqual(keys, ["mask_tokens", "sample", "apply"])
         self.assertLen({tuple(key) for of in keys.values() for key in of.tolist()}, 6)
 
-
-class LanguagesTest(absltest.TestCase):
     def test_the_loss_of_a_language_is_that_of_its_rows(self):
         objective = dataclasses.replace(objective_with(FULL), languages=("aa", "bb", "cc", "dd"))
 
@@ -354,8 +350,6 @@ class GroupsTest(absltest.TestCase):
     def test_the_loss_is_the_sum_over_the_groups(self):
         assert_close(*self.halves(dataclasses.replace(SAMPLED, group_size=2)))
 
-
-class MetricsTest(absltest.TestCase):
     def test_classes_and_overflow_are_the_mean_over_the_groups(self):
         objective = objective_with()
         plan, _ = planned(objective, packed_tokens())

@@ -23,9 +23,7 @@ from xlm.objectives.pair_losses import PairSums
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, Plan, ReplacedToken
 from xlm.objectives.settings import ReplacedTokenSettings
 
-SETTINGS = ReplacedTokenSettings(
-    generator_layers=0, weight=50.0, temperature=1.0, embeddings="shared"
-)
+SETTINGS = ReplacedTokenSettings(generator_layers=0)
 SHARINGS = ("shared", "separate", "disentangled")
 KEY = jax.random.key(1)
 NUM_VALID = 60
@@ -34,28 +32,20 @@ ENCODER = factories.encoder_settings(vocab_size=160, dropout_rate=0.0)
 
 
 @functools.cache
-def generator(
-    layer: str = "full", kind: type[MaskedLM] = MaskedLM, row_capacity: int = 0
-) -> MaskedLM:
+def generator(layer: str = "full", row_capacity: int = 0) -> MaskedLM:
     """No layers, as those are masked LM's."""
     return factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),
-        dataclasses.replace(ENCODER, num_layers=0),
-        kind=kind,
-        num_valid=NUM_VALID,
-        scope=GENERATOR,
-        languages=("de", "fr"),
-        row_capacity=row_capacity,
-    )
+        dataclasses.replace(ENCODER, num_layers=0), num_valid=NUM_VALID, scope=GENERATOR,
+        languages=("de", "fr"), row_capacity=row_capacity,
+    )  # fmt: skip
 
 
 @functools.cache
-def replaced_token(
-    *of_generator, dropout_rate: float = 0.0, name: str = "mrtd", **changes
-) -> ReplacedToken:
+def replaced_token(*of_generator, dropout_rate: float = 0.0, **changes) -> ReplacedToken:
     encoder = Encoder(dataclasses.replace(ENCODER, dropout_rate=dropout_rate))
     settings = dataclasses.replace(SETTINGS, **changes)
-    return ReplacedToken(generator(*of_generator), encoder, settings, name)
+    return ReplacedToken(generator(*of_generator), encoder, settings)
 
 
 def batch() -> Batch:
@@ -92,12 +82,6 @@ class Step(NamedTuple):
     hidden: np.ndarray  # [B, M, E]
     ids: np.ndarray  # [B, L]
     is_replaced: np.ndarray  # [B, L]
-    observed: PairSums | None
-
-    metrics: LossAndMetrics
-    hidden: np.ndarray
-    ids: np.ndarray
-    is_replaced: np.ndarray
     observed: PairSums | None
 
 
@@ -249,7 +233,7 @@ def by_rows(embeddings: str) -> ReplacedToken:
 
 
 def by_table(embeddings: str) -> ReplacedToken:
-    return replaced_token("knn", MaskedLM, 10_000, embeddings=embeddings)
+    return replaced_token("knn", 10_000, embeddings=embeddings)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
@@ -212,8 +212,6 @@ class AccumulatedTest(parameterized.TestCase):
             for name in one:
                 check(one[name], other[name], err_msg=name)
 
-
-class RefreshTest(absltest.TestCase):
     def test_no_device_gathers_a_table_whose_columns_are_split(self):
         functions = functions_on((1, 8, 1), "knn", "rows")
         names = functions.objective.due(0)

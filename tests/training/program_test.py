@@ -300,8 +300,6 @@ class ResumeTest(TestCase):
         self.assertGreater(stale[0], 0.9)  # the empty index
         self.assertGreater(min(stale[-3:]), 0)
 
-
-class LayoutTest(TestCase):
     def test_a_checkpoint_goes_on_on_another_mesh(self):
         start, whole, folder = (self.new_folder() for _ in range(3))
         train_variant(functions("rows", SINGLE), "rows", start, num_steps=4)

@@ -173,7 +173,7 @@ class PendingUpdatesTest(absltest.TestCase):
         self.assertLess(distance, 1e-4)
 
 
-class SlotsTest(absltest.TestCase):
+class SlotsTest(parameterized.TestCase):
     def test_unused_slots_read_zeros_and_write_nothing(self):
         optimizer, table, state = after_steps()
         ids = filled(V, 3, V, V, 0)
@@ -203,8 +203,6 @@ class SlotsTest(absltest.TestCase):
         np.testing.assert_array_equal(places[[1, 3]], [3, 0])
         self.assertGreaterEqual(places[[0, 2, 4]].min(), V)
 
-
-class CompiledTest(parameterized.TestCase):
     @parameterized.parameters("update", "read and update", "apply_pending_updates")
     def test_donated_tables_are_changed_in_place(self, what):
         optimizer = row_adamw(SCHEDULES["decay"])
@@ -229,8 +227,6 @@ class CompiledTest(parameterized.TestCase):
         if what != "apply_pending_updates":
             self.assertLess(memory.temp_size_in_bytes, 4 * table.size / 8)
 
-
-class ErrorsTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"b1": 0.95, "b2": 0.9}, r"b1 / sqrt\(b2\) is 1.0014.*optimizer.beta1"),
         ({"b1": 1.0}, r"b1 is 1.0, .*\[0, 1\)"),

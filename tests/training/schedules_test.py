@@ -1,15 +1,11 @@
 """Every schedule at its corners and against its formula."""
 
 import types
-from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
-from ml_collections import ConfigDict
 
-from configs import quickstart, real_text, veco, vocap_paper, xy_lent
 from xlm.training.schedules import learning_rate_schedule
 from xlm.training.settings import SCHEDULES
 
@@ -24,16 +20,6 @@ def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     }  # fmt: skip
     schedule = learning_rate_schedule(types.SimpleNamespace(**values), num_steps)
     return np.asarray(jax.jit(schedule)(np.arange(num_steps + 2))) / 0.5
-
-
-def presets() -> Iterator[tuple[str, ConfigDict, int]]:
-    """Runs of configs, with the settings of their optimizer and the steps of each stage."""
-    for module in (vocap_paper, xy_lent, veco, quickstart, real_text):
-        for run in getattr(module, "RUNS", ("",)):
-            config = module.get_config(run)
-            steps = [steps for _, steps in config.optimizer.stages]
-            for length in (*steps, config.train.num_steps - sum(steps)):
-                yield f"{module.__name__}:{run}", config.optimizer, length
 
 
 # Those that reach the final rate at the last step.
@@ -95,13 +81,6 @@ class ScheduleTest(parameterized.TestCase):
             self.assertTrue((np.isfinite(found) & (found >= 0)).all())
             if schedule in ENDING:
                 np.testing.assert_array_equal(found[-3:], 0)
-
-    def test_nor_of_any_preset(self):
-        for name, optimizer, num_steps in presets():
-            with self.subTest(name):
-                one = jax.jit(learning_rate_schedule(optimizer, num_steps))
-                found = one(jnp.arange(num_steps))
-                self.assertTrue((np.isfinite(found) & (found >= 0)).all())
 
     def test_warm_up_and_decay_that_do_not_fit(self):
         for warmup_steps in (10, -1):

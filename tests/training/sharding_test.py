@@ -115,8 +115,6 @@ class SlicesTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "or of unequal ones: 2 by slice_index"):
             self.devices_of((8, 1, 1), "0 0 0 1 1 1 1 1", "slice_index")
 
-
-class PaddedVocabSizeTest(parameterized.TestCase):
     @parameterized.parameters((640, 128, 640), (641, 128, 768), (5, 1, 5))
     def test_it_is_the_next_multiple(self, vocab_size, multiple, expected):
         self.assertEqual(padded_vocab_size(vocab_size, multiple), expected)

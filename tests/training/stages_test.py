@@ -7,7 +7,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import factories
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
@@ -222,8 +222,6 @@ class FrozenTest(TestCase):
         output = functions.apply_pending_updates(state).params["output"]
         assert_equal(output, initial_params()["output"])  # nor does it decay
 
-
-class DevicesTest(absltest.TestCase):
     def test_parts_of_a_batch_on_shards_of_data(self):
         """Parameters that are not trained go into each shard whole."""
         tokens = np.concatenate([factories.packed_tokens(seed) for seed in (0, 1)])
