@@ -263,29 +263,6 @@ class DependenceTest(parameterized.TestCase):
         of_cross_attention = found["layers"]["cross_attention"]["value"]["kernel"]
         self.assertGreater(np.abs(of_cross_attention).max(), 1e-3)
 
-    @parameterized.parameters(*KINDS)
-    def test_swapping_the_sides_changes_nothing(self, kind):
-        """Flipping the order of a pair is no other example, as both directions are trained."""
-        objective = cross_mlm(kind)
-        # A sequence of two equally long sides, in every row.
-        plan = jax.tree.map(lambda x: np.repeat(x[3:], len(x), axis=0), planned(kind))
-        self.assertEqual(plan.sides.tolist(), [[1] * 8 + [2] * 8] * 4)
-
-        moved = functools.partial(np.roll, shift=L // 2, axis=1)
-        found = plan.masked_lm
-        masked = found.masked._replace(positions=(found.masked.positions + L // 2) % L)
-        swapped = {x: moved(getattr(found, x)) for x in ("segments", "positions", "tokens")}
-        swapped = found._replace(masked=masked, **swapped)
-        expected = of_plan(objective, plan)
-        result = of_plan(objective, Plan(swapped, 3 - moved(plan.sides)))
-        for name in ("is_loss", "cs_loss"):
-            np.testing.assert_allclose(result[name], expected[name], rtol=1e-5)
-        # Of TLM the positions differ.
-        tlm = [one.get("tlm_loss", (0,))[0] for one in (result, expected)]
-        losses = [result["loss"][0] - 3 * tlm[0], expected["loss"][0] - 3 * tlm[1]]
-        np.testing.assert_allclose(*losses, rtol=1e-5)
-        self.assertEqual(result["loss"][1], expected["loss"][1])
-
     def test_a_side_without_another_one_is_not_predicted_from_it(self):
         first_half = tokens()
         first_half[0, 7:] = PAD

@@ -183,6 +183,18 @@ class IntervalsTest(TestCase):
         self.assertEqual(state.key_data[1], 6)
         self.assertEqual(self.latest()[1].key_data[1], 6)
 
+    def test_a_run_starts_from_the_parameters_it_is_given(self):
+        seen = []
+
+        def train_step(objective, state, batch):
+            seen.append(np.asarray(state.params["w"]))
+            return self.functions.train_step(objective, state, batch)
+
+        watched, given = dataclasses.replace(self.functions, train_step=train_step), np.arange(4.0)
+        self.train(functions=watched, initial_params=lambda: {"w": given})
+        np.testing.assert_array_equal(seen[0], given.astype(np.float32))
+        self.train(initial_params=self.fail)  # a run that goes on has its parameters
+
     def test_a_finished_run_is_left_as_it_is(self):
         shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
         files = {p: p.read_bytes() for p in self.folder.rglob("*") if p.is_file()}

@@ -246,22 +246,13 @@ class ResumeTest(TestCase):
         records = read_metrics(whole / "metrics.jsonl")
         self.assertEqual(read_metrics(stopped / "metrics.jsonl"), records)
         records = [r for r in records if "train/loss" in r]
-        self.assertLen(records, 8)
-        rates = [r["train/mask_rate"] for r in records]
-        np.testing.assert_allclose(rates, np.linspace(0.2, 0.6, 8), rtol=1e-6)
         of_pairs, separate, of_rows = (
             [r for r in records if name in r]
             for name in ("train/tlm_loss", "train/contrast_loss", "train/alpha")
         )
         self.assertBetween(len(of_pairs), 1, 5)
         self.assertBetween(len(separate), 1, 5)
-        self.assertGreater(len(of_rows), 2)  # so that both phases of alpha are seen
-        for r in of_pairs:
-            self.assertEqual(r["train/loss"], r["train/tlm_loss"])
-        for r in separate:
-            total = r["train/separate_mlm_loss"] + r["train/contrast_loss"]
-            self.assertEqual(r["train/loss"], r["train/mlm_and_contrast_loss"])
-            self.assertAlmostEqual(r["train/loss"], total, places=4)
+        self.assertEqual(len(of_pairs) + len(separate) + len(of_rows), 8)
         # The third step on rows begins the second phase.
         alphas = [config("pairs").data.alpha] * 2 + [0.0] * (len(of_rows) - 2)
         np.testing.assert_allclose([r["train/alpha"] for r in of_rows], alphas, rtol=1e-6)
@@ -269,26 +260,6 @@ class ResumeTest(TestCase):
         for r in of_rows:
             of_languages = [v for name, v in r.items() if name.startswith("train/loss/")]
             self.assertBetween(r["train/loss"], min(of_languages), max(of_languages))
-
-    def test_a_run_starts_from_the_parameters_it_is_given(self):
-        plain, folder = functions("plain", SINGLE), self.new_folder()
-        rng = np.random.default_rng(0)
-        given = jax.tree.map(lambda x: 0.02 * rng.normal(size=x.shape), plain.abstract_state.params)
-        first: dict = {}
-
-        def train_step(objective, state, batch):
-            first.setdefault("params", jax.device_get(state.params))
-            return plain.train_step(objective, state, batch)
-
-        watched = dataclasses.replace(plain, train_step=train_step)
-        train_variant(watched, "plain", folder, num_steps=2, initial_params=lambda: given)
-        expected = jax.tree.map(lambda x: x.astype(np.float32), given)
-        jax.tree.map(np.testing.assert_array_equal, first["params"], expected)
-
-        def read_again():
-            self.fail("a run that goes on has its parameters")
-
-        train_variant(plain, "plain", folder, num_steps=4, initial_params=read_again)
 
     def assert_all_is_on(self, state, records: list[dict[str, float]]):
         """Or else the test could not tell whether any of it is restored."""

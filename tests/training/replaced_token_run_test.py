@@ -101,22 +101,13 @@ class RunTest(parameterized.TestCase):
         record = load_pair_record(ahead / RECORD)
         first, later = record.phases
         self.assertEqual((first.step, later.step), (2, 5))
+        for phase in record.phases:
+            self.assertNotEqual(phase.weights, record.base)
+            self.assertAlmostEqual(phase.divergence, config().robust.rho, places=9)
         wrong = dataclasses.replace(later, weights=record.base)
         write_pair_record(ahead / RECORD, PairRecord(record.base, (first, wrong)))
         self.run_to_the_end(ahead)
         self.assertEqual((ahead / RECORD).read_bytes(), (self.whole / RECORD).read_bytes())
-
-    def test_pairs_are_reweighted_within_the_ball(self):
-        record = load_pair_record(self.whole / RECORD)
-        self.assertLen(record.base, 3)
-        for phase in record.phases:
-            self.assertNotEqual(phase.weights, record.base)
-            self.assertAlmostEqual(phase.divergence, config().robust.rho, places=9)
-        total, count = self.state.extra["pair_losses"]
-        self.assertTrue((np.asarray(count) > 0).all())
-        means = dict(zip(("aa-bb", "aa-cc", "bb-cc"), np.asarray(total / count), strict=True))
-        for loss in means.values():
-            self.assertBetween(loss, 30, 60)  # the generator's, and 50 times the discriminator's
 
     def test_devices_do_not_change_the_run(self):
         folder = self.new_folder()
