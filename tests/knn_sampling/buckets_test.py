@@ -17,7 +17,7 @@ class BucketSizesTest(parameterized.TestCase):
     def test_by_hand(self, capacity: int, num_buckets: int, sizes: tuple[int, ...]):
         self.assertEqual(bucket_sizes(capacity, num_buckets), sizes)
 
-    def test_the_largest_is_the_capacity_and_the_others_are_whole_tiles(self):
+    def test_the_largest_is_the_capacity_the_others_whole_tiles(self):
         for capacity in range(1, 1500, 37):
             for num_buckets in (1, 2, 3, 8):
                 *smaller, largest = bucket_sizes(capacity, num_buckets)

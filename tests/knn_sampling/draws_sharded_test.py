@@ -83,7 +83,7 @@ class ShardedTest(parameterized.TestCase):
             np.testing.assert_array_equal(found, single(label))
             self.assertEqual((found == target).all(), label != target)
 
-    def test_devices_with_parts_of_tiles_draw_from_the_same_distribution(self):
+    def test_devices_with_parts_of_tiles_draw_from_the_softmax(self):
         _, split = self.layers("full", VALID)
         batch = batch_of(304, VALID)
         found = draw_many(split, self.placed(repeated(batch, 4, 5000)))

@@ -1,4 +1,4 @@
-"""Draws against the softmax that they are from, a slow reference, and what must not matter."""
+"""Draws against the softmax that they are from, and what must not matter."""
 
 import dataclasses
 import functools
@@ -162,7 +162,7 @@ class InvarianceTest(parameterized.TestCase):
         jax.tree.map(np.testing.assert_array_equal, *both)
 
     @parameterized.parameters(False, True)
-    def test_candidates_that_are_all_classes_give_the_draws_of_the_full_softmax(self, corrects):
+    def test_all_classes_as_candidates_draw_as_the_full_softmax(self, corrects):
         layer = layer_of("knn", **CHANGES | {"k": VALID, "group_size": 0})
         layer = dataclasses.replace(layer, log_q_correction=corrects)
         batch = batch_of()

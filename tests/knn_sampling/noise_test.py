@@ -1,4 +1,4 @@
-"""NCE and negative sampling against loops over their formulas, and against the optima they have."""
+"""NCE and negative sampling against loops over their formulas, and the draws of their classes."""
 
 import functools
 import math

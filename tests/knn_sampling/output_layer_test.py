@@ -94,7 +94,7 @@ class SampledTest(parameterized.TestCase):
         assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
 
     @parameterized.parameters(False, True)
-    def test_target_sampling_equals_knn_of_tokens_that_list_only_themselves(self, corrects: bool):
+    def test_target_sampling_is_knn_of_tokens_listing_themselves(self, corrects: bool):
         itself = np.arange(V, dtype=np.int32)[:, None]
         index = NeighbourIndex(itself, jitted_inclusion(itself, statistics_of().probabilities))
         targets, knn = (

@@ -172,7 +172,7 @@ class KernelTest(parameterized.TestCase):
         found, expected = (attend(one, x, **use)[0] for one in (module, plain))
         np.testing.assert_array_equal(found, expected)
 
-    def test_dropout_is_left_to_blocks_and_decoding_takes_the_plain_one(self):
+    def test_dropout_takes_blocks_and_decoding_the_plain_one(self):
         self.assertEmpty(self.kernels(BLOCKS, X))
         (call,) = self.kernels(BLOCKS, X, deterministic=True)
         self.assertEqual(call["implementation"], "cudnn")

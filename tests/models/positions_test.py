@@ -1,4 +1,4 @@
-"""Positions as rotations and as a bias by distance, of packed and of restarted positions."""
+"""Positions as a bias by distance, and the order of sentences whose positions restart."""
 
 import functools
 

@@ -137,7 +137,7 @@ class BestResponseTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             best_response(**given)
 
-    def test_phase_steps_are_equally_far_from_each_other_and_both_ends(self):
+    def test_phase_steps_are_equally_far_from_each_other_and_ends(self):
         settings = RobustSettings(num_phases=10)
         self.assertEqual(settings.phase_steps(1100), tuple(range(100, 1100, 100)))
         for num_steps in (11, 12, 125_000):

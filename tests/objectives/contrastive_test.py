@@ -89,7 +89,7 @@ class ContrastiveLossTest(parameterized.TestCase):
 class SentenceContrastTest(absltest.TestCase):
     SENTENCES = (slice(0, 6), slice(6, 14))  # of `packed_tokens`
 
-    def test_the_loss_is_that_of_each_sentence_alone_and_their_contrast(self):
+    def test_the_loss_is_of_each_sentence_and_their_contrast(self):
         full = factories.output_layer_settings(kind="full")
         objective = SentenceContrast(factories.masked_lm(full, kind=TranslationLM), CONTRAST)
         params, key = factories.random_params(objective), jax.random.key(7)

@@ -121,7 +121,7 @@ class ExtraTest(absltest.TestCase):
         second = Toward(-1.0, ("index", "other", "seen"), every=3)
         self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
 
-    def test_a_shared_part_is_one_and_renewed_by_the_first_that_has_it(self):
+    def test_a_shared_part_is_one_and_renewed_by_its_first_term(self):
         first = self.mixture.init_extra()
         self.assertCountEqual(first, ["index", "other", "seen"])
         due = [self.mixture.due(step) for step in range(4)]

@@ -1,4 +1,4 @@
-"""The loss of a translation: its definition, what it depends on, and what it trains."""
+"""The loss of a translation: its definition, and what it depends on."""
 
 import dataclasses
 import functools

@@ -32,7 +32,7 @@ class CompilationTest(absltest.TestCase):
         compilation.use_cache()
         self.assertTrue((self.folder / ".cache" / "vocap" / "compiled").is_dir())
 
-    def test_the_variable_of_jax_has_precedence_and_no_place_is_a_warning(self):
+    def test_jax_has_precedence_and_no_place_is_a_warning(self):
         (self.folder / "cache").touch()
         for value in ("", str(self.folder / "mine")):
             self.environment[compilation.VARIABLE] = value

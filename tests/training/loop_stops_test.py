@@ -121,7 +121,7 @@ class NotFiniteTest(TestCase):
 
     @parameterized.parameters(1, 10)
     @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of the rate
-    def test_a_state_that_is_not_finite_is_neither_evaluated_nor_saved(self, num_steps):
+    def test_a_state_that_is_not_finite_is_not_evaluated_nor_saved(self, num_steps):
         rates = factories.optimizer_settings(learning_rate=1e39)
         settings = dataclasses.replace(SETTINGS, num_steps=num_steps, checkpoint_every=1)
         error = "the state after step 1 holds numbers that are not finite, in params.w; the check"

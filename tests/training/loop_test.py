@@ -1,4 +1,4 @@
-"""The loop with a toy objective: intervals, refreshes, schedules, and what a run records."""
+"""The loop with a toy objective: intervals, refreshes, and what a run records."""
 
 import contextlib
 import dataclasses

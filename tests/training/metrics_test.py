@@ -51,7 +51,7 @@ class MetricsTest(parameterized.TestCase):
         self.write(range(3, 4), resume_step=2)
         self.assertEqual(self.path.read_bytes(), whole)
 
-    def test_numbers_of_earlier_releases_that_are_not_finite_are_left_out(self):
+    def test_not_finite_numbers_of_earlier_releases_are_left_out(self):
         self.path.parent.mkdir()
         self.path.write_text('{"step": 1, "none": NaN, "much": Infinity, "loss": 2}\n')
         self.assertEqual(read_metrics(self.path), [{"step": 1, "loss": 2}])

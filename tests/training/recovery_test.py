@@ -105,7 +105,7 @@ class FaultTest(checkpoint_test.TestCase):
         with mock.patch.object(checkpoint.ocp, "load_checkpointables", side_effect=fault):
             self.assert_left(kind, error)
 
-    def test_another_state_of_an_earlier_release_is_told_by_its_arrays(self):
+    def test_another_state_of_an_earlier_release_by_its_arrays(self):
         self.start_with(1, 2)
         path = self.folder / "2" / "_CHECKPOINT_METADATA"
         content = json.loads(path.read_text())

@@ -45,7 +45,7 @@ class RewindTest(TestCase):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         self.assertFalse((found.params["w"] == whole_run()[1].params["w"]).all())
 
-    def test_nothing_moves_where_there_is_no_such_checkpoint_or_a_damaged_one(self):
+    def test_nothing_moves_for_a_missing_or_damaged_checkpoint(self):
         (self.folder / "checkpoints/9/state/manifest.ocdbt").write_bytes(b"")
         for step, error in (
             (3, "--continue_from is 3, must be a step of a checkpoint in .*: 9, 10"),
