@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from tests import factories
 from xlm.objectives.batch import Batch
 from xlm.objectives.loss_and_metrics import means
-from xlm.objectives.objective import Objective
+from xlm.objectives.objective import Objective, gathered_rows
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
@@ -126,36 +126,6 @@ def on_one_device(accumulation: Accumulation, of: type[Lookup] = Lookup, **chang
     return jax.device_get(run(functions_of(of(**changes), accumulation)))
 
 
-@functools.cache
-def in_four_parts() -> list:
-    """Results of `accumulate` at each of 4 steps in which the batch grows, and of parts alone."""
-    objective, key, steps = Lookup(draws=True), jax.random.key(3), np.arange(4, dtype=np.int32)
-    params, extra, arrays = objective.init(key), objective.init_extra(), arrays_of(5)
-
-    @jax.jit
-    def accumulated(step):
-        batch = Batch(arrays, "lookups")
-        return accumulate(objective, params, extra, batch, key, step, Accumulation(4, 4))
-
-    @jax.jit
-    @jax.vmap
-    def of_part(arrays, number):
-        part_key = jax.random.fold_in(key, number)
-        plan, touched = objective.plan({}, Batch(arrays, "lookups"), part_key, jnp.int32(0))
-
-        def loss(params):
-            rows = params["table"].at[touched["table"]].get(mode="fill", fill_value=0)
-            found = objective.loss(params, {"table": rows}, plan, key)[0]
-            return found["loss"][0], found
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    split = {name: np.stack([array[n::4] for n in steps]) for name, array in arrays.items()}
-    stacked = jax.device_get(of_part(split, steps))
-    parts = [jax.tree.map(lambda x, n=n: x[n], stacked) for n in steps]
-    return [(jax.device_get(accumulated(step)), parts) for step in steps]
-
-
 class AccumulationTest(parameterized.TestCase):
     def assert_equal(self, found, expected):
         jax.tree.map(
@@ -209,21 +179,33 @@ class AccumulationTest(parameterized.TestCase):
     @parameterized.parameters(1, 2, 4)
     def test_each_part_has_a_key_and_weight_of_its_own(self, used):
         # Of the 4 parts, `used` are in use at a step when the batch grows in 4 steps.
-        (grads, metrics, extra), parts = in_four_parts()[used - 1]
-        total, weight, drawn = jax.tree.map(np.zeros_like, grads), 0.0, []
-        for of_this, found in parts[:used]:
-            total = jax.tree.map(np.add, total, of_this)
-            last, part_weight = found["loss"]
-            weight += part_weight
-            drawn.append(float(found["drawn"][0]))
+        objective, key, arrays = Lookup(draws=True), jax.random.key(3), arrays_of(5)
+        accumulated = functools.partial(accumulate, objective, accumulation=Accumulation(4, 4))
+        args = Batch(arrays, "lookups"), key, jnp.int32(used - 1)
+        grads, metrics, extra = jax.jit(accumulated)(first_params(), objective.init_extra(), *args)
+
+        @jax.jit
+        @functools.partial(jax.grad, has_aux=True)
+        def of_part(params, arrays, number):
+            part_key = jax.random.fold_in(key, number)
+            plan, touched = objective.plan({}, Batch(arrays, "lookups"), part_key, jnp.int32(0))
+            found, _ = objective.loss(params, gathered_rows(params, touched), plan, key)
+            return found["loss"][0], found
+
+        parts = [{name: x[number::4] for name, x in arrays.items()} for number in range(used)]
+        params = jax.tree.map(jnp.asarray, first_params())
+        results = [of_part(params, part, number) for number, part in enumerate(parts)]
+        losses, drawn = zip(
+            *((found["loss"], found["drawn"][0]) for _, found in results), strict=True
+        )
+        weight = sum(weight for _, weight in losses)
         self.assertEqual(metrics["loss"][1], weight)
         self.assertEqual(metrics["drawn"], (sum(drawn), used))
         self.assertEqual(extra["seen"], used)
-        np.testing.assert_allclose(extra["last"], last, rtol=1e-5)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b / weight, rtol=1e-5, atol=1e-7),
-            grads, total,
-        )  # fmt: skip
+        np.testing.assert_allclose(extra["last"], losses[-1][0], rtol=1e-5)
+        expected = jax.tree.map(lambda *x: sum(x) / weight, *(of_this for of_this, _ in results))
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+        jax.tree.map(check, grads, expected)
 
     def test_a_batch_that_cannot_be_cut(self):
         with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, .* one of 8 examples"):

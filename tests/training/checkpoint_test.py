@@ -223,7 +223,7 @@ class ParamsTest(TestCase):
         self.assert_latest_are(2, change=1)
         _, params = restore_mean_params(self.folder, functions_of_run(), 2)
         one, two = (state_of(step).params["table"] for step in (1, 2))
-        np.testing.assert_allclose(params["table"], (one + two + 1) / 2, rtol=1e-6)
+        np.testing.assert_allclose(params["table"], (one + (two + 1)) / 2, rtol=1e-6)
 
     def test_all_hosts_load_the_same_item(self):
         self.start_with(1)

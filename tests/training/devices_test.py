@@ -65,15 +65,13 @@ def masked_lm_on(
 
 
 def functions_on(
-    axes: tuple, kind: str, update: str, *, num_parts: int = 1, rules: tuple = RULES, **changes
+    axes: tuple, kind: str, update: str, *, rules: tuple = RULES, **changes
 ) -> TrainFunctions:
     optimizer = factories.optimizer_settings(
         weight_decay=0.01, clip_norm=1.0, embedding_update=update
     )
     objective = masked_lm_on(axes, kind, rules=rules, **changes)
-    parts = Accumulation(num_parts, 0)
-    mesh_settings, _ = mesh_of(axes, rules)
-    return factories.train_functions(objective, optimizer, mesh_settings, accumulation=parts)
+    return factories.train_functions(objective, optimizer, mesh_of(axes, rules)[0])
 
 
 def step_text(axes: tuple, kind: str, update: str, **kwargs) -> str:
@@ -179,6 +177,8 @@ IN_PARTS = {
     "full": ((4, 1, 2), ("full",), "dense", 2, {"num_layers": 1}),
     "two_other_axes": ((2, 2, 2), ("knn",), "dense", 0, {"capacity": 512, "num_layers": 1}),
     "full_by_rows": ((4, 2, 1), ("full",), "rows", 0, {}),
+    "few_rows": ((4, 1, 2), ("knn",), "dense", 0, {"capacity": 64, "group_size": 1}),
+    "data_alone": ((4, 1, 1), ("knn",), "dense", 0, {"capacity": 256, "group_size": 1}),
 }
 
 
@@ -245,30 +245,19 @@ class CollectivesTest(parameterized.TestCase):
         sizes = sizes_in(step_text((4, 1, 2), "full", "dense"))
         self.assertGreaterEqual(max(sizes), V * E / 2)
 
-    def in_parts(self, case: str) -> tuple[tuple, int, str]:
-        """Axes, capacity and text of one of `IN_PARTS`, or of a step of k-NN sampling."""
-        if case in IN_PARTS:
-            axes, *_, changes = IN_PARTS[case]
-            return axes, changes.get("capacity", 0), text_in_parts(*IN_PARTS[case])
-        axes, capacity = {"few_rows": ((4, 1, 2), 64), "data_alone": ((4, 1, 1), 512)}[case]
-        text = step_text(axes, "knn", "dense", num_parts=2, group_size=1, capacity=capacity)
-        return axes, capacity, text
-
     @parameterized.parameters(
         "data_alone", "knn_by_rows", "knn_of_one_group", "full", "full_by_rows"
     )
     def test_gradients_of_parts_are_summed_over_data_once(self, case):
-        axes, _, text = self.in_parts(case)
-        repeated, once = self.most_over_data(axes, text)
+        repeated, once = self.most_over_data(case)
         self.assertLess(repeated, 512 * E)  # a quarter of the rows' gradients; ids are fewer
         self.assertGreaterEqual(once, V * E / 2)
 
     @parameterized.parameters("few_rows", "two_other_axes")
     def test_or_in_each_part(self, case):
         """Those of few rows, which are fewer numbers; and where two other axes are split."""
-        axes, capacity, text = self.in_parts(case)
-        repeated, once = self.most_over_data(axes, text)
-        self.assertGreaterEqual(repeated, (4 * capacity + 4 * L) * E / 4)
+        repeated, once = self.most_over_data(case)
+        self.assertGreaterEqual(repeated, (4 * IN_PARTS[case][-1]["capacity"] + 4 * L) * E / 4)
         self.assertLess(once, E * E)
 
     @parameterized.parameters("full", "full_by_rows")
@@ -288,11 +277,11 @@ class CollectivesTest(parameterized.TestCase):
         # The examples are dealt out to the parts: token ids of the batch.
         self.assertLessEqual(sum(one.bytes for one in rest), 4 * 2 * B * L)
 
-    def most_over_data(self, axes, text: str) -> tuple[int, int]:
+    def most_over_data(self, case: str) -> tuple[int, int]:
         """Most elements of an array that is sent along `data` inside loops, and outside."""
-        size, *others = axes
+        size, *others = axes = IN_PARTS[case][0]
         over_data = [
-            one for one in collectives_of(text, math.prod(axes))
+            one for one in collectives_of(text_in_parts(*IN_PARTS[case]), math.prod(axes))
             if one.is_over(math.prod(others), size)
         ]  # fmt: skip
         inside = max(max(one.sizes) for one in over_data if one.in_loop)

@@ -116,18 +116,6 @@ class ResumeTest(TestCase):
                 found, metrics = ((f / "metrics.jsonl").read_bytes() for f in (folder, whole))
                 self.assertEqual(found, metrics)
 
-    def test_the_log_names_the_stage(self):
-        folder = self.new_folder()
-        with self.assertLogs(level="INFO") as logs:
-            self.stopped(STAGED, folder, SWITCH + 1)
-        with self.assertLogs(level="INFO") as later:
-            self.train(STAGED, folder)
-        first = "'input' alone, steps 0 to 3: 120 of 244 parameters"
-        second = "all parameters, steps 3 to 8: 244 of 244 parameters"
-        for found, expected in ((logs, [first, second]), (later, [second])):
-            stages = [x.split("training ")[1] for x in found.output if "training " in x]
-            self.assertEqual(stages, expected)
-
 
 class StageTest(TestCase):
     @parameterized.parameters(("rows", 1), ("dense", 2))
