@@ -27,7 +27,6 @@ TARGETS = np.array([0, 1, 127, 128, 129, 255, 256, 257, 172, 171, 289, 128], np.
 
 
 def random_inputs(dtype=np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hidden states, table and bias that make unequal probabilities."""
     rng = np.random.default_rng(1)
     hidden, table, bias = (rng.normal(size=shape) for shape in ((W, D), (V, D), V))
     return hidden.astype(dtype), table.astype(np.float32), bias.astype(dtype)
@@ -59,7 +58,6 @@ def _value_and_gradients(
 
 
 def value_and_gradients(*inputs, **options):
-    """`_value_and_gradients` as arrays of numpy."""
     return jax.device_get(_value_and_gradients(*inputs, **options))
 
 

@@ -31,7 +31,6 @@ def slow_union(neighbours, targets, weights, capacity: int) -> tuple[list[int], 
 
 
 def union(neighbours, targets, weights, capacity: int) -> Candidates:
-    """V' of a batch, as arrays of numpy."""
     compiled = jax.jit(union_of_neighbours, static_argnums=3)
     return jax.device_get(compiled(neighbours, targets, weights, capacity))
 

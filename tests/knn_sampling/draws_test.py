@@ -47,7 +47,6 @@ ONE_GROUP = dataclasses.replace(CORRECTED, group_size=0)
 
 @functools.partial(jax.jit, static_argnames=("layer", "temperature", "count"))
 def ids_of_keys(layer, batch, sample, count: int, temperature: float = 1.0) -> jax.Array:
-    """Ids [count, B, M] with as many keys."""
     one = lambda seed: draw(layer, batch, sample, seed, temperature).ids  # noqa: E731
     return jax.lax.map(one, jnp.arange(count), batch_size=50)
 

@@ -21,7 +21,6 @@ USED = WEIGHTS > 0
 
 
 def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hidden states, table and bias that make unequal probabilities."""
     rng = np.random.default_rng(1)
     hidden, table, bias = (rng.normal(size=shape) for shape in ((W, D), (V, D), V))
     return hidden.astype(np.float32), table.astype(np.float32), bias.astype(np.float32)
@@ -80,7 +79,6 @@ def evaluate(kind: str, hidden, table, bias, targets=TARGETS, weights=WEIGHTS):
 
 
 def eager_losses(kind: str, hidden, table, bias) -> jax.Array:
-    """The losses of `evaluate`, op by op."""
     hidden, table, bias = map(jnp.asarray, (hidden, table, bias))
     if kind == "full":
         return full_softmax_loss(hidden, TARGETS, WEIGHTS, table, bias, num_valid=V)

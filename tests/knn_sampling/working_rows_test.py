@@ -43,13 +43,11 @@ def _make(candidate_ids, tokens, vocab_size, capacities, targets) -> list[Workin
 
 
 def make(candidate_ids, tokens, *capacities: int, targets=None) -> list[WorkingRows]:
-    """The rows of a batch within each of some capacities."""
     required = np.zeros((0,), np.int32) if targets is None else targets
     return jax.device_get(_make(candidate_ids, tokens, V, capacities, required))
 
 
 def slow_rows(candidate_ids, tokens, targets, vocab_size: int, capacity: int) -> list[int]:
-    """The rows that stay, ascending."""
     inputs, candidates = set(tokens.ravel().tolist()), set(candidate_ids.ravel().tolist())
     candidates.discard(vocab_size)
     stay = inputs | (candidates & set(targets.ravel().tolist()))
@@ -141,7 +139,6 @@ TOKENS = np.array([[3, 3], [8, 30]], np.int32)
 
 
 def by_rows(layer: OutputLayer, batch, sample: Sample, rows: WorkingRows):
-    """`value_and_gradients` with the rows of the batch in the table's place."""
     num_rows, candidates = len(rows.ids), rows.candidates
     # Small tables end in rows of no class, so that one program does for all.
     size = max(num_rows, NUM_ROWS)

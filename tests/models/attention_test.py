@@ -66,7 +66,6 @@ def _outputs(use: dict) -> list[jax.Array]:
 
 @functools.cache
 def outputs_of(name: str) -> list[np.ndarray]:
-    """Of a use, by `PLAIN`, `WEIGHTS` and `BLOCKS`."""
     with mock.patch.object(attention, "_BLOCK", 4):  # 6 queries in blocks of 3
         return jax.device_get(_outputs(USES[name]))
 

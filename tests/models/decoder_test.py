@@ -35,7 +35,6 @@ def _decode(params, tokens, states, key, settings, is_causal):
 
 
 def decode(settings, params=None, tokens=TOKENS, states=STATES, key=None, is_causal=True):
-    """Hidden states [L, D]."""
     params = random_params(settings) if params is None else params
     return _decode(params, tokens, states, key, settings, is_causal)[0]
 

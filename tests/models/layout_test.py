@@ -29,7 +29,6 @@ interpreted_splash = functools.partial(segment_attention, interpret=True)
 
 @functools.cache
 def on_one_device(encoder: EncoderSettings) -> tuple:
-    """The loss and its gradients."""
     return on_mesh(1, 1, 1, encoder)()
 
 
@@ -90,8 +89,6 @@ class LayoutTest(parameterized.TestCase):
 
 
 class SplitBatchTest(parameterized.TestCase):
-    """When nothing is constrained, and what is."""
-
     def constraints(self, function, *args) -> list[P]:
         jaxpr = jax.make_jaxpr(function)(*args).jaxpr
         equations = [e for e in jaxpr.eqns if e.primitive.name == "sharding_constraint"]

@@ -44,7 +44,6 @@ class BucketsTest(parameterized.TestCase):
 
 class DistanceBiasTest(parameterized.TestCase):
     def matrix(self, by_distance, positions) -> np.ndarray:
-        """One by one."""
         zero = by_distance.shape[1] // 2
         return np.array([
             [[by_distance[h, j - i + zero] for j in positions] for i in positions]

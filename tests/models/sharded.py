@@ -43,7 +43,6 @@ def loss(settings: EncoderSettings, params, batch: dict[str, jax.Array]) -> jax.
 
 @functools.cache
 def batch() -> dict[str, np.ndarray]:
-    """Two segments a sequence."""
     rng = np.random.default_rng(0)
     half = np.arange(L, dtype=np.int32) // (L // 2)
     arrays = {
@@ -58,29 +57,20 @@ def batch() -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """The compiled loss and gradients on a mesh, and where their arguments are to be.
-
-    Attributes:
-      settings: of the encoder.
-      step: (params, batch) -> (loss, gradients).
-      shardings: of both arguments.
-    """
+    """The compiled loss and gradients on a mesh: (params, batch) -> (loss, gradients)."""
 
     settings: EncoderSettings
     step: jax.stages.Compiled
     shardings: tuple
 
     def __call__(self) -> tuple:
-        """The loss of `batch()` and its gradients."""
         arguments = random_params(self.settings), batch()
         return jax.device_get(self.step(*jax.device_put(arguments, self.shardings)))
 
     def temporary_bytes(self) -> int:
-        """Temporary memory of one device, besides arguments and results."""
         return self.step.memory_analysis().temp_size_in_bytes
 
     def collective_sizes(self) -> list[int]:
-        """Elements of every array that a collective makes on a device."""
         return [size for one in collectives_of(self.step.as_text(), 8) for size in one.sizes]
 
 

@@ -22,7 +22,6 @@ def random(*shape: int, seed: int) -> np.ndarray:
 
 
 def plain(query, keys, values, mask=None, bias=None, gate=None) -> jax.Array:
-    """The formulas one by one, for jax to derive."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / jnp.sqrt(query.shape[-1])
     if bias is not None:
         of_examples = jnp.repeat(bias, len(query) // len(bias), axis=0)

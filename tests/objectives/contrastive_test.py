@@ -27,8 +27,6 @@ def vectors(seed: int) -> np.ndarray:
 
 
 def slowly(one: np.ndarray, two: np.ndarray, temperature: float) -> tuple[list, list]:
-    """Losses and accuracies, a sentence at a time."""
-
     def cosine(a, b) -> float:
         return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
 

@@ -97,7 +97,6 @@ def planned(kind: str, across: bool = False) -> Plan:
 
 
 def with_targets(plan: Plan, condition: np.ndarray) -> Plan:
-    """The plan with those of its targets for which a condition [B, M] holds."""
     masked = plan.masked_lm.masked
     masked = masked._replace(weights=masked.weights * condition)
     return plan._replace(masked_lm=plan.masked_lm._replace(masked=masked))
@@ -109,12 +108,10 @@ def _loss(objective: CrossMLM, parameters, plan: Plan):
 
 
 def of_plan(objective: CrossMLM, plan: Plan):
-    """Loss and metrics of a plan, which says what the tokens see."""
     return jax.device_get(_loss(objective, params(), plan))
 
 
 def sides_of(kind: str, row: np.ndarray) -> list[slice]:
-    """Places of the two sides of a sequence."""
     end = int((row != PAD).sum())
     middle = L // 2 if kind == PACKED else int(np.flatnonzero(row == BOS)[1])
     return [slice(0, middle), slice(middle, end)]

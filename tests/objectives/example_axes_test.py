@@ -67,8 +67,6 @@ def shard(plan, axes, number, num_shards: int):
 
 
 def of_plan(objective: Objective, params, plan, touched):
-    """The gradient, the loss and metrics, and what is observed, without dropout."""
-
     def loss(params):
         found, observed = objective.loss(params, gathered_rows(params, touched), plan, None)
         return found["loss"][0], (found, observed)
@@ -92,7 +90,6 @@ def whole_and_shards(objective: Objective, batch: Batch, params, num_shards: int
 
 class ShardsTest(parameterized.TestCase):
     def shapes(self, objective: Objective, kind: str):
-        """The plan of a batch, as shapes."""
         arguments = Batch(arrays(), kind), KEY, jnp.int32(3)
         return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))[0]
 

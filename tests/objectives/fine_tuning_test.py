@@ -51,7 +51,6 @@ def _outputs_and_loss(kind: str, values, arrays, key):
 
 
 def outputs_and_loss(kind: str, arrays: dict[str, np.ndarray], key: jax.Array | None = None):
-    """Outputs without dropout; loss and metrics, with a key with dropout."""
     return jax.device_get(_outputs_and_loss(kind, params(kind), arrays, key))
 
 
@@ -87,7 +86,6 @@ def log_likelihood(scores: np.ndarray, label: int) -> float:
 
 
 def terms(kind: str, outputs: np.ndarray, found: dict[str, np.ndarray]) -> list[float]:
-    """The terms of the loss of all rows of weight 1."""
     losses = []
     for row in range(B - 1):
         out = outputs[row]

@@ -19,7 +19,6 @@ LABELS = np.random.default_rng(3).integers(V, size=(B, L)).astype(np.int32)
 
 
 def _smoothed(hidden, smoothing, table, bias) -> jax.Array:
-    """Negative log-likelihood of the labels [B, L], made smooth."""
     logits = (hidden @ table.T + bias[None, None])[..., :V]
     plain = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS)
     return plain + smoothing_penalty(hidden, LABELS, table, bias, smoothing, V)

@@ -63,7 +63,6 @@ def differentiated(objective: MaskedLM, params, tokens, step: int = 0):
 
 
 def planned(objective: MaskedLM, tokens, step: int = 0):
-    """Plan and touched rows of a batch, as shapes."""
     batch = Batch({"tokens": jnp.asarray(tokens)}, PACKED)
     arguments = batch, jax.random.key(7), jnp.int32(step)
     return jax.eval_shape(lambda: objective.plan(objective.init_extra(), *arguments))
@@ -365,8 +364,6 @@ class GroupsTest(absltest.TestCase):
 
 
 class PredictionsTest(absltest.TestCase):
-    """Without dropout."""
-
     @classmethod
     def setUpClass(cls):
         super().setUpClass()

@@ -17,19 +17,12 @@ from xlm.training.step import TrainFunctions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toward(Objective):
-    """Brings a vector to a target.
-
-    Attributes:
-      target: where to.
-      parts: of the extra state, which a refresh counts.
-      every: steps between refreshes.
-      last_from: step from which the target is zero; 0 for never.
-    """
+    """Brings a vector to a target."""
 
     target: float
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # of the extra state, which a refresh counts
     every: int = 1
-    last_from: int = 0
+    last_from: int = 0  # step from which the target is zero; 0 for never
     tables: tuple[str, ...] = ()
 
     def init(self, key):
@@ -69,7 +62,6 @@ def batch(kind: str) -> Batch:
 
 
 def step_on(functions: TrainFunctions, kind: str, step: int = 0):
-    """The state after a step on a batch, and the step's metrics."""
     state = functions.init(np.int32(0))
     return functions.train_step(functions.objective.at_step(step), state, batch(kind))
 

@@ -246,7 +246,6 @@ def _gradient(objective: ReplacedToken, parameters, plan: Plan, touched: Touched
 
 
 def gradient(objective: ReplacedToken, factor: float = 1.0):
-    """Gradient of the mean loss with a factor of lambda."""
     parameters = params(objective.settings.embeddings)
     plan, touched = planned(objective, parameters)
     plan = plan._replace(scale=np.float32(plan.scale * factor))

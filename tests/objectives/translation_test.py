@@ -37,7 +37,6 @@ def loss(one, values, arrays, key=None):
 
 @functools.partial(jax.jit, static_argnums=0)
 def of_layers(settings, values):
-    """Hidden states of the batch, and the loss by each output layer."""
     one = model(settings)
     layers = [dataclasses.replace(one, output_layer=layer(PIECES)) for layer in LAYERS]
     return one.hidden(values, batch()), [loss(layer, values, batch()) for layer in layers]

@@ -104,7 +104,6 @@ def functions_of(
 
 
 def run(functions: TrainFunctions, num_steps: int = 3):
-    """Parameters after some steps, the metrics of each, and the extra state."""
     state, metrics = factories.first_state(functions, first_params()), []
     for step in range(num_steps):
         arrays = jax.device_put(arrays_of(step), batch_sharding(functions.mesh))
@@ -122,7 +121,6 @@ def first_params() -> dict[str, np.ndarray]:
 
 @functools.cache
 def on_one_device(accumulation: Accumulation, of: type[Lookup] = Lookup, **changes):
-    """Results of `run`."""
     return jax.device_get(run(functions_of(of(**changes), accumulation)))
 
 

@@ -58,8 +58,6 @@ class ByRows(Objective):
 
 
 class TokenData(Data):
-    """Two shapes in turn."""
-
     def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
         for step in steps:
             yield "tokens", {"tokens": np.ones((2 if step % 2 else 4, 7), np.int32)}

@@ -41,7 +41,6 @@ def steps_taken(settings: OptimizerSettings, gradients: list):
 
 @functools.cache
 def rates_of(settings: OptimizerSettings) -> list[float]:
-    """The learning rates of 10 steps."""
     return jax.jit(learning_rate_schedule(settings, num_steps=10))(np.arange(10)).tolist()
 
 
@@ -105,7 +104,6 @@ def layered_gradients(seed: int):
 
 @functools.cache
 def layered_steps(settings: OptimizerSettings) -> list:
-    """Parameters after each step."""
     optimizer, params, found = compiled(settings), LAYERED, []
     state = optimizer.init(params)
     for step in range(4):
@@ -197,7 +195,6 @@ def ids_of(step: int) -> np.ndarray:
 
 
 def filled(ids) -> np.ndarray:
-    """[R] int32 ids, with unused slots."""
     return np.append(ids, np.full(12 - len(ids), V)).astype(np.int32)
 
 

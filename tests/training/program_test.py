@@ -100,7 +100,6 @@ def store() -> PackedDataset:
 def functions_of(
     config: ConfigDict, store: PackedDataset, axes: tuple[int, int, int]
 ) -> TrainFunctions:
-    """The compiled functions over as many devices as the axes need."""
     config.mesh.update(dict(zip(AXES, axes, strict=True)))
     mesh_settings = settings_of(MeshSettings, config.mesh)
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])

@@ -78,7 +78,6 @@ class FaultTest(checkpoint_test.TestCase):
         self.assertEqual(self.names(), before)
 
     def assert_left(self, kind: type[Exception], error: str) -> None:
-        """The latest checkpoint ends the run, and all stay as they are."""
         before = self.names()
         with Checkpoints(self.folder, keep=10) as checkpoints, self.assertRaisesRegex(kind, error):
             checkpoints.restore_latest(abstract_after)

@@ -27,7 +27,6 @@ def start() -> np.ndarray:
 
 
 def filled(*ids: int) -> np.ndarray:
-    """[R] int32 ids, with unused slots."""
     return np.append(ids, np.full(R - len(ids), V)).astype(np.int32)
 
 
@@ -43,8 +42,6 @@ def sparse_steps(scale: float = 1.0, num_steps: int = STEPS):
 
 
 def row_steps(optimizer, table, state, ids, grads):
-    """Table and state after a step for each of `ids` and `grads`."""
-
     def step(carry, x):
         rows = optimizer.read(*carry, x[0])
         return optimizer.update(x[1], rows, *carry), None
@@ -66,7 +63,6 @@ def dense_steps(optimizer, table, ids, grads):
 
 @functools.cache
 def compiled():
-    """An optimizer of compiled functions, and its `row_steps`."""
     optimizer = row_adamw(SCHEDULES["decay"], weight_decay=0.1)
     run = functools.partial(row_steps, optimizer)
     return RowAdamW(*(jax.jit(function) for function in optimizer)), jax.jit(run)
@@ -74,7 +70,6 @@ def compiled():
 
 @functools.cache
 def after_steps():
-    """An optimizer, table and state after sparse steps."""
     optimizer, run = compiled()
     return optimizer, *run(start(), optimizer.init(start()), *sparse_steps())
 

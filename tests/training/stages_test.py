@@ -44,7 +44,6 @@ def functions_of(
 
 @functools.cache
 def initial_params():
-    """Those of seed 0, which every run begins with."""
     return jax.device_get(functions_of(STAGED).init(np.int32(0)).params)
 
 
@@ -71,7 +70,6 @@ class Data:
 
 
 def steps_taken(functions: TrainFunctions, state, steps: range):
-    """The state after some steps of one stage, on the data of the run."""
     for kind, arrays in Data().batches(steps):
         batch = Batch(jax.device_put(arrays), kind)
         state, _ = functions.train_step(functions.objective, state, batch)
