@@ -231,6 +231,16 @@ class DropoutTest(parameterized.TestCase):
         self.assertGreater(np.abs(first - other).max(), 0.1)
         np.testing.assert_array_equal(encode_packed(FIRST, settings=settings), encode_packed(FIRST))
 
+    def test_each_layer_has_dropout_of_its_own(self):
+        """Layers that add ones, of which shared dropout would keep the same."""
+        settings = dataclasses.replace(PRE, dropout_rate=0.3)
+        params = jax.tree.map(np.zeros_like, random_params(PRE))
+        for ones in (params["layers"]["mlp"]["output"]["bias"], params["final_norm"]["scale"]):
+            ones[...] = 1
+        options = {"settings": settings, "params": params, "key": jax.random.key(0)}
+        one, two = (encode_packed(FIRST, num_layers=n, **options) > 0 for n in (1, 2))
+        self.assertTrue((one != two).any())
+
     def test_drops_a_share_of_the_embeddings_and_scales_the_rest(self):
         plain = encode_packed(FIRST, SECOND, num_layers=0)
         key = jax.random.key(0)
