@@ -63,7 +63,7 @@ _LONG = (
     "bitext_test", "neighbours_test", "stages_test", "working_rows_test",
     "output_layer_test", "encoder_test", "studies_test", "fine_tuning_test",
     "decoding_test", "loop_test", "loop_stops_test", "draws_sharded_test", "export_test",
-    "models_test", "fixed_point_test", "export_tuned_test",
+    "models_test", "export_tuned_test",
 )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ class PairWeightsTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "pair_weights.json does not exist; .*robust"):
             self.report()
         self.write_record()
+        (self.record.parent / "checkpoints" / "1").mkdir(parents=True)
         self.config.train.seed = 3
         with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 3"):
             self.report()

@@ -37,7 +37,6 @@ def layer_of(
     vocab_axes: tuple[str, ...] = (),
     **changes,
 ) -> OutputLayer:
-    """The layer of changed settings."""
     settings = dataclasses.replace(SETTINGS, kind=kind, **changes)
     return make_output_layer(settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes)
 
@@ -104,7 +103,6 @@ def sample_of(layer: OutputLayer, batch, index=None, statistics=None, seed=0) ->
 
 @functools.partial(jax.jit, static_argnums=0)
 def losses_of(layer: OutputLayer, batch, sample: Sample | None) -> jax.Array:
-    """Losses [B, M]."""
     names = ("hidden", "targets", "weights", "table", "bias")
     return layer.loss(*(batch[name] for name in names), sample)
 
@@ -124,7 +122,6 @@ def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
 
 
 def sampled(layer: OutputLayer, batch=None, index=None):
-    """`value_and_gradients` over the classes that the layer samples."""
     batch = batch or random_batch()
     index = index or index_of(layer)
     return value_and_gradients(layer, batch, sample_of(layer, batch, index))

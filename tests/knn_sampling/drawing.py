@@ -40,7 +40,6 @@ def batch_of(num_rows: int = V, num_valid: int = VALID) -> dict[str, np.ndarray]
 
 
 def sampled_from(layer: OutputLayer, batch, seed: int = 0):
-    """Sample of a layer; None of an exact one."""
     num_rows = len(batch["table"])
     statistics = statistics_of(num_rows, layer.num_valid)
     return sample_of(layer, batch, index_of(layer, batch, statistics), statistics, seed)

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy import special
 
@@ -66,20 +66,15 @@ class ShardedTest(parameterized.TestCase):
         target, num_classes = 300, 4 * TILE
 
         def search(label: int, **kwargs) -> jax.Array:
+            ones = (jnp.ones((1, *shape)) for shape in ((200, 4), (200,), (num_classes, 4)))
+            correction = (
+                jnp.zeros((1, num_classes)).at[0, target].set(20.0),
+                jnp.full((1, 200), label),
+            )
             return draw_slots(
-                jax.random.key(0),
-                jnp.ones((1, 200, 4)),
-                jnp.ones((1, 200)),
-                jnp.ones((1, num_classes, 4)),
-                jnp.zeros((1, num_classes)),
-                temperature=1.0,
-                block_size=TILE,
-                correction=(
-                    jnp.zeros((1, num_classes)).at[0, target].set(20.0),
-                    jnp.full((1, 200), label, jnp.int32),
-                ),
-                **kwargs,
-            )[0]
+                jax.random.key(0), *ones, jnp.zeros((1, num_classes)), temperature=1.0,
+                block_size=TILE, correction=correction, **kwargs,
+            )[0]  # fmt: skip
 
         single = jax.jit(search)
         split = jax.jit(functools.partial(search, sharding=TableSharding(self.mesh, ("model",))))
@@ -88,7 +83,7 @@ class ShardedTest(parameterized.TestCase):
             np.testing.assert_array_equal(found, single(label))
             self.assertEqual((found == target).all(), label != target)
 
-    def test_devices_with_parts_of_tiles_draw_from_the_same_distribution(self):
+    def test_devices_with_parts_of_tiles_draw_from_the_softmax(self):
         _, split = self.layers("full", VALID)
         batch = batch_of(304, VALID)
         found = draw_many(split, self.placed(repeated(batch, 4, 5000)))
@@ -102,13 +97,14 @@ class ShardedTest(parameterized.TestCase):
         sample = sampled_from(single, batch)
         spec = PartitionSpec("data")
 
+        def sample_of(labels):
+            if sample is None:
+                return None
+            return sample._replace(candidates=sample.candidates._replace(labels=labels))
+
         def of_shard(hidden, weights, labels, table):
             changed = batch | {"hidden": hidden, "weights": weights, "table": table}
-            part = sample
-            if sample is not None:
-                candidates = sample.candidates._replace(labels=labels)
-                part = sample._replace(candidates=candidates)
-            return draw(split, changed, part)
+            return draw(split, changed, sample_of(labels))
 
         @jax.jit
         def mapped(hidden, weights, labels, table):
@@ -129,12 +125,8 @@ class ShardedTest(parameterized.TestCase):
         parts = []
         for part in (slice(0, B // 2), slice(B // 2, B)):
             of_part = batch | {name: batch[name][part] for name in ("hidden", "weights")}
-            if sample is not None:
-                positions = slice(part.start * M, part.stop * M)
-                own = sample.candidates._replace(labels=labels[:, positions])
-                parts.append(draw(single, of_part, sample._replace(candidates=own)))
-            else:
-                parts.append(draw(single, of_part, None))
+            own = sample_of(labels[:, part.start * M : part.stop * M])
+            parts.append(draw(single, of_part, own))
         expected = jax.tree.map(lambda *x: np.concatenate(x), *parts)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -163,19 +155,12 @@ class MemoryTest(parameterized.TestCase):
     def test_neither_are_they_by_devices_nor_the_table(self):
         mesh = mesh_of(2, 4)
         layer = layer_of("full", num_valid=self.num_rows, mesh=mesh, vocab_axes=("model",))
-        by_model = {"table": "model", "hidden": None, "weights": None, "bias": None}
-        placed = {
-            name: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec(by_model[name]))
-            )
-            for name, x in self.shapes().items()
-        }
+        placed = {}
+        for name, x in self.shapes().items():
+            layout = NamedSharding(mesh, PartitionSpec("model" if name == "table" else None))
+            placed[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
         compiled = draw.lower(layer, placed, None).compile()
         held = compiled.memory_analysis().temp_size_in_bytes
         self.assertLess(held, 4 * self.positions * self.num_rows / 8)
         for collective in collectives_of(compiled.as_text(), 8):
             self.assertLessEqual(max(collective.sizes), self.positions)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 from knn_sampling import sampled_layers
@@ -26,7 +26,6 @@ from tests.knn_sampling.batches import (
     NCE,
     NEG,
     NUM_VALID,
-    SAMPLED,
     SETTINGS,
     WG,
     B,
@@ -87,20 +86,15 @@ class ExactTest(parameterized.TestCase):
         if not settings.is_sampled:
             self.assertEqual(layer_of(kind, **where), layer)
 
-    @parameterized.parameters(("cpu", 1024), ("gpu", 16_384), ("tpu", 16_384))
-    def test_accelerators_take_larger_blocks(self, backend: str, block_size: int):
-        with mock.patch.object(jax, "default_backend", return_value=backend):
-            self.assertEqual(layer_of("blockwise").block_size, block_size)
-
 
 class SampledTest(parameterized.TestCase):
-    @parameterized.parameters((False, V), (False, 10 * V), (True, V))
+    @parameterized.parameters((False, 10 * V), (True, V))
     def test_knn_over_all_classes_equals_full(self, corrects: bool, capacity: int):
         layer = layer_of(k=NUM_VALID, capacity=capacity, log_q_correction=corrects)
         assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
 
     @parameterized.parameters(False, True)
-    def test_target_sampling_equals_knn_of_tokens_that_list_only_themselves(self, corrects: bool):
+    def test_target_sampling_is_knn_of_tokens_listing_themselves(self, corrects: bool):
         itself = np.arange(V, dtype=np.int32)[:, None]
         index = NeighbourIndex(itself, jitted_inclusion(itself, statistics_of().probabilities))
         targets, knn = (
@@ -111,9 +105,7 @@ class SampledTest(parameterized.TestCase):
         self.assertLessEqual(sample_of(targets, random_batch()).candidates.ids.shape[1], WG)
 
     def test_missing_index(self):
-        with self.assertRaisesRegex(
-            ValueError, "output_layer.kind 'knn' needs the neighbour index"
-        ):
+        with self.assertRaisesRegex(ValueError, "output_layer.kind 'knn' needs the neighbour ind"):
             sample_of(KNN, random_batch())
 
 
@@ -129,9 +121,8 @@ class CorrectionTest(parameterized.TestCase):
         # What unused slots have does not matter; of a group's positions two do not count.
         log_q = np.append(log_inclusion(q, WG - 2), np.float32(0))
         used = sample.candidates.ids < V
-        np.testing.assert_allclose(
-            sample.logit_bias[used], -log_q[sample.candidates.ids[used]], rtol=1e-5
-        )
+        expected = -log_q[sample.candidates.ids[used]]
+        np.testing.assert_allclose(sample.logit_bias[used], expected, rtol=1e-5)
         self.assertGreater(np.ptp(sample.logit_bias[used]), 0.5)
         self.assertIsNone(sample.counts)
 
@@ -209,11 +200,10 @@ class TargetSamplingTest(parameterized.TestCase):
 
     def test_log_q_is_of_targets_and_draws(self):
         layer = layer_of("target_sampling", num_negatives=5, log_q_correction=True)
-        with mock.patch.object(sampled_layers, "draw_distinct") as draw:
-            time = np.array([[3.0], [7.0]], np.float32)
-            draw.return_value = (jnp.array([[1, 2], [3, 3]]), time)
+        time = np.array([[3.0], [7.0]], np.float32)
+        made_up = jnp.array([[1, 2], [3, 3]]), time
+        with mock.patch.object(sampled_layers, "draw_distinct", return_value=made_up):
             batch, p = random_batch(), statistics_of().probabilities
-            # A compiled function of its own, as what it is compiled with is made up.
             sample = jax.jit(functools.partial(sample_of.__wrapped__, layer))(batch)
         sample = jax.device_get(sample)
         num_targets = (batch["weights"].reshape(G, WG) > 0).sum(axis=1)
@@ -263,7 +253,7 @@ class NegativesTest(parameterized.TestCase):
         batch = jax.tree.map(jnp.asarray, random_batch())
         sample = sample_of(layer, batch)
 
-        @jax.jit
+        @functools.partial(jax.jit, static_argnums=0)
         def loss_of(group: int) -> jax.Array:
             ids = sample.candidates.ids[group]
             at = {name: batch[name].at[ids].get(mode="clip") for name in ("table", "bias")}
@@ -275,27 +265,9 @@ class NegativesTest(parameterized.TestCase):
             at["bias"] -= jnp.log(statistics_of().probabilities).at[ids].get(mode="clip")
             return nce_loss(**at, num_negatives=10)
 
-        losses = [loss_of(group) for group in range(G)]
+        expected = np.stack([loss_of(group) for group in range(G)]).reshape(B, M)
         found, _ = value_and_gradients(layer, batch, sample)
-        found = np.asarray(found).reshape(-1)
-        np.testing.assert_allclose(found, np.concatenate(losses), rtol=1e-5)
-
-
-class EverySampledKindTest(parameterized.TestCase):
-    @parameterized.parameters(*SAMPLED)
-    def test_positions_of_weight_zero_count_for_nothing(self, layer: OutputLayer):
-        batch = random_batch()
-        losses, gradients = sampled(layer, batch)
-        self.assertTrue(all(np.isfinite(x).all() for x in (losses, *gradients)))
-        unused = np.asarray(batch["weights"]) == 0
-        np.testing.assert_array_equal(np.asarray(losses)[unused], 0)
-        np.testing.assert_array_equal(np.asarray(gradients[0])[unused], 0)
-        self.assertGreater(np.abs(np.asarray(gradients[0])[~unused]).min(), 0)
-
-        hidden, targets = map(np.array, (batch["hidden"], batch["targets"]))
-        hidden[unused], targets[unused] = np.nan, 1
-        changed = sampled(layer, batch | {"hidden": hidden, "targets": targets})
-        assert_close(changed, (losses, gradients))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
     @parameterized.parameters(KNN, CORRECTED, NEG)
     def test_candidate_rows_say_where_the_rows_are(self, layer: OutputLayer):
@@ -337,8 +309,9 @@ class BlocksAndBucketsTest(parameterized.TestCase):
         batch["weights"] *= np.array([[1.0] * M, [1.0] * M, [1.0] + [0.0] * (M - 1), [0.0] * M])
         single = layer_of(kind, **changes)
         index = index_of(single, batch, statistics)
-        if index:
-            index = first_neighbours(index, k, statistics)
+        if index:  # cut to the k nearest; programs for all are the same
+            nearest = np.where(np.arange(170) < k, index.neighbours, num_rows)
+            index = NeighbourIndex(nearest, jitted_inclusion(nearest, statistics.probabilities))
         sample = sample_of(single, batch, index, statistics)
         if bucket:
             capacity, needed = sample.candidates.ids.shape[1], sample.candidates.union_size.max()
@@ -358,32 +331,15 @@ class BlocksAndBucketsTest(parameterized.TestCase):
         assert_close(value_and_gradients(split, placed, found_sample), expected)
 
 
-def first_neighbours(index: NeighbourIndex, k: int, statistics) -> NeighbourIndex:
-    """The index cut to the k nearest; programs for all are the same."""
-    all_of_them, num_rows = index.neighbours, len(index.neighbours)
-    neighbours = np.where(np.arange(all_of_them.shape[1]) < k, all_of_them, num_rows)
-    return NeighbourIndex(neighbours, jitted_inclusion(neighbours, statistics.probabilities))
-
-
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"kind": "softmax"}, "kind is 'softmax', must be one of full, blockwise, knn, "),
-        ({"refresh_every": 0}, "refresh_every is 0, must be at least 1"),
         ({"group_size": -1}, "group_size is -1, must be at least 0"),
-        ({"row_capacity": -1}, "row_capacity is -1, must be at least 0"),
+        ({"full_softmax_fraction": 1.5}, "full_softmax_fraction is 1.5, must be at least 0 "),
         ({"k": 0}, "k is 0, must be at least 1"),
         ({"k": 22}, "k is 22, must be between 1 and the vocabulary's 21 pieces"),
-        (
-            {"full_softmax_fraction": 1.5},
-            "full_softmax_fraction is 1.5, must be at least 0 and at ",
-        ),
-        ({"full_softmax_fraction": -0.1}, "full_softmax_fraction is -0.1, must be at least 0 "),
         ({"kind": "nce", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
         ({"kind": "neg", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
-        (
-            {"kind": "target_sampling", "num_negatives": -1},
-            "num_negatives is -1, must be at least 0",
-        ),
     )
     def test_settings_that_cannot_work(self, change: dict, message: str):
         with self.assertRaisesRegex(ValueError, f"output_layer.{message}"):
@@ -400,12 +356,6 @@ class SettingsTest(parameterized.TestCase):
             self.assertEqual(settings.num_groups(12), num_groups)
         for group_size in (5, 24):
             settings = dataclasses.replace(SETTINGS, group_size=group_size)
-            with self.assertRaisesRegex(
-                ValueError,
-                f"output_layer.group_size is {group_size}, must divide the batch of 12 sequences",
-            ):
+            message = f"group_size is {group_size}, must divide the batch of 12 sequences"
+            with self.assertRaisesRegex(ValueError, message):
                 settings.num_groups(12)
-
-
-if __name__ == "__main__":
-    absltest.main()

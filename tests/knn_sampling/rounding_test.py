@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.neighbours import greatest_lengths, rounding_bound
 
@@ -54,7 +54,3 @@ class RoundingBoundTest(parameterized.TestCase):
         broken[1, 2] = value
         np.testing.assert_array_equal(bound_of(finite, broken), [np.inf] * 3)
         np.testing.assert_array_equal(np.isinf(bound_of(broken, finite)), [False, True, False])
-
-
-if __name__ == "__main__":
-    absltest.main()

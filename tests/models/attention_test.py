@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import random_like
 from xlm.models import attention
@@ -66,7 +66,6 @@ def _outputs(use: dict) -> list[jax.Array]:
 
 @functools.cache
 def outputs_of(name: str) -> list[np.ndarray]:
-    """Of a use, by `PLAIN`, `WEIGHTS` and `BLOCKS`."""
     with mock.patch.object(attention, "_BLOCK", 4):  # 6 queries in blocks of 3
         return jax.device_get(_outputs(USES[name]))
 
@@ -172,12 +171,10 @@ class KernelTest(parameterized.TestCase):
         found, expected = (attend(one, x, **use)[0] for one in (module, plain))
         np.testing.assert_array_equal(found, expected)
 
-    def test_dropout_is_left_to_blocks_and_off_without_a_key(self):
+    def test_dropout_takes_blocks_and_decoding_the_plain_one(self):
         self.assertEmpty(self.kernels(BLOCKS, X))
         (call,) = self.kernels(BLOCKS, X, deterministic=True)
         self.assertEqual(call["implementation"], "cudnn")
-
-    def test_decoding_takes_the_plain_one(self):
         module = Attention(D, H, 0.0, "float32", "cudnn")
         self.assertEmpty(self.kernels(module, X[:, :1], cache=module.empty_cache(B, Q)))
 
@@ -199,8 +196,7 @@ class SegmentsTest(parameterized.TestCase):
         for use in others:  # of which the module is not told any segments
             self.assertEqual(self.calls(use), 0)
         self.assertEqual(self.calls("segments", 1e-9, segments=SEGMENTS), 0)
-
-    def test_splash_has_no_bias(self):
+        # Splash has no bias.
         self.assertEqual(self.calls("bias_and_segments", segments=SEGMENTS), 0)
 
 
@@ -209,11 +205,9 @@ class BlocksTest(parameterized.TestCase):
 
     RATE, LENGTH = 0.3, 12
 
-    def blockwise(self, query, key, value, mask, bias) -> jax.Array:
+    def blockwise(self, *args) -> jax.Array:
         with mock.patch.object(attention, "_BLOCK", 4):
-            random_key = jax.random.key(3)
-            args = (query, key, value, mask, bias, None, random_key, self.RATE)
-            return attention._blockwise(*args)
+            return attention._blockwise(*args, None, jax.random.key(3), self.RATE)
 
     def test_equals_weights_with_a_share_dropped(self):
         query, key, value = (random(B, self.LENGTH, H, D // H, seed=i) for i in range(3))
@@ -237,15 +231,15 @@ class BlocksTest(parameterized.TestCase):
             weights = attention_weights(query, key, mask, bias, None)
             return jnp.einsum("bhqk,bkhd->bqhd", weights * is_kept / (1 - self.RATE), value)
 
-        def gradients(function):
-            loss = jax.grad(lambda *args: (function(*args) ** 2).sum(), argnums=(0, 1, 2, 3))
-            return jax.jit(loss)
-
         def blockwise(query, key, value, bias):
             return self.blockwise(query, key, value, mask, bias)
 
+        found, expected = (
+            jax.jit(jax.grad(lambda *args, f=f: (f(*args) ** 2).sum(), argnums=(0, 1, 2, 3)))
+            for f in (blockwise, plain)
+        )
         args = (query, key, value, bias)
-        jax.tree.map(assert_close, gradients(blockwise)(*args), gradients(plain)(*args))
+        jax.tree.map(assert_close, found(*args), expected(*args))
 
     def test_never_holds_all_weights(self):
         def largest(kernel: str) -> int:
@@ -258,7 +252,3 @@ class BlocksTest(parameterized.TestCase):
         with mock.patch.object(attention, "_BLOCK", 16):
             self.assertLess(largest("cudnn"), B * H * 64 * 64 / 3)
         self.assertEqual(largest("xla"), B * H * 64 * 64)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
@@ -18,6 +18,7 @@ HALF = encoder_settings(num_layers=1, dropout_rate=0.1, attention_dropout_rate=0
 PRE = dataclasses.replace(HALF, norm_position="pre")
 WIDE = dataclasses.replace(HALF, embedding_size=16)
 BFLOAT16 = dataclasses.replace(HALF, dtype="bfloat16")
+CUDNN = {"attention": "cudnn", "dtype": "bfloat16"}
 TOKENS = np.array([[0, 10, 11, 2]], np.int32)
 SEGMENTS, POSITIONS = np.ones_like(TOKENS), np.arange(4, dtype=np.int32)[None, :]
 
@@ -71,14 +72,6 @@ class EncoderParametersTest(parameterized.TestCase):
             for axis, size in zip(spec, array.shape, strict=True):
                 self.assertIn(size, sizes[axis], name)
 
-    @parameterized.parameters(HALF, WIDE)
-    def test_output_table_is_the_input_table(self, settings: EncoderSettings):
-        params = random_params(settings)
-        table, bias = output_table(params)
-        self.assertEqual(table.shape, (settings.vocab_size, settings.embedding_size))
-        self.assertEqual(bias.shape, (settings.vocab_size,))
-        self.assertIs(table, params["embeddings"]["table"])
-
     @parameterized.parameters(HALF, WIDE, PRE, BFLOAT16)
     def test_shapes_and_types_of_outputs(self, settings: EncoderSettings):
         hidden, predicted, called = outputs_of(settings)
@@ -86,10 +79,11 @@ class EncoderParametersTest(parameterized.TestCase):
         self.assertEqual(predicted.shape, (1, 4, settings.embedding_size))
         self.assertEqual({hidden.dtype, predicted.dtype}, {jnp.dtype(settings.dtype)})
         np.testing.assert_array_equal(called, predicted)
-
-    @parameterized.parameters("float32", "bfloat16")
-    def test_parameters_are_float32_for_any_activations(self, dtype: str):
-        shapes = jax.tree.leaves(boxed_shapes(dataclasses.replace(HALF, dtype=dtype)))
+        params = random_params(settings)
+        table, bias = output_table(params)
+        self.assertEqual(bias.shape, (settings.vocab_size,))
+        self.assertIs(table, params["embeddings"]["table"])
+        shapes = jax.tree.leaves(boxed_shapes(settings))
         self.assertEqual({x.dtype for x in shapes}, {jnp.dtype(jnp.float32)})
 
     def test_bfloat16_is_near_float32(self):
@@ -102,17 +96,11 @@ class EncoderParametersTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"num_heads": 3}, "model.hidden_size is 16, must be a multiple of model.num_heads, 3"),
         ({"attention": "cudnn"}, "needs model.dtype \"bfloat16\", which is 'float32'"),
-        (
-            {"attention": "cudnn", "dtype": "bfloat16", "hidden_size": 24},
-            'hidden_size 24 over model.num_heads 2 is 12, .* "cudnn" needs .* multiple of 8, at '
-            'most 256; change one of the two, or set model.attention to "xla"',
-        ),
-        (
-            {"attention": "cudnn", "dtype": "bfloat16", "hidden_size": 528},
-            "hidden_size 528 over model.num_heads 2 is 264, .* at most 256; change",
-        ),
+        (CUDNN | {"hidden_size": 24}, 'hidden_size 24 over model.num_heads 2 is 12, .* "cudnn" '
+         'needs .* multiple of 8, at most 256; change one of the two, or set .* to "xla"'),
+        (CUDNN | {"hidden_size": 528}, "528 over model.num_heads 2 is 264, .* at most 256; change"),
         ({"attention": "splash", "position": "gated"}, "has no bias .*position 'gated'"),
-    )
+    )  # fmt: skip
     def test_settings_that_cannot_work(self, change: dict, message: str):
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(HALF, **change)
@@ -133,7 +121,7 @@ class EncoderParametersTest(parameterized.TestCase):
             # It can be set by its name as well.
             self.assertEqual(dataclasses.replace(auto, attention=expected).kernel, expected)
 
-    @parameterized.parameters(8, 12, 64, 128, 136, 256)
+    @parameterized.parameters(8, 12, 128, 136, 256)
     def test_cudnn_gets_heads_that_jax_takes(self, head_size: int):
         auto = dataclasses.replace(
             HALF, dtype="bfloat16", hidden_size=2 * head_size, attention="auto"
@@ -141,15 +129,13 @@ class EncoderParametersTest(parameterized.TestCase):
         with mock.patch.object(jax, "default_backend", return_value="gpu"):
             kernel = auto.kernel
         x = jax.ShapeDtypeStruct((1, 4, 2, head_size), jnp.bfloat16)
+        of_jax = fused_attention_stablehlo
 
         def check(on_hopper: bool) -> None:
             """The check of JAX when the kernel is traced, on a GPU of one of two kinds."""
-            with mock.patch.object(
-                fused_attention_stablehlo, "check_compute_capability", return_value=on_hopper
-            ):
-                fused_attention_stablehlo.check_is_flash_attention(
-                    x, x, x, 0, 91000, has_bias=True, is_training=True
-                )
+            with mock.patch.object(of_jax, "check_compute_capability", return_value=on_hopper):
+                options = {"has_bias": True, "is_training": True}
+                of_jax.check_is_flash_attention(x, x, x, 0, 91000, **options)
 
         is_set = functools.partial(dataclasses.replace, auto, attention="cudnn")
         if kernel == "cudnn":
@@ -163,7 +149,3 @@ class EncoderParametersTest(parameterized.TestCase):
         else:
             check(on_hopper=True)
             self.assertEqual(is_set().kernel, "cudnn")
-
-
-if __name__ == "__main__":
-    absltest.main()

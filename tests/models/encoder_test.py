@@ -6,7 +6,7 @@ import math
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import encoder_settings, random_params
 from xlm.models.encoder import Encoder, EncoderSettings
@@ -27,15 +27,9 @@ FIRST, SECOND = [BOS, 10, 11, 12, EOS], [BOS, 20, 21, EOS]
 @functools.partial(jax.jit, static_argnames=("settings", "num_layers"))
 def _encode(params, key, tokens, segments, positions, settings, num_layers):
     return Encoder(settings).apply(
-        {"params": params},
-        tokens,
-        segments,
-        positions,
-        deterministic=key is None,
-        num_layers=num_layers,
-        method="encode",
-        rngs=None if key is None else {"dropout": key},
-    )
+        {"params": params}, tokens, segments, positions, deterministic=key is None,
+        num_layers=num_layers, method="encode", rngs=None if key is None else {"dropout": key},
+    )  # fmt: skip
 
 
 def encode(tokens, segments, positions, settings=POST, params=None, key=None, num_layers=None):
@@ -68,9 +62,8 @@ def slow_dense(x: np.ndarray, p) -> np.ndarray:
 def slow_rotate(x: np.ndarray, position: int) -> np.ndarray:
     """A query or key of a head, its halves the parts of complex numbers."""
     half = len(x) // 2
-    numbers = (x[:half] + 1j * x[half:]) * np.exp(
-        1j * position * 10_000.0 ** (-np.arange(half) / half)
-    )
+    turns = np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    numbers = (x[:half] + 1j * x[half:]) * turns
     return np.concatenate([numbers.real, numbers.imag])
 
 
@@ -104,31 +97,50 @@ def slow_attention(x: np.ndarray, p, settings: EncoderSettings, bias) -> np.ndar
     return slow_dense(mixed, p["output"])
 
 
-def slow_encode(document: list[int], settings: EncoderSettings) -> np.ndarray:
-    """Hidden states [L, D] of one document, in float64."""
+def slow_cross_attention(x: np.ndarray, states: np.ndarray, p, num_heads: int) -> np.ndarray:
+    """Attention of one document to all of `states`, head by head."""
+    query = slow_dense(x, p["query"])
+    key, value = (slow_dense(states, p[name]) for name in ("key", "value"))
+    mixed = np.zeros_like(x)
+    for head in np.split(np.arange(x.shape[1]), num_heads):
+        exps = np.exp(query[:, head] @ key[:, head].T / np.sqrt(len(head)))
+        mixed[:, head] = exps / exps.sum(axis=1, keepdims=True) @ value[:, head]
+    return slow_dense(mixed, p["output"])
+
+
+def slow_encode(document, settings: EncoderSettings, states=None, is_causal=False) -> np.ndarray:
+    """Hidden states [L, D] of one document, layer by layer, in float64; decoded with `states`."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), random_params(settings))
     x = slow_dense(p["embeddings"]["table"][document], p["embeddings"]["project"])
     if settings.position == "learned":
         x += p["embeddings"]["positions"][: len(document)]
     x = slow_norm(x, p["embeddings"]["norm"])
+    bias = p["distances"]["bias"] if settings.has_bias else None
     for i in range(settings.num_layers):
         layer = jax.tree.map(lambda x, i=i: x[i], p["layers"])
-        attention = functools.partial(
-            slow_attention,
-            p=layer["attention"],
-            settings=settings,
-            bias=p["distances"]["bias"] if settings.has_bias else None,
-        )
+
+        def attend(x, p=layer["attention"]):
+            if not is_causal:
+                return slow_attention(x, p, settings, bias)
+            # The last token of a prefix is one that sees no later ones.
+            prefixes = [slow_attention(x[: n + 1], p, settings, bias) for n in range(len(x))]
+            return np.stack([prefix[-1] for prefix in prefixes])
+
+        def cross(x, layer=layer):
+            return slow_cross_attention(x, states, layer["cross_attention"], settings.num_heads)
 
         def mlp(x, p=layer["mlp"]):
             x = slow_dense(x, p["wide"])
             return slow_dense(x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2, p["output"])
 
-        for sublayer, norm in ((attention, "attention_norm"), (mlp, "mlp_norm")):
+        for norm, sublayer in (("attention", attend), ("cross_attention", cross), ("mlp", mlp)):
+            if norm == "cross_attention" and states is None:
+                continue
+            scale = layer[f"{norm}_norm"]
             if settings.norm_position == "post":
-                x = slow_norm(x + sublayer(x), layer[norm])
+                x = slow_norm(x + sublayer(x), scale)
             else:
-                x = x + sublayer(slow_norm(x, layer[norm]))
+                x = x + sublayer(slow_norm(x, scale))
     return x if settings.norm_position == "post" else slow_norm(x, p["final_norm"])
 
 
@@ -146,26 +158,6 @@ class EncoderTest(parameterized.TestCase):
 
 class LayersTest(parameterized.TestCase):
     """Options that change how layers are computed, and not their outputs."""
-
-    @staticmethod
-    @functools.cache
-    def gradients(settings: EncoderSettings):
-        """Of a sum of hidden states with dropout, in the parameters."""
-        tokens, ones = np.arange(12)[None, :], np.ones((1, 12), np.int32)
-
-        def loss(params, key):
-            hidden = _encode(params, key, tokens, ones, tokens, settings, None)
-            return (hidden @ np.arange(16, dtype=np.float32) ** 2).sum()
-
-        return jax.device_get(jax.jit(jax.grad(loss))(random_params(POST), jax.random.key(0)))
-
-    @parameterized.parameters({"remat": "dots"}, {"remat": "full"}, {"unroll": 2})
-    def test_gradients_do_not_change(self, **change):
-        settings = dataclasses.replace(POST, dropout_rate=0.3, attention_dropout_rate=0.3)
-        expected = self.gradients(settings)
-        largest = max(np.abs(x).max() for x in jax.tree.leaves(expected))
-        check = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6 * largest)
-        jax.tree.map(check, self.gradients(dataclasses.replace(settings, **change)), expected)
 
     def test_remat_keeps_less(self):
         tokens = np.ones((1, 12), np.int32)
@@ -239,13 +231,15 @@ class DropoutTest(parameterized.TestCase):
         self.assertGreater(np.abs(first - other).max(), 0.1)
         np.testing.assert_array_equal(encode_packed(FIRST, settings=settings), encode_packed(FIRST))
 
-    def test_keys_of_either_kind_are_taken(self):
-        found = [
-            encode_packed(FIRST, settings=self.settings, key=jax.random.key(0, impl=kind))
-            for kind in ("threefry2x32", "rbg")
-        ]
-        self.assertTrue(np.isfinite(found).all())
-        self.assertGreater(np.abs(found[0] - found[1]).max(), 0.1)
+    def test_each_layer_has_dropout_of_its_own(self):
+        """Layers that add ones, of which shared dropout would keep the same."""
+        settings = dataclasses.replace(PRE, dropout_rate=0.3)
+        params = jax.tree.map(np.zeros_like, random_params(PRE))
+        for ones in (params["layers"]["mlp"]["output"]["bias"], params["final_norm"]["scale"]):
+            ones[...] = 1
+        options = {"settings": settings, "params": params, "key": jax.random.key(0)}
+        one, two = (encode_packed(FIRST, num_layers=n, **options) > 0 for n in (1, 2))
+        self.assertTrue((one != two).any())
 
     def test_drops_a_share_of_the_embeddings_and_scales_the_rest(self):
         plain = encode_packed(FIRST, SECOND, num_layers=0)
@@ -255,7 +249,3 @@ class DropoutTest(parameterized.TestCase):
         np.testing.assert_allclose(dropped, np.where(kept, plain / 0.7, 0), rtol=1e-6)
         # 192 draws: within four standard deviations of the rate.
         self.assertAlmostEqual(1 - kept.mean(), 0.3, delta=4 * np.sqrt(0.3 * 0.7 / 192))
-
-
-if __name__ == "__main__":
-    absltest.main()

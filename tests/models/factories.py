@@ -10,7 +10,6 @@ from xlm.models.encoder import Encoder, EncoderSettings, init_params
 
 
 def encoder_settings(**changes) -> EncoderSettings:
-    """Settings of a small encoder without dropout."""
     settings = {
         "vocab_size": 40,
         "embedding_size": 8,

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.layers import dense
 
@@ -41,7 +41,3 @@ class DenseTest(parameterized.TestCase):
         self.assertEqual(found.dtype, jnp.float32)
         expected = np.asarray(weights, np.float64).sum(axis=(0, 1))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.segments import causal_mask, segment_mask
 
@@ -24,7 +24,3 @@ class MasksTest(parameterized.TestCase):
         self.assertEqual(mask.shape, (2, 1, 4, 3))
         for (row, _, query, key), is_seen in np.ndenumerate(mask):
             self.assertEqual(is_seen, segments[row, query] == of_keys[row, key])
-
-
-if __name__ == "__main__":
-    absltest.main()

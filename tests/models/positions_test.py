@@ -1,18 +1,17 @@
-"""Positions as rotations and as a bias by distance, of packed and of restarted positions."""
+"""Positions as a bias by distance, and the order of sentences whose positions restart."""
 
 import functools
 
 import flax.linen as nn
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.models.factories import encoder_settings, random_params
 from xlm.models.encoder import Encoder
 from xlm.models.positions import (
     DistanceBias,
     DistanceTable,
-    RowGate,
     by_index,
     distance_buckets,
     rotate,
@@ -26,28 +25,6 @@ turn = jax.jit(rotate, static_argnames="theta")
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-class RotateTest(parameterized.TestCase):
-    def test_products_depend_on_distances(self):
-        query, key = random(1, 1, 2, 6), random(1, 1, 2, 6, seed=1)
-
-        def product(i: int, j: int) -> np.ndarray:
-            one, two = (
-                np.asarray(turn(x, np.array([[at]]), theta=100.0))
-                for x, at in ((query, i), (key, j))
-            )
-            return (one * two).sum(axis=-1)
-
-        np.testing.assert_allclose(product(3, 5), product(40, 42), rtol=1e-4, atol=1e-5)
-        self.assertGreater(np.abs(product(3, 5) - product(5, 3)).max(), 0.1)
-
-    def test_length_stays(self):
-        x = random(2, L, 2, 6)
-        turned = np.asarray(turn(x, np.tile(np.arange(L), (2, 1)), theta=100.0))
-        np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1),
-                                   rtol=1e-5)  # fmt: skip
-        np.testing.assert_array_equal(turned[:, 0], x[:, 0])
 
 
 class BucketsTest(parameterized.TestCase):
@@ -67,7 +44,6 @@ class BucketsTest(parameterized.TestCase):
 
 class DistanceBiasTest(parameterized.TestCase):
     def matrix(self, by_distance, positions) -> np.ndarray:
-        """One by one."""
         zero = by_distance.shape[1] // 2
         return np.array([
             [[by_distance[h, j - i + zero] for j in positions] for i in positions]
@@ -75,13 +51,11 @@ class DistanceBiasTest(parameterized.TestCase):
         ])  # fmt: skip
 
     @parameterized.parameters(L, L + 3)
-    def test_matrix_of_indices(self, num_distances: int):
+    def test_matrix_of_indices_and_of_positions(self, num_distances: int):
         by_distance = random(2, 2 * num_distances - 1)
         found = matrix_of(DistanceBias(by_distance, np.zeros((3, L), np.int32)))
         np.testing.assert_array_equal(found[0], self.matrix(by_distance, range(L)))
-
-    def test_matrix_of_positions(self):
-        by_distance, positions = random(2, 2 * L - 1), [0, 1, 2, 3, 0, 1, 2]
+        positions = [0, 1, 2, 3, 0, 1, 2]
         rows = np.array([positions, [*range(7)]])
         found = matrix_of(DistanceBias(by_distance, np.zeros_like(rows), rows))
         np.testing.assert_array_equal(found[0], self.matrix(by_distance, positions))
@@ -118,26 +92,10 @@ class DistanceTableTest(parameterized.TestCase):
             expected = -0.5 * distances[buckets == bucket].mean()
             np.testing.assert_allclose(found[buckets == bucket], expected, rtol=1e-6)
 
-    def test_no_slope_is_zero(self):
+    def test_slopes_end_above_nothing_and_none_is_zero(self):
         np.testing.assert_array_equal(self.table(0.0), 0)
-
-    def test_slopes_of_many_heads_end_above_nothing(self):
         self.assertEqual(slopes(16)[0], 1)
         self.assertGreater(slopes(16)[-1], 2**-8)
-
-
-class RowGateTest(absltest.TestCase):
-    def test_formula(self):
-        query, module = random(2, L, 3, 4), RowGate()
-        params = {"update": random(3, 4, seed=1), "reset": random(3, 4, seed=2),
-                  "scale": random(3, seed=3)}  # fmt: skip
-        found = jax.jit(module.apply)({"params": params}, query)
-        one, two = (
-            1 / (1 + np.exp(-np.sum(query * params[name][None, None], axis=-1)))
-            for name in ("update", "reset")
-        )
-        expected = 1 + one + (1 - one) * params["scale"] * two
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 class RestartTest(parameterized.TestCase):
@@ -166,7 +124,3 @@ class RestartTest(parameterized.TestCase):
             self.assertGreater(np.abs(run_on - whole).max(), 0.01)
             again = encode(tokens, np.arange(7)[None].astype(np.int32), positions_restart=True)
             np.testing.assert_allclose(again, run_on, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.segment_attention import segment_attention
 from xlm.models.segments import segment_mask
@@ -72,7 +72,3 @@ class SegmentAttentionTest(parameterized.TestCase):
         query, keys, values, segments = arguments(8)
         with self.assertRaisesRegex(ValueError, r"are \(2, 8, 2, 16\), \(2, 7, 2, 16\)"):
             segment_attention(query, keys[:, 1:], values[:, 1:], segments)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import functools
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.segments import packed_segments, split_in_halves
 
@@ -60,8 +60,6 @@ class PackedSegmentsTest(parameterized.TestCase):
         np.testing.assert_array_equal(segments, tokens != PAD)
         np.testing.assert_array_equal(positions, np.tile(np.arange(tokens.shape[1]), (8, 1)))
 
-
-class HalvesTest(parameterized.TestCase):
     @parameterized.parameters(True, False)
     def test_each_half_is_numbered_as_if_alone(self, across_documents):
         rows = np.array([[0, 7, 2, 0, 7, 7, 7, 2, 1, 1], [0, 7, 7, 7, 2, 0, 7, 2, 0, 2]])
@@ -80,7 +78,3 @@ class HalvesTest(parameterized.TestCase):
             )
             same = segments[:, half, None] == segments[:, None, half]
             np.testing.assert_array_equal(same, alone[:, :, None] == alone[:, None, :])
-
-
-if __name__ == "__main__":
-    absltest.main()

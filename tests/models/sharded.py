@@ -1,9 +1,8 @@
 """A masked-LM loss of an encoder on meshes of eight devices, laid out by the default rules."""
 
+import contextlib
 import dataclasses
 import functools
-import math
-import re
 
 import flax.linen as nn
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from configs import quickstart
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
 from xlm.models.encoder import Encoder, EncoderSettings, output_table
+from xlm.training.collectives import collectives_of
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh, param_shardings, replicated
 
@@ -20,33 +20,20 @@ from xlm.training.sharding import batch_sharding, make_mesh, param_shardings, re
 B, L, M = 16, 64, 10
 # Wide enough for activations to outweigh everything else.
 SETTINGS = encoder_settings(
-    vocab_size=256,
-    embedding_size=64,
-    hidden_size=128,
-    num_layers=2,
-    num_heads=4,
-    mlp_size=512,
-    max_length=L,
-    norm_position="pre",
-    dropout_rate=0.1,
-)
-
-
+    vocab_size=256, embedding_size=64, hidden_size=128, num_heads=4, mlp_size=512, max_length=L,
+    norm_position="pre", dropout_rate=0.1,
+)  # fmt: skip
 GATED = dataclasses.replace(SETTINGS, position="gated", distance_slope=0.5)
 
 
 def loss(settings: EncoderSettings, params, batch: dict[str, jax.Array]) -> jax.Array:
     """Mean negative log-likelihood of `targets` [B, M] at `masked` [B, M]."""
     encoder = Encoder(settings)
+    inputs = (batch[name] for name in ("tokens", "segments", "positions"))
     states = encoder.apply(
-        {"params": params},
-        batch["tokens"],
-        batch["segments"],
-        batch["positions"],
-        deterministic=False,
-        method="encode",
+        {"params": params}, *inputs, deterministic=False, method="encode",
         rngs={"dropout": jax.random.key(0)},
-    )
+    )  # fmt: skip
     chosen = jnp.take_along_axis(states, batch["masked"][:, :, None], axis=1)
     hidden = encoder.apply({"params": params}, chosen, method="predict")
     table, bias = output_table(params)
@@ -56,7 +43,6 @@ def loss(settings: EncoderSettings, params, batch: dict[str, jax.Array]) -> jax.
 
 @functools.cache
 def batch() -> dict[str, np.ndarray]:
-    """Two segments a sequence."""
     rng = np.random.default_rng(0)
     half = np.arange(L, dtype=np.int32) // (L // 2)
     arrays = {
@@ -71,34 +57,21 @@ def batch() -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """The compiled loss and gradients on a mesh, and where their arguments are to be.
-
-    Attributes:
-      settings: of the encoder.
-      step: (params, batch) -> (loss, gradients).
-      shardings: of both arguments.
-    """
+    """The compiled loss and gradients on a mesh: (params, batch) -> (loss, gradients)."""
 
     settings: EncoderSettings
     step: jax.stages.Compiled
     shardings: tuple
 
     def __call__(self) -> tuple:
-        """The loss of `batch()` and its gradients."""
         arguments = random_params(self.settings), batch()
         return jax.device_get(self.step(*jax.device_put(arguments, self.shardings)))
 
     def temporary_bytes(self) -> int:
-        """Temporary memory of one device, besides arguments and results."""
         return self.step.memory_analysis().temp_size_in_bytes
 
     def collective_sizes(self) -> list[int]:
-        """Elements of every array that a collective makes on a device."""
-        kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-        shapes = []
-        for found in re.finditer(rf"= (.*?) (?:{kinds})(?:-start)?\(", self.step.as_text()):
-            shapes += re.findall(r"\w+\[([\d,]*)\]", found.group(1))
-        return [math.prod(int(n) for n in shape.split(",") if n) for shape in shapes]
+        return [size for one in collectives_of(self.step.as_text(), 8) for size in one.sizes]
 
 
 @functools.cache
@@ -119,7 +92,6 @@ def on_mesh(
     )
     of_encoder = functools.partial(loss, encoder)
     step = jax.jit(jax.value_and_grad(of_encoder), out_shardings=(replicated(mesh), of_params))
-    if constrained:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return Sharded(encoder, step.lower(*arguments).compile(), shardings)
-    return Sharded(encoder, step.lower(*arguments).compile(), shardings)
+    context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+    with context if constrained else contextlib.nullcontext():
+        return Sharded(encoder, step.lower(*arguments).compile(), shardings)

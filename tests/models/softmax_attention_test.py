@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.models.segments import segment_mask
 from xlm.models.softmax_attention import attend
@@ -22,7 +22,6 @@ def random(*shape: int, seed: int) -> np.ndarray:
 
 
 def plain(query, keys, values, mask=None, bias=None, gate=None) -> jax.Array:
-    """The formulas one by one, for jax to derive."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / jnp.sqrt(query.shape[-1])
     if bias is not None:
         of_examples = jnp.repeat(bias, len(query) // len(bias), axis=0)
@@ -82,7 +81,3 @@ class AttendTest(parameterized.TestCase):
             lambda a, b: check(np.asarray(a, np.float32), b),
             (grads, output), (expected_grads, expected),
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -47,18 +47,14 @@ class EveryRowTest(parameterized.TestCase):
         cls.tokens = rows_with_text(list(range(41)), length=40)
         cls.masked = jax.tree.map(np.asarray, mask(jax.random.key(0), cls.tokens))
 
-    def test_positions_of_a_row_differ(self):
-        self.assertEqual(self.masked.positions.shape, (41, BERT.slots(40)))
-        for positions in self.masked.positions:
+    def test_positions_differ_and_targets_are_what_stood_there(self):
+        masked = self.masked
+        self.assertEqual(masked.positions.shape, (41, BERT.slots(40)))
+        for positions in masked.positions:
             self.assertLen(set(positions.tolist()), len(positions))
-
-    def test_targets_are_what_stood_there(self):
-        expected = np.take_along_axis(self.tokens, self.masked.positions, axis=1)
-        np.testing.assert_array_equal(self.masked.targets, expected)
-
-    def test_specials_are_never_chosen(self):
-        chosen = self.masked.targets[self.masked.weights > 0]
-        self.assertEmpty(set(chosen.tolist()) & set(SPECIAL))
+        expected = np.take_along_axis(self.tokens, masked.positions, axis=1)
+        np.testing.assert_array_equal(masked.targets, expected)
+        self.assertEmpty(set(masked.targets[masked.weights > 0].tolist()) & set(SPECIAL))
 
     def test_all_else_is_left_as_it_is(self):
         chosen = np.zeros(self.tokens.shape, bool)
@@ -66,26 +62,25 @@ class EveryRowTest(parameterized.TestCase):
         chosen[rows, self.masked.positions[rows, slots]] = True
         np.testing.assert_array_equal(self.masked.inputs[~chosen], self.tokens[~chosen])
         self.assertTrue((self.masked.inputs[chosen] != self.tokens[chosen]).any())
-
-    def test_no_special_but_mask_is_put_in(self):
         put_in = self.masked.inputs[self.masked.inputs != self.tokens]
         self.assertEmpty(set(put_in.tolist()) & {BOS, PAD, EOS})
 
-    @parameterized.parameters(0.01, 0.15, 0.3, 0.5, 0.99)
+    def assert_share(self, masked: Masked, rate: float):
+        self.assertContainsSubset(np.unique(masked.weights).tolist(), [0.0, 1.0])
+        expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
+        np.testing.assert_array_equal(masked.weights.sum(axis=1), expected)
+
+    @parameterized.parameters(0.01, 0.15, 0.5, 0.99)
     def test_the_number_masked_is_the_rounded_share(self, rate):
         settings = MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
-        weights = np.asarray(mask(jax.random.key(0), self.tokens, settings).weights)
-        self.assertContainsSubset(np.unique(weights).tolist(), [0.0, 1.0])
-        expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
-        np.testing.assert_array_equal(weights.sum(axis=1), expected)
+        self.assert_share(mask(jax.random.key(0), self.tokens, settings), rate)
 
     @parameterized.parameters(0.1, 0.25, 0.5)
     def test_a_step_may_have_a_rate_of_its_own(self, rate):
         settings = MaskSettings(0.1, 0.8, 0.1, final_rate=0.5)
         masked = mask(jax.random.key(0), self.tokens, settings, rate=jnp.float32(rate))
         self.assertEqual(masked.weights.shape[1], settings.slots(self.tokens.shape[1]))
-        expected = [0, *(max(round(rate * count), 1) for count in range(1, 41))]
-        np.testing.assert_array_equal(masked.weights.sum(axis=1), expected)
+        self.assert_share(masked, rate)
 
 
 class SharesTest(parameterized.TestCase):
@@ -107,19 +102,13 @@ class SharesTest(parameterized.TestCase):
         deviation = np.sqrt(share * (1 - share) / total)
         self.assertAlmostEqual(count / total, share, delta=DEVIATIONS * deviation)
 
-    @parameterized.parameters(0, 1, 2)
-    def test_80_10_10(self, seed):
-        total, by_mask, pieces = self.counts(BERT, seed)
-        self.assertEqual(total, 128 * 38)
-        self.assert_share(by_mask, total, 0.8)
-        # A random piece changes nothing if it is a special one or the one that stood there.
-        self.assert_share(len(pieces), total, 0.1 * (1 - (len(SPECIAL) + 1) / VOCAB))
-
-    @parameterized.parameters((1.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5))
-    def test_other_shares(self, mask_share, random_share):
+    @parameterized.parameters((0.8, 0.1), (1.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.5, 0.5))
+    def test_shares(self, mask_share, random_share):
         settings = MaskSettings(rate=0.15, mask_share=mask_share, random_share=random_share)
         total, by_mask, pieces = self.counts(settings, 0)
+        self.assertEqual(total, 128 * 38)
         self.assert_share(by_mask, total, mask_share)
+        # A random piece changes nothing if it is a special one or the one that stood there.
         self.assert_share(len(pieces), total, random_share * (1 - (len(SPECIAL) + 1) / VOCAB))
 
     def test_all_pieces_are_put_in_alike(self):
@@ -154,13 +143,10 @@ class PureFunctionTest(absltest.TestCase):
         jax.tree.map(np.testing.assert_array_equal, found, self.masked)
 
     def test_the_key_decides(self):
-        self.assert_same(mask(jax.random.key(0), self.tokens))
+        self.assert_same(mask_eagerly(jax.random.key(0), jnp.asarray(self.tokens)))
         other = mask(jax.random.key(1), self.tokens)
         self.assertFalse(np.array_equal(other.positions, self.masked.positions))
         self.assertFalse(np.array_equal(other.inputs, self.masked.inputs))
-
-    def test_jit_equals_eager(self):
-        self.assert_same(mask_eagerly(jax.random.key(0), jnp.asarray(self.tokens)))
 
     def test_devices_do_not_matter(self):
         mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
@@ -182,16 +168,10 @@ class MaskSettingsTest(parameterized.TestCase):
         expected = np.interp(steps, [0, max(num_steps - 1, 1)], [rate, final])
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         self.assertEqual(found.dtype, jnp.float32)
-
-    def test_a_rate_that_does_not_change_is_none(self):
-        self.assertIsNone(BERT.rate_at(jnp.int32(3), 10))
+        self.assertIsNone(BERT.rate_at(jnp.int32(3), 10))  # does not change
 
     @parameterized.parameters((0.15, 128, 20), (0.15, 20, 3), (0.5, 7, 4), (0.01, 10, 1))
     def test_slots_hold_the_masks_of_a_full_row(self, rate, length, expected):
         settings = MaskSettings(rate=rate, mask_share=0.8, random_share=0.1)
         self.assertEqual(settings.slots(length), expected)
         self.assertGreaterEqual(expected, round(rate * length))
-
-
-if __name__ == "__main__":
-    absltest.main()

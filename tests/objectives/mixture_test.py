@@ -16,19 +16,12 @@ from xlm.training.step import TrainFunctions
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Toward(Objective):
-    """Brings a vector to a target.
-
-    Attributes:
-      target: where to.
-      parts: of the extra state, which a refresh counts.
-      every: steps between refreshes.
-      last_from: step from which the target is zero; 0 for never.
-    """
+    """Brings a vector to a target."""
 
     target: float
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # of the extra state, which a refresh counts
     every: int = 1
-    last_from: int = 0
+    last_from: int = 0  # step from which the target is zero; 0 for never
     tables: tuple[str, ...] = ()
 
     def init(self, key):
@@ -68,17 +61,13 @@ def batch(kind: str) -> Batch:
 
 
 def step_on(functions: TrainFunctions, kind: str, step: int = 0):
-    """The state after a step on a batch, and the step's metrics."""
     state = functions.init(np.int32(0))
     return functions.train_step(functions.objective.at_step(step), state, batch(kind))
 
 
-def mixture(**weights: float) -> Mixture:
-    """Terms "a" toward 3 and "b" toward -1."""
-    terms = {"a": Toward(3.0), "b": Toward(-1.0)}
-    return Mixture(
-        {kind: Term(one, f"of_{kind}", weights.get(kind, 1.0)) for kind, one in terms.items()}
-    )
+def mixture(a: float = 1.0) -> Mixture:
+    """Terms "a" toward 3, of a weight, and "b" toward -1."""
+    return Mixture({"a": Term(Toward(3.0), "of_a", a), "b": Term(Toward(-1.0), "of_b")})
 
 
 class TermsTest(parameterized.TestCase):
@@ -123,21 +112,18 @@ class ExtraTest(absltest.TestCase):
         second = Toward(-1.0, ("index", "other", "seen"), every=3)
         self.mixture = Mixture({"a": Term(first, "a"), "b": Term(second, "b")})
 
-    def test_a_shared_part_is_one(self):
-        self.assertCountEqual(self.mixture.init_extra(), ["index", "other", "seen"])
+    def test_a_shared_part_is_one_and_renewed_by_its_first_term(self):
+        first = self.mixture.init_extra()
+        self.assertCountEqual(first, ["index", "other", "seen"])
         due = [self.mixture.due(step) for step in range(4)]
         second = ("index", "other", "seen")
         self.assertEqual(due, [("index", "seen", "other"), (), ("index", "seen"), second])
-
-    def test_a_shared_part_is_renewed_once_by_the_first_that_has_it(self):
-        for names, expected in (
-            (("index", "seen", "other"), {"index": 3, "other": -1, "seen": 3}),
-            (("index",), {"index": 3, "other": 0, "seen": 0}),
-            (("other",), {"index": 0, "other": -1, "seen": 0}),
-        ):
-            extra, report = self.mixture.refresh({}, self.mixture.init_extra(), names, jnp.int32(0))
-            self.assertEqual(extra, expected)
-            self.assertEqual(report, {f"{name}_renewed": (expected[name], 1) for name in names})
+        values = {"index": 3, "other": -1, "seen": 3}
+        for names in (("index", "seen", "other"), ("index",), ("other",)):
+            extra, report = self.mixture.refresh({}, first, names, jnp.int32(0))
+            renewed = {name: values[name] for name in names}
+            self.assertEqual(extra, {**first, **renewed})
+            self.assertEqual(report, {f"{x}_renewed": (value, 1) for x, value in renewed.items()})
 
     def test_what_one_term_learns_the_other_one_sees(self):
         functions = factories.train_functions(self.mixture)
@@ -163,11 +149,3 @@ class PhasesTest(absltest.TestCase):
         functions = factories.train_functions(whole)
         losses = [float(step_on(functions, "a", step)[1]["loss"][0]) for step in (0, 4)]
         self.assertEqual(losses, [2 * 3 * (1 - 3.0) ** 2 * 4, 2 * 3 * (1 - 0.0) ** 2 * 4])
-
-    def test_without_phases_it_is_always_itself(self):
-        whole = mixture()
-        self.assertIs(whole.at_step(10**9), whole)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -50,16 +50,16 @@ def updated(state, losses, weights, pair):
 
 class PairLossesTest(absltest.TestCase):
     def test_equals_a_loop(self):
-        state = init_pair_losses(N)
-        given = batches(40)
+        state, given = init_pair_losses(N), batches(40)
         for number, batch in enumerate(given, start=1):
-            state = updated(state, *batch)
+            state = jax.jit(updated)(state, *batch)
             if number in (1, 2, 40):
-                np.testing.assert_allclose(
-                    mean_pair_losses(state), looped(given[:number]), rtol=1e-5
-                )
-        self.assertTrue(np.isnan(mean_pair_losses(state)[4]))
-        self.assertTrue(np.isfinite(mean_pair_losses(state)[:4]).all())
+                expected = looped(given[:number])
+                np.testing.assert_allclose(mean_pair_losses(state), expected, rtol=1e-5)
+        for one in state:
+            self.assertEqual((one.shape, one.dtype), ((N,), jnp.float32))
+        is_seen = np.isfinite(mean_pair_losses(state)).tolist()
+        self.assertEqual(is_seen, [True] * 4 + [False])
 
     def test_absent_pair_keeps_its_sums_however_long(self):
         state = updated(init_pair_losses(N), *batches(1)[0])
@@ -69,22 +69,6 @@ class PairLossesTest(absltest.TestCase):
         for one, two in zip(later, state, strict=True):
             np.testing.assert_array_equal(one[others], two[others])
         np.testing.assert_allclose(mean_pair_losses(later)[1], 1, rtol=1e-5)
-
-    def test_jit_equals_eager(self):
-        eager = compiled = init_pair_losses(N)
-        for batch in batches(5):
-            eager, compiled = updated(eager, *batch), jax.jit(updated)(compiled, *batch)
-        for one, two in zip(compiled, eager, strict=True):
-            self.assertEqual((one.shape, one.dtype), ((N,), jnp.float32))
-            np.testing.assert_allclose(one, two, rtol=1e-6)
-
-    def test_sums_of_parts_add_up(self):
-        (batch,) = batches(1)
-        whole = pair_sums(*batch, N)
-        parts = [pair_sums(*(x[part] for x in batch), N) for part in np.split(np.arange(B), 4)]
-        for one, two in zip(whole, jax.tree.map(lambda *x: sum(x), *parts), strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-6)
-        self.assertEqual(whole.weight.sum(), batch[1].sum())
 
     def test_examples_without_a_pair_or_a_weight_do_not_count(self):
         (batch,) = batches(1)
@@ -101,15 +85,3 @@ class PairLossesTest(absltest.TestCase):
         losses = jnp.array([1.0, jnp.nan, jnp.inf])
         state = updated(init_pair_losses(N), losses, jnp.ones(3), jnp.arange(3))
         np.testing.assert_array_equal(mean_pair_losses(state), [1, np.inf, np.inf, np.nan, np.nan])
-
-    def test_rate_one_keeps_the_last_batch_alone(self):
-        state = init_pair_losses(N)
-        for batch in batches(3):
-            state = update_pair_losses(state, pair_sums(*batch, N), 1.0)
-        last = pair_sums(*batches(3)[-1], N)
-        seen = np.asarray(last.weight > 0)
-        np.testing.assert_array_equal(state.loss[seen], last.loss[seen])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,4 +1,4 @@
-"""The loss of a translation: its definition, what it depends on, and what it trains."""
+"""The loss of a translation: its definition, and what it depends on."""
 
 import dataclasses
 import functools
@@ -7,12 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from tests import factories
 from tests.evaluation.translating_test import ALL, PAD, PIECES, SHALLOW, features, model, params
-from xlm.experiment.fine_tuning import MESH
 from xlm.objectives.objective import Batch
 
 LENGTH = 12
@@ -27,69 +25,28 @@ def batch() -> dict[str, np.ndarray]:
         for one, target in zip(features((7, 3)), ([9, 8, 7, 6, 5], [30, 31]), strict=True)
     ]
     rows = [one.arrays(LENGTH, PAD) for one in some]
-    arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     fill = {"tokens": PAD, "target_inputs": PAD, "target_outputs": -1}
-    arrays = {
-        name: np.pad(array, [(0, 1)] + [(0, 0)] * (array.ndim - 1),
-                     constant_values=fill.get(name, 0))
-        for name, array in arrays.items()
-    }  # fmt: skip
-    return {**arrays, "weights": np.array([1, 1, 0], np.float32)}
-
-
-@functools.cache
-def trained(devices: int):
-    """Metrics of two steps on devices that share out a batch, and the parameters after them.
-
-    Layers are the decoder's, which has those of an encoder and more.
-    """
-    targets = ([9, 8, 7, 6, 5], [30, 31], [12], [7, 6, 5])
-    some = [
-        dataclasses.replace(one, target=np.array([*target, 2], np.int32))
-        for one, target in zip(features((7, 3, 5, 2)), targets, strict=True)
-    ]
-    rows = [one.arrays(LENGTH, PAD) for one in some]
+    rows.append({name: np.full_like(x, fill.get(name, 0)) for name, x in rows[0].items()})
     arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    batch = Batch({**arrays, "weights": np.ones(4, np.float32)}, "examples")
-    # Adam divides a gradient by its own size: where that is rounding, so are parameters.
-    functions = factories.train_functions(
-        model(dataclasses.replace(SHALLOW[4], dropout_rate=0.3)),
-        factories.optimizer_settings(epsilon=1e-2),
-        dataclasses.replace(MESH, data=devices),
-    )
-    state, found = factories.first_state(functions, jax.device_get(params(SHALLOW[4]))), []
-    for _ in range(2):
-        state, metrics = functions.train_step(functions.objective, state, batch)
-        found.append(jax.device_get(metrics))
-    return found, jax.device_get(state.params)
+    return {**arrays, "weights": np.array([1, 1, 0], np.float32)}
 
 
 def loss(one, values, arrays, key=None):
     return one.loss(values, {}, Batch(arrays, "examples"), key)[0]
 
 
-@functools.cache
-def of_layers(settings):
-    """Hidden states of the batch, and the loss by each output layer."""
-
-    @jax.jit
-    def found(values):
-        one = model(settings)
-        losses = {
-            layer: loss(dataclasses.replace(one, output_layer=layer(PIECES)), values, batch())
-            for layer in LAYERS
-        }
-        return one.hidden(values, batch()), [losses[layer] for layer in LAYERS]
-
-    hidden, losses = jax.device_get(found(params(settings)))
-    return hidden, dict(zip(LAYERS, losses, strict=True))
+@functools.partial(jax.jit, static_argnums=0)
+def of_layers(settings, values):
+    one = model(settings)
+    layers = [dataclasses.replace(one, output_layer=layer(PIECES)) for layer in LAYERS]
+    return one.hidden(values, batch()), [loss(layer, values, batch()) for layer in layers]
 
 
 class LossTest(parameterized.TestCase):
-    @parameterized.product(settings=(ALL[0], ALL[4]), layer=LAYERS)
-    def test_against_the_definition(self, settings, layer):
-        hidden, losses = of_layers(settings)
-        found, values = losses[layer], jax.device_get(params(settings))
+    @parameterized.parameters(ALL[0], ALL[4])
+    def test_against_the_definition(self, settings):
+        values = jax.device_get(params(settings))
+        hidden, losses = jax.device_get(of_layers(settings, values))
         table, bias = (np.asarray(x, np.float64) for x in model(settings).output_table(values))
         logits = (hidden.astype(np.float64) @ table.T + bias)[..., :PIECES]
         log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -100,9 +57,10 @@ class LossTest(parameterized.TestCase):
             smooth -= 0.9 * log_probs[i, j, label] + 0.1 * log_probs[i, j].mean()
             count += 1
         self.assertEqual(count, 9)
-        for name, expected in (("nll", nll), ("loss", smooth)):
-            np.testing.assert_allclose(found[name][0], expected, rtol=1e-5)
-            self.assertEqual(found[name][1], count)
+        for found in losses:
+            for name, expected in (("nll", nll), ("loss", smooth)):
+                np.testing.assert_allclose(found[name][0], expected, rtol=1e-5)
+                self.assertEqual(found[name][1], count)
 
     def test_a_token_sees_the_source_and_the_tokens_before_it(self):
         values, hidden_of = params(ALL[0]), jax.jit(model(ALL[0]).hidden)
@@ -146,7 +104,3 @@ class LossTest(parameterized.TestCase):
         found = nn.unbox(jax.eval_shape(model(ALL[4]).init, jax.random.key(0)))
         expected = jax.tree.map(jnp.shape, params(ALL[4]))
         self.assertEqual(jax.tree.map(jnp.shape, found), expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

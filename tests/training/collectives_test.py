@@ -67,11 +67,5 @@ class CollectivesTest(absltest.TestCase):
         self.assertEqual((branch.bytes, branch.times), (256, 1))
         never = next(one for one in found if one.sizes == [8] and one.kind == "all-reduce")
         self.assertEqual(never.times, 0)
-
-    def test_text_of_nothing(self):
         with self.assertRaisesRegex(ValueError, "no program, it has no entry: 'nothing'"):
             collectives_of("nothing", 4)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -32,15 +32,13 @@ class CompilationTest(absltest.TestCase):
         compilation.use_cache()
         self.assertTrue((self.folder / ".cache" / "vocap" / "compiled").is_dir())
 
-    def test_the_variable_of_jax_has_precedence(self):
+    def test_jax_has_precedence_and_no_place_is_a_warning(self):
+        (self.folder / "cache").touch()
         for value in ("", str(self.folder / "mine")):
             self.environment[compilation.VARIABLE] = value
             compilation.use_cache()
-        self.update.assert_not_called()
-        self.assertEmpty(list(self.folder.iterdir()))
-
-    def test_without_a_place_there_is_a_warning(self):
-        (self.folder / "cache").touch()
+        self.assertLen(list(self.folder.iterdir()), 1)
+        del self.environment[compilation.VARIABLE]
         with self.assertLogs(level="WARNING") as logs:
             compilation.use_cache()
         self.update.assert_not_called()
@@ -49,15 +47,14 @@ class CompilationTest(absltest.TestCase):
 
 class DeterministicTest(absltest.TestCase):
     def test_flags_of_the_caller_are_kept(self):
-        with mock.patch.dict(os.environ, XLA_FLAGS="--xla_a=1"):
-            compilation.use_deterministic_operations()
-            expected = "--xla_a=1 --xla_gpu_deterministic_ops=true"
-            self.assertEqual(os.environ["XLA_FLAGS"], expected)
-            compilation.use_deterministic_operations()
-            self.assertEqual(os.environ["XLA_FLAGS"], expected)
-            os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=false"
-            compilation.use_deterministic_operations()
-            self.assertEqual(os.environ["XLA_FLAGS"], "--xla_gpu_deterministic_ops=false")
+        both, off = (
+            "--xla_a=1 --xla_gpu_deterministic_ops=true",
+            "--xla_gpu_deterministic_ops=false",
+        )
+        for given, expected in (("--xla_a=1", both), (both, both), (off, off)):
+            with mock.patch.dict(os.environ, XLA_FLAGS=given):
+                compilation.use_deterministic_operations()
+                self.assertEqual(os.environ["XLA_FLAGS"], expected)
 
     def test_commands_set_it_if_the_config_says_so(self):
         config = default_config()
@@ -75,7 +72,3 @@ class DeterministicTest(absltest.TestCase):
         lowered.compile(compiler_options={name: value == "true"})
         with self.assertRaisesRegex(jax.errors.JaxRuntimeError, "No such compile option"):
             lowered.compile(compiler_options={f"{name}_or_not": True})
-
-
-if __name__ == "__main__":
-    absltest.main()

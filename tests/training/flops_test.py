@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
 from xlm.training.flops import matmul_flops
@@ -23,9 +23,7 @@ class FlopsTest(parameterized.TestCase):
         batched = jnp.ones((7, 3, 5)), jnp.ones((7, 5, 2))
         self.assertEqual(count(jnp.matmul, *batched), 2 * 7 * 3 * 5 * 2)
         self.assertEqual(count(lambda x: x + x, X), 0)
-
-    def test_a_gradient_is_two_more(self):
-        # The gradients of w and of x; that of the first x is not asked for.
+        # A gradient is two more: those of w and of x; that of the first x is not asked for.
         loss = lambda w, x: ((x @ w) @ w).sum()  # noqa: E731
         self.assertEqual(count(jax.grad(loss), W, X), (2 + 3) * ONE)
 
@@ -66,7 +64,3 @@ class FlopsTest(parameterized.TestCase):
         )
         x, w = jnp.ones((8, 6)), jnp.ones((6, 3))
         self.assertEqual(count(split, x, w), count(jnp.matmul, x, w))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -56,7 +56,7 @@ class KeepFreedTest(absltest.TestCase):
         self.assertTrue(is_kept)
         self.assertLess(faults, given_back / 10)
 
-    def test_what_the_user_has_set_stays(self):
+        # What the user has set stays.
         is_kept, faults = self.run_program("keep", MALLOC_TOP_PAD_="131072")
         self.assertFalse(is_kept)
         self.assertGreater(faults, 10)
@@ -83,21 +83,13 @@ class BackendTest(parameterized.TestCase):
             self.assertEqual(host_memory.is_of_cpu(), expected)
 
     @parameterized.parameters(
-        ("train", "quickstart.py:runlocal"),
-        ("evaluate", "quickstart.py:runlocal"),
-        ("finetune", "finetune/xnli.py"),
-        ("predict", "finetune/tatoeba.py"),
-    )
-    def test_commands_keep_memory_on_cpus_alone(self, command, config):
+        ("train", "quickstart.py:runlocal", True), ("evaluate", "quickstart.py:runlocal", True),
+        ("finetune", "finetune/xnli.py", True), ("predict", "finetune/tatoeba.py", True),
+        ("predict", "finetune/tatoeba.py", False),
+    )  # fmt: skip
+    def test_commands_keep_memory_on_cpus_alone(self, command, config, is_of_cpu):
+        self.enter_context(mock.patch.object(host_memory, "is_of_cpu", return_value=is_of_cpu))
+        keep_freed = self.enter_context(mock.patch.object(host_memory, "keep_freed"))
         flags = f"--config=configs/{config}", "--workdir=/dev/null"  # where they end with an error
-        for is_of_cpu in (False, True):
-            with (
-                mock.patch.object(host_memory, "is_of_cpu", return_value=is_of_cpu),
-                mock.patch.object(host_memory, "keep_freed") as keep_freed,
-            ):
-                self.assertEqual(commands.execute(command, *flags).returncode, 2)
-            self.assertEqual(keep_freed.call_count, int(is_of_cpu))
-
-
-if __name__ == "__main__":
-    absltest.main()
+        self.assertEqual(commands.execute(command, *flags).returncode, 2)
+        self.assertEqual(keep_freed.call_count, int(is_of_cpu))

@@ -3,19 +3,16 @@
 import pathlib
 import tempfile
 
-import jax
 import numpy as np
 from absl.testing import absltest
 
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
+from tests import factories
 from tests.factories import SPECIAL_IDS
-from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators, objectives, streams
 from xlm.experiment import model as builders
 from xlm.training.loop import train
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh
 
 VOCAB, L, NUM_STEPS = 64, 16, 30
 
@@ -47,8 +44,7 @@ class LearningTest(absltest.TestCase):
         config.evaluation.max_sequences = 0
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         store = write_store(folder)
-        mesh_settings = settings_of(MeshSettings, config.mesh)
-        mesh = make_mesh(mesh_settings, jax.devices()[:1])
+        mesh = factories.one_device(config)
         objective = objectives.objective(config, store, mesh)
         functions = builders.train_functions(config, objective, mesh)
         evaluator = evaluators.exact_masked_lm(config, objective, store, mesh, in_training=False)
@@ -59,7 +55,3 @@ class LearningTest(absltest.TestCase):
         # The text has no more to learn than how frequent each token is.
         self.assertLess(last.loss, 1.1 * first.unigram)
         self.assertGreater(first.loss, 2 * last.loss)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -161,9 +161,8 @@ class MultihostTest(absltest.TestCase):
             (checkpoint,) = half.glob(f"checkpoints/{HALF}/state")
             self.assertLen(list(checkpoint.glob("ocdbt.process_*")), NUM_HOSTS)
             data = program_test.data_of(VARIANT, functions)
-            with mock.patch.object(
-                type(data), "batches", autospec=True, side_effect=type(data).batches
-            ) as batches:
+            of = type(data)
+            with mock.patch.object(of, "batches", autospec=True, side_effect=of.batches) as batches:
                 train_to(WHOLE, functions, half, data)
             batches.assert_called_once_with(data, range(HALF, WHOLE))
             self.assert_same_records(read_metrics(half / "metrics.jsonl"), expected)
@@ -172,14 +171,10 @@ class MultihostTest(absltest.TestCase):
                 self.assert_same_records([values(folder / name)], [values(alone / name)])
 
     def assert_same_records(self, found: list[dict], expected: list[dict]) -> None:
-        self.assertEqual([set(record) for record in found], [set(record) for record in expected])
+        self.assertEqual(list(map(set, found)), list(map(set, expected)))
         for mine, other in zip(found, expected, strict=True):
             for name, value in other.items():
                 if isinstance(value, str):
                     self.assertEqual(mine[name], value, name)
                 else:
                     np.testing.assert_allclose(mine[name], value, rtol=1e-5, err_msg=name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -53,7 +53,6 @@ def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, da
 
 
 def stuck_marker(folder: pathlib.Path, host: int) -> pathlib.Path:
-    """File that tells that a host waits to be killed."""
     return folder / f"stuck_{host}"
 
 

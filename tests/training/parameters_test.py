@@ -35,7 +35,3 @@ class ParameterTableTest(absltest.TestCase):
         self.assertLen({len(line) for line in parameter_table(params).splitlines()}, 1)
         concrete = parameter_table({"w": jnp.zeros((2, 3))})
         self.assertRegex(concrete, r"w +\[2, 3\] +float32 +\(\) +6\n")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,6 @@ import shutil
 
 import jax
 import numpy as np
-from absl.testing import absltest
 
 from tests import factories
 from tests.training.toy_runs import NUM_STEPS, Data, TestCase, Toy, toy_functions, whole_run
@@ -46,7 +45,7 @@ class RewindTest(TestCase):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         self.assertFalse((found.params["w"] == whole_run()[1].params["w"]).all())
 
-    def test_nothing_moves_where_there_is_no_such_checkpoint_or_a_damaged_one(self):
+    def test_nothing_moves_for_a_missing_or_damaged_checkpoint(self):
         (self.folder / "checkpoints/9/state/manifest.ocdbt").write_bytes(b"")
         for step, error in (
             (3, "--continue_from is 3, must be a step of a checkpoint in .*: 9, 10"),
@@ -56,7 +55,3 @@ class RewindTest(TestCase):
                 self.rewind(step)
         self.assertEmpty(list(self.folder.glob("abandoned*")))
         self.assertIn("--continue_from=10 goes on", advice(self.folder))
-
-
-if __name__ == "__main__":
-    absltest.main()

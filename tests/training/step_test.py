@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.stream import PACKED
 from tests import factories
@@ -58,7 +58,3 @@ class KeysTest(parameterized.TestCase):
     def test_the_key_is_all_that_is_random(self):
         # Or else the test above could not tell what made its losses differ.
         self.assertLess(np.ptp(losses(NOTHING)), TOLERANCE)
-
-
-if __name__ == "__main__":
-    absltest.main()

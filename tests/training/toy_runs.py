@@ -22,13 +22,7 @@ from xlm.training.step import TrainFunctions
 
 NUM_STEPS = 10
 SETTINGS = TrainSettings(
-    num_steps=NUM_STEPS,
-    batch_size=4,
-    seed=0,
-    log_every=2,
-    evaluate_every=4,
-    checkpoint_every=3,
-    keep_checkpoints=2,
+    num_steps=NUM_STEPS, batch_size=4, log_every=2, evaluate_every=4, checkpoint_every=3
 )
 GOOD, NAN_LOSS, NAN_GRADIENT = 1.0, np.nan, 0.0
 
