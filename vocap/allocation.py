@@ -7,7 +7,6 @@ pieces in order of probability until T is reached. Every vocabulary of a languag
 characters, so no script is ever dropped.
 """
 
-import bisect
 import dataclasses
 import itertools
 import math
@@ -19,7 +18,6 @@ import numpy as np
 from vocap.curves import Curve, concave_envelope
 
 METHODS = ("vocap", "proportional", "uniform")
-SEARCHES = ("greedy", "threshold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Allocation:
     Attributes:
       sizes: size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      steps: in order; a threshold search records only those after the threshold.
+      steps: in order.
       not_concave: sizes of each language that lie under the concave envelope and were skipped.
       at_largest: languages that ended at their largest trained size, where the curve is too short.
       partial: the language whose last step exceeded the budget. It holds the pieces of its size
@@ -140,7 +138,6 @@ def allocate(
     beta: float,
     budget: int,
     method: str = "vocap",
-    search: str = "greedy",
     initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Allocation:
     """Greedily maximise sum_i q_i^beta ALP(D_i, V_i^{t_i}) with |union of V_i^{t_i}| = T (Eq. 2).
@@ -156,14 +153,11 @@ def allocate(
       budget: T, without special tokens.
       method: "vocap" is Algorithm 1; "proportional" grows the smallest size / q_i, "uniform" the
         smallest size. The last two visit every size.
-      search: "greedy" takes every step; "threshold" finds the gain of the last step by bisection,
-        as the authors' scripts do, and takes only the steps from there. Both end alike.
       initial_sizes: trained sizes to begin at instead of the smallest. From the sizes before its
         last step, an allocation reaches the same outcome.
     """
-    for name, value, known in (("method", method, METHODS), ("search", search, SEARCHES)):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; must be one of {', '.join(known)}")
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; must be one of {', '.join(METHODS)}")
     paths = _make_paths(curves, probabilities, beta, method, _starts(curves, initial_sizes))
     growth = _Growth(curves, paths)
     if growth.union > budget:
@@ -177,11 +171,7 @@ def allocate(
             f"{len(paths)} languages already hold {growth.union} distinct pieces; raise "
             f"vocab.target_size, {remedy}"
         )
-    order = _order(paths)
-    taken = 0
-    if search == "threshold":
-        taken = _jump_to_threshold(growth, sorted({key for key, _ in order}), budget)
-    for _, language in order[taken:]:
+    for _, language in _order(paths):
         if growth.union == budget:
             break
         growth.grow(language, budget)
@@ -394,46 +384,6 @@ class _Growth:
             gain=float(path.gains[min(at, vertex)]),
             pieces=pieces,
         )
-
-
-def _jump_to_threshold(growth: _Growth, thresholds: Sequence[float], budget: int) -> int:
-    """Take all steps above the lowest gain that surely leaves the union below T; count the steps.
-
-    `thresholds` are the distinct keys of all steps, ascending, so the largest gain comes first. The
-    union need not be monotonic in the threshold, since steps may shrink it. Bisection therefore
-    uses a monotonic bound: the union of all vocabularies up to the vertices reached. For nested
-    vocabularies the bound is the union itself.
-    """
-    paths = growth.paths
-    first = {lang: _first_vertices(growth, lang) for lang in paths}
-
-    def reached_by(lang: str, threshold: float) -> int:
-        return paths[lang].start + int(np.searchsorted(paths[lang].keys, threshold))
-
-    def bound(threshold: float) -> int:
-        seen = np.zeros(len(growth.names), np.bool_)
-        for lang in paths:
-            seen[growth.ids[lang][first[lang] <= reached_by(lang, threshold)]] = True
-        return int(np.count_nonzero(seen))
-
-    reached = bisect.bisect_left(thresholds, True, key=lambda t: bound(t) >= budget)
-    if reached == 0:
-        return 0
-    growth.steps.clear()
-    for lang in paths:
-        growth.at[lang] = reached_by(lang, thresholds[reached - 1])
-        growth.hold(lang, growth.vocabulary(lang, growth.at[lang]))
-    return sum(growth.at[lang] - path.start for lang, path in paths.items())
-
-
-def _first_vertices(growth: _Growth, language: str) -> np.ndarray:
-    """Return [P] int32, the first vertex from the start whose vocabulary holds each piece."""
-    curve, path = growth.curves[language], growth.paths[language]
-    vertices = path.vertices
-    first = np.full(len(curve.pieces), len(vertices), np.int32)
-    for vertex in reversed(range(path.start, len(vertices))):
-        first[curve.members[vertices[vertex]]] = vertex
-    return first
 
 
 def _outcome(growth: _Growth) -> Allocation:

@@ -1,4 +1,4 @@
-"""Tests of language probabilities and of the allocation, by either search and all methods."""
+"""Tests of language probabilities and of the allocation by all methods."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl.testing import parameterized
 
-from vocap.allocation import METHODS, SEARCHES, Change, allocate, language_probabilities
+from vocap.allocation import METHODS, Change, allocate, language_probabilities
 from vocap.curves import Curve, concave_envelope
 
 REQUIRED = 2  # characters that each vocabulary of a made-up language holds
@@ -166,17 +166,15 @@ class LanguageProbabilitiesTest(parameterized.TestCase):
 
 
 class RandomCurvesTest(parameterized.TestCase):
-    @parameterized.product(
-        nested=[True, False], ties=[True, False], method=METHODS, search=SEARCHES
-    )
-    def test_is_algorithm_1_on_random_curves(self, nested, ties, method, search):
+    @parameterized.product(nested=[True, False], ties=[True, False], method=METHODS)
+    def test_is_algorithm_1_on_random_curves(self, nested, ties, method):
         rng = random.Random(f"{nested} {ties} {method}")
         for i in range(100):
             beta = rng.choice([0.0, 0.7, 1.0])
             curves, q = random_curves(rng, concave=i % 2 == 0, nested=nested, ties=ties)
             budget = random_budget(rng, curves)
             slow = SlowAllocation(curves, q, beta, budget, method)
-            result = allocate(curves, q, beta=beta, budget=budget, method=method, search=search)
+            result = allocate(curves, q, beta=beta, budget=budget, method=method)
             self.assertEqual(result.sizes, {lang: slow.size(lang) for lang in slow.at})
             self.assertEqual(result.pieces, tuple(sorted(slow.union())))
             self.assertLen(result.pieces, budget)
@@ -202,27 +200,7 @@ class RandomCurvesTest(parameterized.TestCase):
             result = allocate(scaled, {lang: 1024 * q[lang] for lang in q}, **arguments)
             self.assertEqual((result.sizes, result.pieces), (expected.sizes, expected.pieces))
 
-    @parameterized.product(nested=[True, False], method=METHODS)
-    def test_the_threshold_search_ends_with_the_steps_of_the_greedy_search(self, nested, method):
-        rng = random.Random(f"{nested} {method}")
-        jumps = 0
-        for i in range(150):
-            curves, q = random_curves(rng, concave=True, nested=nested, ties=i % 2 == 0)
-            budget = random_budget(rng, curves)
-            greedy, threshold = (
-                allocate(curves, q, beta=0.7, budget=budget, method=method, search=search)
-                for search in SEARCHES
-            )
-            num_steps = len(threshold.steps)
-            self.assertEqual(threshold.steps, greedy.steps[len(greedy.steps) - num_steps :])
-            jumps += num_steps < len(greedy.steps)
-            if nested and num_steps < len(greedy.steps):
-                # The bound is the union, so that nothing but the last gain is taken step by step.
-                self.assertLessEqual(num_steps, len(curves))
-        self.assertGreater(jumps, 50)
-
-    @parameterized.parameters(*SEARCHES)
-    def test_no_other_choice_of_sizes_reaches_a_better_objective(self, search):
+    def test_no_other_choice_of_sizes_reaches_a_better_objective(self):
         rng = random.Random(2)
         for _ in range(30):
             step, num_sizes = rng.randint(1, 5), 5
@@ -244,7 +222,7 @@ class RandomCurvesTest(parameterized.TestCase):
                 for indices in itertools.product(range(num_sizes), repeat=len(curves))
                 if sum(step * (i + 1) for i in indices) == budget
             ]
-            result = allocate(curves, q, beta=0.7, budget=budget, search=search)
+            result = allocate(curves, q, beta=0.7, budget=budget)
             chosen = [result.sizes[lang] // step - 1 for lang in curves]
             self.assertIn(tuple(chosen), feasible)
             self.assertAlmostEqual(objective(chosen), max(map(objective, feasible)))
@@ -295,13 +273,12 @@ class AllocateTest(parameterized.TestCase):
         self.assertEqual(result.margins["en"].less, Change(2, -4.0, 4 / 3, -2))
         self.assertIsNone(result.margins["en"].more)
 
-    @parameterized.parameters(*SEARCHES)
-    def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self, search):
+    def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self):
         curves = {lang: disjoint_curve(lang, (2, 4), (-9.0, -5.0)) for lang in ("a", "b")}
 
         def pieces(budget):
             q = {"a": 0.5, "b": 0.5}
-            return allocate(curves, q, beta=0.7, budget=budget, search=search).pieces
+            return allocate(curves, q, beta=0.7, budget=budget).pieces
 
         with self.assertRaisesRegex(ValueError, "target of 3 .*already hold 4 .*smaller vocab.siz"):
             pieces(3)
@@ -312,7 +289,6 @@ class AllocateTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"method": "fair"}, "method is 'fair'; must be one of vocap, proportional, uniform"),
-        ({"search": "luck"}, "search is 'luck'; must be one of greedy, threshold"),
         ({"probabilities": {"b": 1.0}}, "language 'a' has probability None; must be positive"),
         ({"probabilities": {"a": 0.0}}, "language 'a' has probability 0.0; must be positive"),
     )
