@@ -149,13 +149,10 @@ def reading(report: machine.Report, num_hosts: int, need: float) -> None:
         store = made_up_rows(pathlib.Path(folder))
         for name, settings, threads, ahead, count in ways(num_hosts):
             one = _Reading(store, settings, threads)
-            batches = dataset.batches(
-                one.stream,
-                range(2 * count),
-                loader="threads",
-                num_parts=num_hosts,
-                read_ahead=ahead,
+            data = dataset.StreamedData(
+                one.stream, "threads", num_parts=num_hosts, read_ahead=ahead
             )
+            batches = (batch for _, batch in data.batches(range(2 * count)))
             speeds = []
             for _ in range(2):
                 start, cpu, read = time.perf_counter(), time.process_time(), one.num_rows

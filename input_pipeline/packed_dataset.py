@@ -145,19 +145,37 @@ def tokenizer_hash(model: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedSentences:
-    """Ragged array of sentences: [n] ids without specials, and int64 end of each."""
+    """Ragged array of sentences: [n] ids without specials, and int64 end of each.
 
-    ids: ArrayFile
+    `ids` is a file, or a part of one in memory, from its id `start` on.
+    """
+
+    ids: ArrayFile | np.ndarray
     ends: np.ndarray
+    start: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each sentence, [sentences] int64; 0 for a missing one."""
         return np.diff(self.ends, prepend=0)
 
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """Return where the ids of sentences `first` to `last`, both included, begin and end."""
+        return int(self.ends[first - 1]) if first else 0, int(self.ends[last])
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the ids of sentences `first` to `last`, both included, unchecked."""
+        start, stop = self.span(first, last)
+        if isinstance(self.ids, np.ndarray):
+            return self.ids[start - self.start : stop - self.start]
+        return self.ids.read(start, stop)
+
     def sentence(self, number: int) -> np.ndarray:
-        start = self.ends[number - 1] if number else 0
-        return self.ids.read(int(start), int(self.ends[number]))
+        return self.read(number, number)
+
+    def part(self, first: int, last: int) -> "TokenizedSentences":
+        """Read sentences `first` to `last`, both included, into memory."""
+        return TokenizedSentences(self.read(first, last), self.ends, self.span(first, last)[0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,15 +5,14 @@ the order does not depend on the number of hosts or threads. `order` has the ari
 `block_order` that of sequences read by blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from input_pipeline.array_files import ShardedRows, has_damage
 from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches
+from input_pipeline.block_reader import BlockCache, RequestedBatches, Wanted
 from input_pipeline.order import StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
@@ -21,31 +20,29 @@ from input_pipeline.packed_dataset import PackedDataset
 PACKED = "packed"
 
 
-class Stream(Protocol):
+class Stream:
     """Batches addressed by step; `types` are the dtypes of all arrays that a batch may hold."""
 
-    @property
-    def types(self) -> Mapping[str, np.dtype]: ...
+    types: Mapping[str, np.dtype]
 
     def kind(self, step: int) -> str:
         """Return the kind of the examples of a step, which determines the arrays of its batch."""
+        raise NotImplementedError
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts."""
-
-    def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return a name and an index for each example of the batch of `step`."""
-
-    def step_values(self, step: int) -> dict[str, float]:
-        """Return the settings of the stream that change with the step, by name."""
-
-
-@runtime_checkable
-class ReadAhead(Protocol):
-    """Stream that can begin to read what a later batch needs."""
+        raise NotImplementedError
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         """Begin to read what `batch` of these arguments needs, without waiting for it."""
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        """Return a name and an index for each example of the batch of `step`."""
+        raise NotImplementedError
+
+    def step_values(self, step: int) -> dict[str, float]:
+        """Return the settings of the stream that change with the step, by name."""
+        return {}
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
@@ -53,12 +50,12 @@ def part_size(batch_size: int, num_parts: int) -> int:
     if batch_size % num_parts:
         raise ValueError(
             f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
-            "batch size that is a multiple"
+            "batch size, or for pairs data.pair_buckets, so that it does"
         )
     return batch_size // num_parts
 
 
-class _ChosenStream:
+class _ChosenStream(Stream):
     """Base of streams that delegate each step to a step of another stream."""
 
     def kind(self, step: int) -> str:
@@ -71,8 +68,7 @@ class _ChosenStream:
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         stream, number = self._of(step)
-        if isinstance(stream, ReadAhead):
-            stream.request(number, part, num_parts)
+        stream.request(number, part, num_parts)
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         stream, number = self._of(step)
@@ -136,13 +132,50 @@ class AlphaPhases(PhasedStream):
         return {"alpha": self._alphas[self._first(step)]}
 
 
-class TrainingStream:
-    """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3).
+class OrderedStream(Stream):
+    """Base of streams in a `BatchOrder` over languages or pairs, drawn by `shares` (Eq. 3).
+
+    `row_bytes` are the mean bytes that a block reads for a row of each. Without a `cache` no thread
+    reads ahead.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        rows: Sequence[int],
+        shares: np.ndarray,
+        batch_size: int,
+        row_bytes: Iterable[float],
+        settings: BlockSettings,
+        cache: BlockCache | None,
+    ):
+        blocks, of_rows = np.array([*map(settings.block_rows, row_bytes)]), np.array(rows)
+        self._order = BatchOrder(seed, of_rows, shares / shares.sum(), batch_size, blocks, settings)
+        self.batch_size = batch_size
+        self._requested = RequestedBatches(self._locate, cache) if cache else None
+
+    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
+        if self._requested is not None:
+            self._requested.request(step, part, num_parts)
+
+    def _take(self, step: int, part: int, num_parts: int) -> tuple[Places, list[Wanted] | None]:
+        """Return the places of a batch, and its blocks; None without a cache."""
+        if self._requested is None:
+            return self._locate(step, part, num_parts), None
+        return self._requested.take(step, part, num_parts)
+
+    def _locate(self, step: int, part: int, num_parts: int) -> Places:
+        size = part_size(self.batch_size, num_parts)
+        return self._order.places(step, part * size, size)
+
+
+class TrainingStream(OrderedStream):
+    """Batches of packed sequences of all languages, drawn by `probabilities`.
 
     They need not sum to one. Without a cache of `training_rows`, sequences are read one by one.
     """
 
-    types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
+    types = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
     def __init__(
         self,
@@ -157,14 +190,9 @@ class TrainingStream:
         self._rows, self._length = training_rows(store), store.length
         self._vocab_size = store.vocab_size
         shares = np.array([probabilities[language] for language in self.languages])
-        rows = np.array([len(r) for r in self._rows])
-        blocks = np.array(
-            [settings.block_rows(r.dtype.itemsize * store.length) for r in self._rows]
-        )
-        shares = shares / shares.sum()
-        self._order = BatchOrder(seed, rows, shares, batch_size, blocks, settings)
-        self._batch_size = batch_size
-        self._requested = RequestedBatches(self._locate, cache) if cache else None
+        row_bytes = [one.dtype.itemsize * store.length for one in self._rows]
+        rows = list(map(len, self._rows))
+        super().__init__(seed, rows, shares, batch_size, row_bytes, settings, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
@@ -172,15 +200,12 @@ class TrainingStream:
         int32 `tokens` [B / num_parts, L] and `language` [B / num_parts], an index into
         `self.languages`. Raise ValueError if the batch does not divide or a file is damaged.
         """
-        if self._requested is None:
-            places = self._locate(step, part, num_parts)
-            tokens = np.empty((len(places.row), self._length), np.int32)
-            where = zip(tokens, places.language, places.row, strict=True)
-            for copy, language, row in where:
+        places, wanted = self._take(step, part, num_parts)
+        tokens = np.empty((len(places.row), self._length), np.int32)
+        if wanted is None:
+            for copy, language, row in zip(tokens, places.language, places.row, strict=True):
                 copy[:] = self._rows[language].entry(int(row))
         else:
-            places, wanted = self._requested.take(step, part, num_parts)
-            tokens = np.empty((len(places.row), self._length), np.int32)
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
         if has_damage(tokens, self._vocab_size):
@@ -188,27 +213,14 @@ class TrainingStream:
             raise self._rows[places.language[example]].damaged(int(places.row[example]))
         return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
-    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        if self._requested is not None:
-            self._requested.request(step, part, num_parts)
-
     def kind(self, step: int) -> str:
         return PACKED
-
-    def step_values(self, step: int) -> dict[str, float]:
-        return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return language, and index in its training sequences, of each example of a batch."""
         places = self._locate(step, 0, 1)
-        return [
-            (self.languages[language], int(row))
-            for language, row in zip(places.language, places.row, strict=True)
-        ]
-
-    def _locate(self, step: int, part: int, num_parts: int) -> Places:
-        size = part_size(self._batch_size, num_parts)
-        return self._order.places(step, part * size, size)
+        names = (self.languages[language] for language in places.language)
+        return list(zip(names, places.row.tolist(), strict=True))
 
 
 def training_rows(store: PackedDataset) -> list[ShardedRows]:

@@ -3,5 +3,5 @@
 `loading` reads examples (`examples`) by the readers of a kind of tasks (`text_pairs`, `tagged`,
 `questions`, `sentences`, or `tfds_examples` for tensorflow-datasets). `features` and
 `question_features` turn them into token ids. `batches` makes batches of similar lengths.
-Translation has `loading.load_translations`, `translation_features` and `token_batches`.
+Translation has `loading.load_translations` and `translation_features`.
 """

@@ -339,7 +339,7 @@ class PairStreamTest(parameterized.TestCase):
             for name, array in whole.items():
                 self.assertEqual(array.dtype, np.int32)
                 np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
-        with self.assertRaisesRegex(ValueError, "batch of 4 pairs does not divide into 3"):
+        with self.assertRaisesRegex(ValueError, "batch of 4 rows does not divide into 3"):
             stream.batch(0, 0, 3)
         other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
         first = pair_streams(self.store, SETTINGS, seed=0)[0][0]

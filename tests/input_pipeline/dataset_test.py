@@ -32,6 +32,11 @@ class _CountingStream(TrainingStream):
         return super().batch(step, part, num_parts)
 
 
+def loaded(stream, steps, loader, **settings):
+    data = dataset.StreamedData(stream, loader, **settings)
+    return (batch for _, batch in data.batches(steps))
+
+
 class BatchesTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -59,22 +64,22 @@ class BatchesTest(parameterized.TestCase):
         prefetch=(1, 4, 20),
     )
     def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
-        found = dataset.batches(self.stream, steps, loader=loader, prefetch=prefetch)
+        found = loaded(self.stream, steps, loader, prefetch=prefetch)
         self.assert_batches(found, steps)
 
     @parameterized.product(loader=dataset.LOADERS, part=(0, 3))
     def test_a_host_gets_its_part(self, loader, part):
-        found = dataset.batches(self.stream, range(3), loader=loader, parts=(part,), num_parts=4)
+        found = loaded(self.stream, range(3), loader, parts=(part,), num_parts=4)
         self.assert_batches(found, range(3), part, 4)
 
     @parameterized.parameters(*dataset.LOADERS)
     def test_every_batch_is_made_once(self, loader):
-        list(dataset.batches(self.stream, range(5, 25), loader=loader))
+        list(loaded(self.stream, range(5, 25), loader))
         self.assertCountEqual(self.stream.asked, range(5, 25))
 
     @parameterized.parameters(*dataset.LOADERS)
     def test_a_loop_without_end_can_be_left(self, loader):
-        found = dataset.batches(self.stream, range(10**9), loader=loader, prefetch=2)
+        found = loaded(self.stream, range(10**9), loader, prefetch=2)
         self.assert_batches(itertools.islice(found, 3), range(3))
         del found
         self.assertLess(max(self.stream.asked), 20)
@@ -83,7 +88,7 @@ class BatchesTest(parameterized.TestCase):
     def test_a_failure_to_read_reaches_the_loop(self, loader):
         stream = self.make_stream(fail_at=3)
         with self.assertRaisesRegex(OSError, "^the disk is gone$"):
-            list(dataset.batches(stream, range(5), loader=loader))
+            list(loaded(stream, range(5), loader))
 
     @parameterized.parameters(*dataset.LOADERS)
     def test_a_stream_as_the_loop_wants_it(self, loader):
@@ -101,14 +106,14 @@ class BatchesTest(parameterized.TestCase):
 
     def test_an_unknown_loader(self):
         with self.assertRaisesRegex(ValueError, "data.loader is 'tfds', must be .*'threads'"):
-            dataset.batches(self.stream, range(3), loader="tfds")
+            dataset.StreamedData(self.stream, "tfds")
 
     def test_without_tensorflow_the_other_loader_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"tensorflow": None}),
-            self.assertRaisesRegex(ImportError, 'config.data.loader = "threads"'),
+            self.assertRaisesRegex(ValueError, 'config.data.loader = "threads"'),
         ):
-            dataset.batches(self.stream, range(3), loader="tf.data")
+            dataset.StreamedData(self.stream, "tf.data")
 
 
 class ImportsTest(absltest.TestCase):

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
+from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.token_batches import TokenStream
 from input_pipeline.tasks.translation_features import Unit, language_symbols, translation_features
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from xlm.common.schema import settings

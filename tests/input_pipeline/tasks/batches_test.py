@@ -112,8 +112,8 @@ class FeatureStreamTest(parameterized.TestCase):
     @parameterized.parameters(*dataset.LOADERS)
     def test_loaders_bring_its_batches(self, loader):
         stream = self.stream(100, 8)
-        found = dataset.batches(stream, range(5, 25), loader=loader)
-        for step, batch in zip(range(5, 25), found, strict=True):
+        found = dataset.StreamedData(stream, loader).batches(range(5, 25))
+        for step, (_, batch) in zip(range(5, 25), found, strict=True):
             expected = stream.batch(step)
             self.assertCountEqual(batch, expected)
             for name, array in expected.items():

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.tasks.token_batches import TokenStream, batch_sizes, token_batches
+from input_pipeline.tasks.batches import TokenStream, batch_sizes, token_batches
 from input_pipeline.tasks.translation_features import TranslationFeature
 
 PAD = 1
