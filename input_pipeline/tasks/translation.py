@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import TranslationExample
-
-Pair = tuple[str, str]
+from input_pipeline.tasks.files import Pair, Source
 
 _SOURCE, _TARGET = "{source}", "{target}"
 # Share of the pairs of a source that may have an empty side.
@@ -28,24 +27,23 @@ def direction(language: str) -> Pair:
     return source, target
 
 
-def matching(
-    root: pathlib.Path, pattern: str, language: str, language_codes: Mapping[str, str]
-) -> pathlib.Path:
+def matching(text: Source, pattern: str) -> pathlib.Path:
     """Return the file of a pattern, in which {source} and {target} stand for the direction's codes.
 
     Raise ValueError if there is no such file, or one for each of several codes.
     """
-    spellings = (files.spellings(code, language_codes) for code in direction(language))
+    spellings = map(text.codes_of, direction(text.language))
     names = dict.fromkeys(
         pattern.replace(_SOURCE, source).replace(_TARGET, target)
         for source, target in itertools.product(*spellings)
     )
-    found = [root / name for name in names if (root / name).is_file()]
+    found = [text.root / name for name in names if (text.root / name).is_file()]
     if len(found) != 1:
-        looked_for = " and ".join(str(root / name) for name in names)
+        looked_for = " and ".join(str(text.root / name) for name in names)
         raise ValueError(
-            f"{language}: {len(found) or 'no'} files of {looked_for}, expected one; add or remove "
-            f"files, or correct the pattern, in which {_SOURCE} and {_TARGET} stand for codes"
+            f"{text.language}: {len(found) or 'no'} files of {looked_for}, expected one; add or "
+            f"remove files, or correct the pattern, in which {_SOURCE} and {_TARGET} stand for "
+            "codes"
         )
     return found[0]
 
@@ -113,14 +111,10 @@ def read_files(
       ValueError: files of unequal length, a line without two columns, a first line that names other
         languages, more than one pair in a hundred with an empty side, or only such pairs.
     """
-    first, pairs = 1, []
-    if len(paths) == 1:
-        pairs = _columns(paths[0])
-        if _names_columns(paths[0], pairs[0], language, language_codes, languages):
-            is_turned = _codes(pairs[0], language_codes) != direction(language)
-            first, pairs = 2, [pair[::-1] if is_turned else pair for pair in pairs[1:]]
-    else:
-        pairs = _aligned(*paths)
+    first, pairs = 1, files.read_pairs(paths)
+    if len(paths) == 1 and _names_columns(paths[0], pairs[0], language, language_codes, languages):
+        is_turned = _codes(pairs[0], language_codes) != direction(language)
+        first, pairs = 2, [pair[::-1] if is_turned else pair for pair in pairs[1:]]
     where = " and ".join(map(str, paths))
     target_language = direction(language)[1]
     found = [
@@ -149,29 +143,6 @@ def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) 
             raise ValueError(f"{message}; remove these lines from both sides, or check the files")
         logging.warning("%s; they are left out", message)
     yield from (pair for pair in pairs if all(pair))
-
-
-def _aligned(source: pathlib.Path, target: pathlib.Path) -> list[Pair]:
-    one, two = ([line.strip() for _, line in files.numbered_lines(p)] for p in (source, target))
-    if len(one) != len(two):
-        raise ValueError(
-            f"{source}: {len(one)} lines, but {target} has {len(two)}; line i of both must say the "
-            "same: take both files from one version of the dataset"
-        )
-    return list(zip(one, two, strict=True))
-
-
-def _columns(path: pathlib.Path) -> list[Pair]:
-    pairs: list[Pair] = []
-    for where, line in files.numbered_lines(path):
-        cells = [cell.strip() for cell in line.split("\t")]
-        if len(cells) != 2:
-            raise ValueError(
-                f"{where}: {len(cells)} columns, expected two separated by one tab; a text may "
-                "hold no tab"
-            )
-        pairs.append((cells[0], cells[1]))
-    return pairs
 
 
 def _names_columns(

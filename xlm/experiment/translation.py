@@ -111,7 +111,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
       ValueError: two directions have the same text; and see there.
     """
     found = directions(options, split)
-    texts = {one: loading.translation_files(*options.source(split, one)[:-1]) for one in found}
+    texts = {one: loading.translation_files(options.source(split, one)) for one in found}
     translation.check_distinct(texts, options.language_codes, f"task.{split}")
     languages = {
         code
@@ -119,10 +119,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
         for one in directions(options, some)
         for code in translation.direction(one)
     }
-    return {
-        one: loading.load_translations(*options.source(split, one), languages=languages)
-        for one in found
-    }
+    return {one: loading.load_translations(options.source(split, one), languages) for one in found}
 
 
 def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:

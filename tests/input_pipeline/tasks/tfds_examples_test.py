@@ -8,6 +8,7 @@ import tensorflow_datasets as tfds
 from absl.testing import absltest, parameterized
 
 from input_pipeline.tasks.examples import Answer
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
 from xlm.experiment.task_kinds import KINDS, SEARCHES
@@ -74,7 +75,7 @@ class TfdsExamplesTest(parameterized.TestCase):
 
     def load(self, task: str, pattern: str, language: str) -> list:
         readers = KINDS[TASKS[task].kind].readers
-        return load_examples(readers, TASKS[task], self.root, [pattern], language)
+        return load_examples(readers, Source(TASKS[task], self.root, [pattern], language))
 
     def check(self, task: str, split: str, language: str, values: list[dict], text: str) -> list:
         """Loads the rows and the file, expects equal examples, and returns them."""
@@ -239,8 +240,9 @@ class TfdsExamplesTest(parameterized.TestCase):
         ]
         reader = SEARCHES[task.kind].reader
         with rows(*values):
-            found = load_pairs(reader, task, self.root, [task.tfds["test"]], "de")
-        self.assertEqual(found, load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"))
+            found = load_pairs(reader, Source(task, self.root, [task.tfds["test"]], "de"))
+        files = Source(task, self.root, ["{language}-en.tsv"], "de")
+        self.assertEqual(found, load_pairs(reader, files))
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),
