@@ -7,10 +7,11 @@ one bucket. A stream is a pure function of (seed, step). In the order by blocks,
 of the ids of both languages, which may also hold sentences of other buckets.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -206,13 +207,20 @@ def join_pair(
 @functools.lru_cache(maxsize=_STORES)
 def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
     """Count the sentence pairs of each set and language pair (a, b), a < b, that has any."""
-    found = {}
-    for name, languages in store.bitexts.items():
-        is_there = {language: store.bitext(name, language).lengths > 0 for language in languages}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            if count := int((is_there[one] & is_there[two]).sum()):
-                found[name, (one, two)] = count
-    return found
+    return {
+        (name, pair): int(has_both.sum())
+        for name in store.bitexts
+        for pair, has_both in _pairs_of(store, name)
+    }
+
+
+def _pairs_of(store: PackedDataset, name: str) -> Iterator[tuple[Pair, np.ndarray]]:
+    """Yield the language pairs (a, b), a < b, of a set, and whether each sentence is in both."""
+    is_there = {one: store.bitext(name, one).lengths > 0 for one in sorted(store.bitexts[name])}
+    for pair in itertools.combinations(is_there, 2):
+        has_both = is_there[pair[0]] & is_there[pair[1]]
+        if has_both.any():
+            yield pair, has_both
 
 
 def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
@@ -281,12 +289,9 @@ def token_counts(
     for name, languages in store.bitexts.items():
         columns = {language: store.bitext(name, language) for language in languages}
         weights = {language: np.zeros(len(one.ends)) for language, one in columns.items()}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            is_there = (columns[one].lengths > 0) & (columns[two].lengths > 0)
-            if is_there.any():
-                each = is_there * of_sentences[name, (one, two)]
-                weights[one] += each
-                weights[two] += each
+        for pair, has_both in _pairs_of(store, name):
+            for language in pair:
+                weights[language] += has_both * of_sentences[name, pair]
         for language, column in columns.items():
             counts += _weighted_counts(column, weights[language], store.vocab_size)
             total += len(column.ids)
@@ -315,9 +320,9 @@ def _sentence_weights(
     """Return the weight of one sentence pair of each set and language pair."""
     if shares is None:
         return {key: float(count) ** (alpha - 1) for key, count in counts.items()}
-    of_pairs: dict[Pair, int] = {}
+    of_pairs: collections.Counter[Pair] = collections.Counter()
     for (_, pair), count in counts.items():
-        of_pairs[pair] = of_pairs.get(pair, 0) + count
+        of_pairs[pair] += count
     _check_shares(shares, of_pairs)
     return {(name, pair): shares[pair] / of_pairs[pair] for name, pair in counts}
 
@@ -344,12 +349,11 @@ def _pairs_by_bucket(
     index = {pair: number for number, pair in enumerate(ordered)}
     for name, languages in store.bitexts.items():
         lengths = {language: store.bitext(name, language).lengths for language in languages}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            is_there = (lengths[one] > 0) & (lengths[two] > 0)
-            total = lengths[one] + lengths[two] + NUM_SPECIALS
+        for pair, has_both in _pairs_of(store, name):
+            total = lengths[pair[0]] + lengths[pair[1]] + NUM_SPECIALS
             bucket = np.minimum(np.searchsorted(buckets, total), len(buckets) - 1)
             for number, pairs in enumerate(found):
-                sentences = np.flatnonzero(is_there & (bucket == number))
+                sentences = np.flatnonzero(has_both & (bucket == number))
                 if len(sentences):
-                    pairs.append(_Pair(name, (one, two), index[one, two], sentences))
+                    pairs.append(_Pair(name, pair, index[pair], sentences))
     return found

@@ -8,6 +8,7 @@ document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of t
 import bz2
 import functools
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -18,19 +19,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from input_pipeline import zstd
+from xlm.common import packages
 from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
 
-# By suffix, "" for plain files.
-OPENERS: dict[str, Callable[..., Any]] = {
-    "": open,
-    "gz": gzip.open,
-    "xz": lzma.open,
-    "bz2": bz2.open,
-    "zst": zstd.open_file,
-}
 _COMPRESSION = 4  # approximate bytes of text per compressed byte
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
@@ -41,6 +34,76 @@ _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
+
+
+# Level 19 and --long use windows of up to 2 GiB; the decoder's default refuses those above 128 MiB.
+_MAX_WINDOW = 1 << 31
+_CHUNK = 1 << 16
+# A frame of one repeated byte has 32,768 times its compressed bytes: 64 MiB at most at a time.
+_COMPRESSED_CHUNK = 1 << 11
+
+
+def _open_zstd(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
+    """Open a `.zst` file, of one frame or several, for reading bytes.
+
+    Raise ValueError if zstandard is not installed. Reading raises EOFError or OSError if the file
+    is cut off or damaged.
+    """
+    with packages.needed(str(path)):
+        import zstandard  # noqa: F401
+    return io.BufferedReader(_ZstdFrames(path), _CHUNK)
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Decompressed bytes of all frames; zstandard's own reader ends silently at a cut-off frame."""
+
+    def __init__(self, path: pathlib.Path):
+        import zstandard
+
+        self._file = path.open("rb")
+        self._error = zstandard.ZstdError
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._frame: Any = None  # decoder of a frame that was read in part
+        self._compressed = b""
+        self._found = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer) -> int:
+        while not self._found:
+            self._compressed = self._compressed or self._file.read(_COMPRESSED_CHUNK)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end of its last frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._decoder.decompressobj()
+            try:
+                self._found = memoryview(self._frame.decompress(self._compressed))
+            except self._error as error:
+                raise EOFError(str(error)) from error
+            self._compressed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._found))
+        buffer[:size] = self._found[:size]
+        self._found = self._found[size:]
+        return size
+
+
+# By suffix, "" for plain files.
+OPENERS: dict[str, Callable[..., Any]] = {
+    "": open,
+    "gz": gzip.open,
+    "xz": lzma.open,
+    "bz2": bz2.open,
+    "zst": _open_zstd,
+}
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:

@@ -1,7 +1,9 @@
 """Loading of a task's examples for one language, from files or from tensorflow-datasets."""
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -162,6 +164,40 @@ def load_labels(readers: Readers, source: Source) -> list[str]:
         read = (readers.labels(path, source.task) for path in source.matching(pattern))
         found += _of_language(read, pattern, source)
     return found
+
+
+def held_out_part(
+    examples: Sequence[Any], share: float, *, held_out: bool, where: str
+) -> list[Any]:
+    """Return the examples that are `held_out` as development data, or the others.
+
+    `share` of the different texts, at least one, is held out: those with the smallest hashes. So a
+    text is on one side only, whatever its label and place, and adding examples moves few others.
+    Raise ValueError unless 0 < share < 1 and there are enough texts for both sides.
+    """
+    if not 0 < share < 1:
+        raise ValueError(
+            f"task.validation_share is {share}, must be between 0 and 1; or name development files "
+            "in task.validation"
+        )
+    keys = [_hash(example) for example in examples]
+    texts = sorted(set(keys))
+    count = max(round(share * len(texts)), 1)
+    if count >= len(texts):
+        raise ValueError(
+            f"{where}: there is no development file, and of {len(texts)} different training texts "
+            f"task.validation_share = {share} leaves {len(texts) - count} to train on; add a "
+            "development file (task.validation), or more examples"
+        )
+    last = texts[count - 1]
+    return [
+        example for example, key in zip(examples, keys, strict=True) if (key <= last) == held_out
+    ]
+
+
+def _hash(example: Any) -> bytes:
+    text = json.dumps(example.content, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).digest()
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:

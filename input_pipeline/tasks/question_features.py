@@ -12,7 +12,7 @@ since answers may begin or end with them.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import sentencepiece as spm
@@ -79,25 +79,33 @@ def question_features(
     texts = list(dict.fromkeys(one.context for one in examples))
     encoded = processor.encode(texts, return_type="offset_mapping", return_bytes=False)
     contexts = {
-        text: (
-            np.asarray(found["ids"], np.int32),
-            token_offsets(text, found["pieces"], found["offsets"]),
-        )
-        for text, found in zip(texts, encoded, strict=True)
+        text: (np.array(one["ids"], np.int32), token_offsets(text, one["pieces"], one["offsets"]))
+        for text, one in zip(texts, encoded, strict=True)
     }
-    return [
-        window
-        for number, (example, question) in enumerate(zip(examples, questions, strict=True))
-        for window in _windows(
-            number,
-            question[:max_query_length],
-            *contexts[example.context],
-            example.answers[:1],
-            special,
-            max_length,
-            stride,
+    windows = []
+    for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
+        head = np.concatenate(
+            [[special.bos], question[:max_query_length], [special.eos, special.eos]]
         )
-    ]
+        context, offsets = contexts[example.context]
+        span = token_span(offsets, example.answers[0]) if example.answers else None
+        room = max_length - len(head) - 1
+        starts = _window_starts(len(context), room, min(stride, room))
+        best = _best_windows(starts, room, len(context))
+        for which, first in enumerate(starts):
+            last = min(first + room, len(context))
+            tokens = np.concatenate([head, context[first:last], [special.eos]]).astype(np.int32)
+            part = slice(len(head), len(tokens) - 1)
+            places = np.zeros((len(tokens), 2), np.int32)
+            places[part] = offsets[first:last]
+            has_max_context = np.zeros(len(tokens), bool)
+            has_max_context[part] = best[first:last] == which
+            start = end = 0
+            if span is not None and first <= span[0] and span[1] < last:
+                start, end = (place - first + len(head) for place in span)
+            window = QuestionFeature(number, tokens, places, has_max_context, start, end)
+            windows.append(window)
+    return windows
 
 
 def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
@@ -143,36 +151,6 @@ def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
     end = answer.start + len(answer.text)
     inside = np.flatnonzero(is_text & (offsets[:, 1] > answer.start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
-
-
-def _windows(
-    number: int,
-    question: np.ndarray,
-    context: np.ndarray,
-    offsets: np.ndarray,
-    answers: Sequence[Answer],
-    special: SpecialIds,
-    max_length: int,
-    stride: int,
-) -> Iterator[QuestionFeature]:
-    """Yield the windows of a question over its context, at least one."""
-    span = token_span(offsets, answers[0]) if answers else None
-    head = np.concatenate([[special.bos], question, [special.eos, special.eos]])
-    room = max_length - len(head) - 1
-    starts = _window_starts(len(context), room, min(stride, room))
-    best = _best_windows(starts, room, len(context))
-    for which, first in enumerate(starts):
-        last = min(first + room, len(context))
-        tokens = np.concatenate([head, context[first:last], [special.eos]]).astype(np.int32)
-        part = slice(len(head), len(tokens) - 1)
-        places = np.zeros((len(tokens), 2), np.int32)
-        places[part] = offsets[first:last]
-        has_max_context = np.zeros(len(tokens), bool)
-        has_max_context[part] = best[first:last] == which
-        start = end = 0
-        if span is not None and first <= span[0] and span[1] < last:
-            start, end = (place - first + len(head) for place in span)
-        yield QuestionFeature(number, tokens, places, has_max_context, start, end)
 
 
 def _window_starts(length: int, room: int, stride: int) -> list[int]:

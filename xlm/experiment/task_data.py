@@ -10,7 +10,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks import held_out, loading
+from input_pipeline.tasks import loading
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 from xlm.evaluation.tasks import TaskData
@@ -174,7 +174,7 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
         _check_labels(options, source, language, examples)
         if language in shared:
             is_out, where = split == "validation", f"{options.name}, {language}"
-            examples = held_out.part(
+            examples = loading.held_out_part(
                 examples, options.validation_share, held_out=is_out, where=where
             )
             if is_out:
