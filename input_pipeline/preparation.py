@@ -92,19 +92,36 @@ class Job:
             "exclude": plans.states(sources.find_excluded(self.spec)),
         }
 
-    def note(self, name: str) -> pathlib.Path:
-        return self.work / f"{name}.json"
+    def note(self, kind: str, task_id: str) -> pathlib.Path:
+        return self.work / f"{kind}-{task_id}.json"
 
-    def is_done(self, name: str, made_from: str) -> bool:
-        """Return whether a task has left a note about the same input."""
-        return self.note(name).exists() and self.read_note(name).made_from == made_from
+    def made_from(self, kind: str, task: Any) -> str:
+        """Return the fingerprint of everything that the results of a task depend on."""
+        if kind == "rows":
+            sides = self.read_note("select", task.language).sides[task.number]
+            return artifacts.fingerprint([task.fingerprint, sides])
+        if kind == "count":
+            return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
+        return task.fingerprint
 
-    def read_note(self, name: str) -> Any:
-        path, kind = self.note(name), _NOTES[name.partition("-")[0]]
-        return declarations.read(path, kind, remedy=f"remove {path} and run the same command again")
+    def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
+        """Return the tasks that have left no note about the same input, the largest first."""
+        left = (task for task in tasks if not self._is_done(kind, task))
+        return sorted(left, key=lambda task: -task.text_bytes)
 
-    def write_note(self, name: str, made_from: str, **found: Any) -> None:
-        artifacts.write_json(self.note(name), {"made_from": made_from, **found})
+    def _is_done(self, kind: str, task: Any) -> bool:
+        if not self.note(kind, task.id).exists():
+            return False
+        return self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+
+    def read_note(self, kind: str, task_id: str) -> Any:
+        path = self.note(kind, task_id)
+        remedy = f"remove {path} and run the same command again"
+        return declarations.read(path, _NOTES[kind], remedy=remedy)
+
+    def write_note(self, kind: str, task: Any, **found: Any) -> None:
+        made_from = self.made_from(kind, task)
+        artifacts.write_json(self.note(kind, task.id), {"made_from": made_from, **found})
 
     def describe(self, *names: str) -> dict[str, FileRecord]:
         return {name: manifest.describe(self.work / name) for name in names}
@@ -117,7 +134,7 @@ def _note(**fields: Any) -> type[msgspec.Struct]:
 
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
-_NOTES = {  # by the first word of their names
+_NOTES = {  # by kind
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
@@ -180,19 +197,18 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
 
 
 def _run(job: Job, found: plans.Found, execute: Execute) -> None:
-    waiting = [task for task in found.tasks if not job.is_done(task.note, task.fingerprint)]
-    execute(prepare_source, job, waiting, "parallel text")
+    execute(prepare_source, job, job.unfinished("source", found.tasks), "parallel text")
     parts = find_parts(job, found)
-    unread = [part for part in parts if not job.is_done(f"scan-{part.name}", part.fingerprint)]
-    execute(scan, job, _largest_first(unread), "scan")
+    execute(scan, job, job.unfinished("scan", parts), "scan")
     _log_tallies(job, found.tasks, parts)
     languages = plans.language_tasks(parts)
-    execute(select, job, [one for one in languages if not _is_selected(job, one)], "select")
-    for language in languages:
-        _check_selected(job, language)
-    unwritten = [part for part in parts if not _is_written(job, part)]
-    execute(write, job, _largest_first(unwritten), "tokenise")
-    execute(count, job, [one for one in languages if not _is_counted(job, one)], "count")
+    execute(select, job, job.unfinished("select", languages), "select")
+    for one in languages:
+        note = job.read_note("select", one.id)
+        corpus.log_duplicates(one.id, note.duplicates["blocks"], note.blocks)
+        corpus.check_split(job.spec, one.id, note.train, note.heldout)
+    execute(write, job, job.unfinished("rows", parts), "tokenise")
+    execute(count, job, job.unfinished("count", languages), "count")
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
@@ -224,10 +240,6 @@ def begin(job: Job, model: bytes) -> None:
     artifacts.write_json(path, provenance)
 
 
-def _largest_first(parts: Sequence[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: -part.text_bytes)
-
-
 def prepare_source(job: Job, task: SourceTask) -> None:
     """Split a source of parallel text; write its tokens, and its columns as text (round 1)."""
     source = task.source(job.spec)
@@ -241,10 +253,10 @@ def prepare_source(job: Job, task: SourceTask) -> None:
         for column in columns:
             column.finish()
     digest = input_records.source_digest(source)
-    task.check_unchanged()
+    plans.check_unchanged(task.files)
     job.write_note(
-        task.note,
-        task.fingerprint,
+        "source",
+        task,
         digest=digest,
         tally=exclusion.tally(),
         files=job.describe(*(name for column in columns for name in column.arrays)),
@@ -321,12 +333,12 @@ def scan(job: Job, part: Part) -> None:
                 hasher.update(block.digest)
                 if block.sentences:
                     yield block.record
-            piece.check_unchanged()
+            plans.check_unchanged([piece.state])
             found.append(hasher.hexdigest())
 
     records = selection.records(blocks())
-    _save(job.work / f"scan-{part.name}.npy", records)
-    job.write_note(f"scan-{part.name}", part.fingerprint, digests=found, tally=exclusion.tally())
+    _save(job.work / f"scan-{part.id}.npy", records)
+    job.write_note("scan", part, digests=found, tally=exclusion.tally())
 
 
 def _save(path: pathlib.Path, array: np.ndarray) -> None:
@@ -336,14 +348,14 @@ def _save(path: pathlib.Path, array: np.ndarray) -> None:
 
 def select(job: Job, task: LanguageTask) -> None:
     """Write which blocks of a language are trained on and which are held out (round 3)."""
-    records = array_files.MappedArrays([job.work / f"scan-{part.name}.npy" for part in task.parts])
-    chosen = selection.select(records, job.spec, task.language)
+    records = array_files.MappedArrays([job.work / f"scan-{part.id}.npy" for part in task.parts])
+    chosen = selection.select(records, job.spec, task.id)
     for part, sides in zip(task.parts, chosen.sides, strict=True):
-        _save(job.work / f"sides-{part.name}.npy", sides)
+        _save(job.work / f"sides-{part.id}.npy", sides)
     counts = np.sum([np.bincount(one, minlength=3) for one in chosen.sides], axis=0).tolist()
     job.write_note(
-        f"select-{task.language}",
-        task.fingerprint,
+        "select",
+        task,
         sides=[hashlib.sha256(one.tobytes()).hexdigest() for one in chosen.sides],
         blocks=sum(counts),
         train=counts[selection.TRAIN],
@@ -352,29 +364,9 @@ def select(job: Job, task: LanguageTask) -> None:
     )
 
 
-def _is_selected(job: Job, task: LanguageTask) -> bool:
-    return job.is_done(f"select-{task.language}", task.fingerprint)
-
-
-def _check_selected(job: Job, task: LanguageTask) -> None:
-    note = job.read_note(f"select-{task.language}")
-    corpus.log_duplicates(task.language, note.duplicates["blocks"], note.blocks)
-    corpus.check_split(job.spec, task.language, note.train, note.heldout)
-
-
-def _made_from(job: Job, part: Part) -> str:
-    """Return the fingerprint of everything that the sequences of a part depend on."""
-    sides = job.read_note(f"select-{part.language}").sides[part.number]
-    return artifacts.fingerprint([part.fingerprint, sides])
-
-
-def _is_written(job: Job, part: Part) -> bool:
-    return job.is_done(f"rows-{part.name}", _made_from(job, part))
-
-
 def write(job: Job, part: Part) -> None:
     """Write the sequences of a part, and its token counts (round 4)."""
-    sides = np.load(job.work / f"sides-{part.name}.npy", allow_pickle=False)
+    sides = np.load(job.work / f"sides-{part.id}.npy", allow_pickle=False)
     dtype = id_dtype(job.processor.get_piece_size())
     length = job.settings.length
     with contextlib.ExitStack() as stack:
@@ -390,53 +382,47 @@ def write(job: Job, part: Part) -> None:
                     if sides[number] != selection.DROPPED:
                         writers[int(sides[number])].add(block.sentences)
                     number += 1
-            piece.check_unchanged()
+            plans.check_unchanged([piece.state])
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
-    _save(job.work / f"counts-{part.name}.npy", np.stack([used, counts[used]]))
+    _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
     job.write_note(
-        f"rows-{part.name}",
-        _made_from(job, part),
+        "rows",
+        part,
         statistics=dict(zip(SPLITS, statistics, strict=True)),
         files=job.describe(*map(part.row_file, SPLITS)),
     )
-
-
-def _counted_from(job: Job, task: LanguageTask) -> str:
-    return artifacts.fingerprint([_made_from(job, part) for part in task.parts])
-
-
-def _is_counted(job: Job, task: LanguageTask) -> bool:
-    return job.is_done(f"count-{task.language}", _counted_from(job, task))
 
 
 def count(job: Job, task: LanguageTask) -> None:
     """Add up the token counts of the parts of a language (round 5)."""
     total = np.zeros(job.processor.get_piece_size(), np.int64)
     for part in task.parts:
-        used, counts = np.load(job.work / f"counts-{part.name}.npy", allow_pickle=False)
+        used, counts = np.load(job.work / f"counts-{part.id}.npy", allow_pickle=False)
         total[used] += counts
-    name = f"{task.language}.counts.npy"
+    name = f"{task.id}.counts.npy"
     _save(job.work / name, total)
-    job.write_note(f"count-{task.language}", _counted_from(job, task), files=job.describe(name))
+    job.write_note("count", task, files=job.describe(name))
 
 
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
-        log_tally(task.name, *job.read_note(task.note).tally)
+        log_tally(task.name, *job.read_note("source", task.id).tally)
     totals: dict[str, np.ndarray] = {}
     for part in parts:
-        tally = np.array(job.read_note(f"scan-{part.name}").tally)
+        tally = np.array(job.read_note("scan", part.id).tally)
         totals[part.language] = totals.get(part.language, 0) + tally
     for language, total in totals.items():
         log_tally(language, *total.tolist())
 
 
 def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
-    digests: dict[Any, str] = {task: job.read_note(task.note).digest for task in found.tasks}
+    digests: dict[Any, str] = {
+        task: job.read_note("source", task.id).digest for task in found.tasks
+    }
     for part in find_parts(job, found):
-        of_part = job.read_note(f"scan-{part.name}").digests
+        of_part = job.read_note("scan", part.id).digests
         digests.update(zip(part.pieces, of_part, strict=True))
     return input_records.describe(
         job.spec, found, lambda _, one: digests.get(one) or array_files.sha256(one)
@@ -447,9 +433,8 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     """Move a finished preparation to the dataset; ValueError if a language yields no sequences."""
     parts = find_parts(job, found)
     languages = plans.language_tasks(parts)
-    notes = [job.read_note(task.note) for task in found.tasks]
-    notes += [job.read_note(f"rows-{part.name}") for part in parts]
-    notes += [job.read_note(f"count-{one.language}") for one in languages]
+    tasks = (("source", found.tasks), ("rows", parts), ("count", languages))
+    notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
     for path in job.folder.glob("*.npy"):  # left by an abandoned preparation
@@ -470,21 +455,19 @@ def _dataset(
 ) -> PackedDataset:
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
+    duplicates: dict[str, dict[str, int]] = {}
     for task in languages:
-        notes = [job.read_note(f"rows-{part.name}").statistics for part in task.parts]
-        statistics[task.language] = {
+        notes = [job.read_note("rows", part.id).statistics for part in task.parts]
+        statistics[task.id] = {
             split: {key: sum(note[split][key] for note in notes) for key in notes[0][split]}
             for split in SPLITS
         }
-        if not statistics[task.language]["train"]["rows"]:
-            raise ValueError(f"language {task.language!r} has no training text left to tokenise")
+        if not statistics[task.id]["train"]["rows"]:
+            raise ValueError(f"language {task.id!r} has no training text left to tokenise")
         if len(notes) > 1:
-            shards[task.language] = {
-                split: [note[split]["rows"] for note in notes] for split in SPLITS
-            }
-    duplicates = {
-        task.language: job.read_note(f"select-{task.language}").duplicates for task in languages
-    }
+            shards[task.id] = {split: [note[split]["rows"] for note in notes] for split in SPLITS}
+        if (found := job.read_note("select", task.id).duplicates)["blocks"]:
+            duplicates[task.id] = found
     return PackedDataset(
         folder=job.folder,
         vocab_size=job.processor.get_piece_size(),
@@ -495,5 +478,5 @@ def _dataset(
         parallel={task.name: task.languages for task in tasks},
         bitexts={task.name: task.languages for task in tasks if task.key == "parallel"},
         shards=shards,
-        duplicates={name: found for name, found in duplicates.items() if found["blocks"]},
+        duplicates=duplicates,
     )

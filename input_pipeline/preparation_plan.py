@@ -37,9 +37,9 @@ class Piece:
             return self.end - self.start
         return text_files.text_bytes(pathlib.Path(self.path), self.size)
 
-    def check_unchanged(self) -> None:
-        """Raise ValueError if the file has changed since the preparation was planned."""
-        _check_unchanged([(self.path, self.size, self.modified)])
+    @property
+    def state(self) -> tuple[str, int, int]:
+        return self.path, self.size, self.modified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Part:
     pieces: tuple[Piece, ...]
 
     @property
-    def name(self) -> str:
+    def id(self) -> str:
         return f"{self.language}-{self.number:05d}-of-{self.total:05d}"
 
     @property
@@ -78,8 +78,8 @@ class SourceTask:
     files: tuple[tuple[str, int, int], ...]
 
     @property
-    def note(self) -> str:
-        return f"source-{self.number:05d}"
+    def id(self) -> str:
+        return f"{self.number:05d}"
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ class SourceTask:
     def column(self, language: str, side: int) -> str:
         """Return the name of the file of text of a column, of one side of `selection`."""
         split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
-        return f"{self.note}.{language}.{split}.jsonl"
+        return f"source-{self.id}.{language}.{split}.jsonl"
 
     @property
     def text_bytes(self) -> int:
@@ -96,15 +96,11 @@ class SourceTask:
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
         """Find its source; ValueError if a file has changed since planning, or one was added."""
-        self.check_unchanged()
+        check_unchanged(self.files)
         for source in sources.find_parallel(spec):
             if source.key == self.key and states(source.files) == self.files:
                 return source
         raise _changed(pathlib.Path(self.files[0][0]).parent)
-
-    def check_unchanged(self) -> None:
-        """Raise ValueError if a file has changed since the preparation was planned."""
-        _check_unchanged(self.files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +110,7 @@ class LanguageTask:
     parts: tuple[Part, ...]
 
     @property
-    def language(self) -> str:
+    def id(self) -> str:
         return self.parts[0].language
 
     @property
@@ -150,8 +146,8 @@ def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(path), *stat(path)) for path in paths)
 
 
-def _check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
-    """Raise ValueError if one of `files`, see `states`, has changed."""
+def check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
+    """Raise ValueError if one of `files`, see `states`, has changed since it was planned."""
     for path, *state in files:
         if state != list(stat(pathlib.Path(path))):
             raise _changed(path)

@@ -128,7 +128,7 @@ def fail_or_wait(job: Job, task: _Task) -> None:
     if not task.number:
         raise ValueError("wrong")
     time.sleep(1)
-    job.write_note(str(task.number), "")
+    (job.work / f"{task.number}.json").touch()
 
 
 def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
@@ -350,7 +350,7 @@ class TasksTest(_PreparationTest):
         def recorded(function, job, tasks, name) -> None:
             for task in tasks:
                 function(job, task)
-                ran.append((name, getattr(task, "name", task)))
+                ran.append((name, task.id))
 
         good = (self.root / "sw.txt").read_bytes()
         (self.root / "sw.txt").write_bytes(good + b"\n\n\xff\n")
@@ -407,7 +407,7 @@ class TasksTest(_PreparationTest):
 
     def test_notes_of_unknown_settings_are_not_used(self):
         job = self.job()
-        job.write_note("scan-en-00000-of-00001", "unknown")
+        artifacts.write_json(job.work / "scan-en-00000-of-00001.json", {"made_from": "unknown"})
         preparation.begin(job, _MODEL)
         self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
 
@@ -419,8 +419,8 @@ class TasksTest(_PreparationTest):
     def test_a_damaged_note_is_named(self, name, field, value, message):
         job = self.job()
         preparation.run(job, preparation.find(job), _MODEL, in_order)
-        note = artifacts.read_json(job.note(name))
-        artifacts.write_json(job.note(name), {**note, field: value})
+        path = job.work / f"{name}.json"
+        artifacts.write_json(path, {**artifacts.read_json(path), field: value})
         with self.assertRaisesRegex(
             ValueError, f"{name}.json: {message}.*; remove .* run the same"
         ):
