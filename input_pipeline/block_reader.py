@@ -69,25 +69,6 @@ class BlockCache:
         return found
 
 
-class RequestedBatches:
-    """Places, from `locate`, and blocks of batches that were requested and not yet taken."""
-
-    def __init__(self, locate: Callable[..., Places], cache: BlockCache):
-        self._locate, self._cache = locate, cache
-        self._requested: dict[tuple[int, ...], tuple[Places, list[Wanted]]] = {}
-
-    def request(self, *key: int) -> None:
-        self._requested[key] = self._make(key)
-
-    def take(self, *key: int) -> tuple[Places, list[Wanted]]:
-        """Return places and blocks of a batch, whether it was requested or not, and forget it."""
-        return self._requested.pop(key, None) or self._make(key)
-
-    def _make(self, key: tuple[int, ...]) -> tuple[Places, list[Wanted]]:
-        places = self._locate(*key)
-        return places, self._cache.request(places)
-
-
 def _blocks_of(places: Places) -> list[tuple[np.ndarray, int, int, int, int]]:
     """Return the indices of the places in each block, its language, lane, first number and end."""
     keys = np.stack([places.language, places.lane, places.first, places.stop])

@@ -12,12 +12,13 @@ import numpy as np
 
 from input_pipeline.array_files import ShardedRows, has_damage
 from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches, Wanted
+from input_pipeline.block_reader import BlockCache, Wanted
 from input_pipeline.order import StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
 # Kind of the batches of `TrainingStream`.
 PACKED = "packed"
+_Read = tuple[Places, list[Wanted] | None]  # of a batch; without a cache no blocks
 
 
 class Stream:
@@ -151,18 +152,20 @@ class OrderedStream(Stream):
     ):
         blocks, of_rows = np.array([*map(settings.block_rows, row_bytes)]), np.array(rows)
         self._order = BatchOrder(seed, of_rows, shares / shares.sum(), batch_size, blocks, settings)
-        self.batch_size = batch_size
-        self._requested = RequestedBatches(self._locate, cache) if cache else None
+        self.batch_size, self._cache = batch_size, cache
+        self._requested: dict[tuple[int, ...], _Read] = {}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        if self._requested is not None:
-            self._requested.request(step, part, num_parts)
+        if self._cache is not None:
+            self._requested[step, part, num_parts] = self._read(step, part, num_parts)
 
-    def _take(self, step: int, part: int, num_parts: int) -> tuple[Places, list[Wanted] | None]:
-        """Return the places of a batch, and its blocks; None without a cache."""
-        if self._requested is None:
-            return self._locate(step, part, num_parts), None
-        return self._requested.take(step, part, num_parts)
+    def _take(self, *key: int) -> _Read:
+        """Return places and blocks of a batch, whether it was requested or not, and forget it."""
+        return self._requested.pop(key, None) or self._read(*key)
+
+    def _read(self, step: int, part: int, num_parts: int) -> _Read:
+        places = self._locate(step, part, num_parts)
+        return places, self._cache.request(places) if self._cache else None
 
     def _locate(self, step: int, part: int, num_parts: int) -> Places:
         size = part_size(self.batch_size, num_parts)
