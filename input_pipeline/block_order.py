@@ -112,8 +112,7 @@ class BatchOrder:
     ):
         if batch_size % settings.lanes:
             raise ValueError(
-                f"data.lanes is {settings.lanes}, must divide every batch; here is one of "
-                f"{batch_size} examples"
+                f"data.lanes is {settings.lanes}, must divide every batch, such as of {batch_size}"
             )
         whole = StreamOrder.create(seed, rows, shares)
         # The first lane draws as a batch without lanes.

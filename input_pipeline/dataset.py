@@ -36,8 +36,7 @@ class StreamedData:
             raise ValueError(f"data.loader is {self.loader!r}, must be one of {LOADERS}")
         if self.loader == "tf.data" and importlib.util.find_spec("tensorflow") is None:
             raise ValueError(
-                'data.loader is "tf.data", but TensorFlow is not installed; install it, or set '
-                'config.data.loader = "threads"'
+                'data.loader is "tf.data": install TensorFlow, or set config.data.loader="threads"'
             )
 
     def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:

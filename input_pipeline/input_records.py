@@ -61,15 +61,28 @@ def describe(spec: CorpusSpec, found: plans.Found, digest: Callable[[Any, Any], 
 
     `digest` returns that of an input from its other fields and its piece, task or path.
     """
-
-    def described(key: dict[str, Any], one: Any) -> dict[str, Any]:
-        return {**key, "digest": digest(key, one)}
-
+    fields: dict[str, list[tuple[dict[str, Any], Any]]] = {
+        "text": [
+            ({"language": one.language, **_file(*one.state), "range": [one.start, one.end]}, one)
+            for one in found.pieces
+        ],
+        "parallel": [
+            ({"name": one.name, "languages": list(one.languages),
+              "files": list(map(list, one.files))}, one)
+            for one in found.tasks
+        ],
+        "exclude": [
+            (_file(str(path), *plans.stat(path)), path) for path in sources.find_excluded(spec)
+        ],
+    }  # fmt: skip
     return {
-        "text": [described(_piece_key(one), one) for one in found.pieces],
-        "parallel": [described(_source_key(one), one) for one in found.tasks],
-        "exclude": [described(_file_key(path), path) for path in sources.find_excluded(spec)],
+        kind: [{**key, "digest": digest(key, one)} for key, one in inputs]
+        for kind, inputs in fields.items()
     }
+
+
+def _file(path: str, size: int, modified: int) -> dict[str, Any]:
+    return {"path": path, "size": size, "modified": modified}
 
 
 def text_digest(inputs: Inputs) -> str:
@@ -100,29 +113,6 @@ def read_again(inputs: Inputs, spec: CorpusSpec, shard_bytes: int) -> Inputs:
 
 def _key(one: Mapping[str, Any]) -> str:
     return artifacts.fingerprint({key: value for key, value in one.items() if key != "digest"})
-
-
-def _piece_key(piece: Piece) -> dict[str, Any]:
-    return {
-        "language": piece.language,
-        "path": piece.path,
-        "size": piece.size,
-        "modified": piece.modified,
-        "range": [piece.start, piece.end],
-    }
-
-
-def _source_key(task: SourceTask) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "languages": list(task.languages),
-        "files": list(map(list, task.files)),
-    }
-
-
-def _file_key(path: pathlib.Path) -> dict[str, Any]:
-    size, modified = plans.stat(path)
-    return {"path": str(path), "size": size, "modified": modified}
 
 
 def blocks(spec: CorpusSpec, piece: Piece, exclusion: Exclusion) -> Iterator[corpus.Block]:

@@ -179,8 +179,7 @@ def sample_pairs(
     elif settings.method == "pivot":
         if settings.pivot not in languages:
             raise ValueError(
-                f"data.pair_pivot is {settings.pivot!r}, which has no sentence pairs; choose one "
-                f"of {', '.join(languages)}"
+                f"data.pair_pivot is {settings.pivot!r}, must be one of {', '.join(languages)}"
             )
         pivot = languages.index(settings.pivot)
         sampling = pivot_sampling(counts, pivot, settings.temperature)
@@ -301,8 +300,7 @@ def _checked(counts: np.ndarray) -> np.ndarray:
     """Return Q of counts [N, N]; raise ValueError unless they are valid counts."""
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.any():
         raise ValueError(
-            f"pair counts of shape {counts.shape} must be square and not all zero: row and column "
-            "i are of language i"
+            f"pair counts of shape {counts.shape} must be square, language by language, not all 0"
         )
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("pair counts must be finite and at least 0; leave out what is unknown")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from input_pipeline import text_files
-from input_pipeline.blocks import BLOCK_SENTENCES
+from input_pipeline.blocks import BLOCK_SENTENCES, DEFAULT_BLOCK_BYTES
 from xlm.common import declarations, schema
 
 Row = tuple[str, ...]
@@ -60,7 +60,7 @@ class CorpusSpec:
     exclude: tuple[str, ...] = schema.key(())
     heldout_by: str = schema.key("text", choices=(BY_TEXT, BY_POSITION))
     deduplicate: bool = schema.key(True)
-    block_bytes: int = schema.key(8192, at_least=0)
+    block_bytes: int = schema.key(DEFAULT_BLOCK_BYTES, at_least=0)
     parallel_as_text: bool = schema.key(True)
     max_train_bytes_of: Mapping[str, int] = schema.key({})
 
@@ -161,8 +161,7 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
         seen.add(place)
         if not folder.is_dir():
             raise ValueError(
-                f"corpus.text: {folder} is no folder; correct the path, which starts from "
-                "corpus.root"
+                f"corpus.text: {folder} is no folder; correct the path below corpus.root"
             )
         found += [TextFile(*one) for one in _text_files(folder, spec, kinds=("txt", "jsonl"))]
     return found
@@ -297,8 +296,7 @@ def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path
         raise ValueError(
             f"{parts[0][1]}: of the shards {stem}-NNNNN-of-{total:05d} {len(missing)} are missing, "
             f"{', '.join(f'{one:05d}' for one in missing[:5])}"
-            f"{' and others' if len(missing) > 5 else ''}; copy them, or move the others out of "
-            "the folder"
+            f"{' and others' if len(missing) > 5 else ''}; copy them, or move the others away"
         )
     wrong = [path for number, path in parts if number >= total or count[number] > 1]
     if wrong:
@@ -316,8 +314,7 @@ def _matching_paths(
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
             raise ValueError(
-                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts "
-                "from corpus.root"
+                f"corpus.{key}: {root / pattern} does not exist; correct the path below corpus.root"
             )
         for path in sorted(root / match for match in matches):
             text_files.check_regular(path)

@@ -156,8 +156,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
     file_type = file_format(path)
     if file_type is None:
         raise ValueError(
-            f"{path}: not a text file; expected .txt, .jsonl, .tsv or .ids, or these "
-            ".gz/.xz/.bz2/.zst"
+            f"{path}: not a text file, .txt, .jsonl, .tsv or .ids, or these .gz/.xz/.bz2/.zst"
         )
     number, origin = 0, f" after byte {start}" if start else ""
     left = max_text_bytes(path)
@@ -220,8 +219,7 @@ def check_regular(path: pathlib.Path) -> int:
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise ValueError(
-            f"{path}: is a pipe, a device or a socket; write the text to a regular file, or remove "
-            "this one"
+            f"{path}: is a pipe, a device or a socket; write to a regular file, or remove this one"
         )
     return found.st_size
 
@@ -299,8 +297,7 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{where}: the text holds {text[error.start]!r}, half of a character "
-                "that was cut in two; remove it"
+                f"{where}: the text holds {text[error.start]!r}, half of a character; remove it"
             ) from error
         if "\0" in text:
             raise ValueError(f"{where}: the text holds a NUL character, \\u0000; remove it")

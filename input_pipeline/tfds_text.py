@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import itertools
-import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -132,7 +131,7 @@ def write_text(
     ):
         for lines in found:
             count += 1
-            file.write(json.dumps({"text": "\n".join(lines)}, ensure_ascii=False) + "\n")
+            file.write(text_files.json_line(lines))
         if not count:
             raise ValueError(f"{dataset.name.format(language)} has no text of {language!r}")
     return count

@@ -88,8 +88,7 @@ def _decompressed(path: pathlib.Path) -> bytes:
         if not kind:
             raise
         raise ValueError(
-            f"{path}: cannot be read ({error}); the file may be cut off or damaged: copy or "
-            "download it again"
+            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
         ) from error
     if len(raw) > most:
         raise ValueError(text_files.too_large_message(str(path)))
@@ -122,8 +121,7 @@ def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
         cells = line.split("\t")
         if len(cells) != 2:
             raise ValueError(
-                f"{where}: {len(cells)} columns, expected two separated by one tab; a text may "
-                "hold no tab"
+                f"{where}: {len(cells)} columns, expected two, with one tab between them"
             )
         yield where, cells[0].strip(), cells[1].strip()
 

@@ -157,10 +157,7 @@ def load_labels(readers: Readers, source: Source) -> list[str]:
     found: list[str] = []
     for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
-            raise ValueError(
-                f"{source.task.name}: labels of {pattern} cannot be looked up; list them in "
-                "task.labels"
-            )
+            raise ValueError(f"{source.task.name}: list the labels of {pattern} in task.labels")
         read = (readers.labels(path, source.task) for path in source.matching(pattern))
         found += _of_language(read, pattern, source)
     return found
@@ -177,8 +174,7 @@ def held_out_part(
     """
     if not 0 < share < 1:
         raise ValueError(
-            f"task.validation_share is {share}, must be between 0 and 1; or name development files "
-            "in task.validation"
+            f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
         )
     keys = [_hash(example) for example in examples]
     texts = sorted(set(keys))

@@ -248,8 +248,7 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
     if len(cells) != width:
         raise ValueError(
             f"{where}: {len(cells)} columns, expected {width} as in the first line of the file; a "
-            "line is a word, other columns and its tag, separated by tabs, or by blanks in a file "
-            "without tabs"
+            "line is a word, other columns and its tag, separated by tabs, or, without any, blanks"
         )
     word, tag = (cells[place] for place in columns)
     return where, word, tag.strip()

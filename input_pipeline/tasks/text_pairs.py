@@ -75,8 +75,7 @@ def _columns(where: str, line: str, task: Task) -> _Columns:
         wanted = [" or ".join(names) for names in (texts, pairs) if names]
         raise ValueError(
             f"{where}: no header of {task.name}; the first line must name the columns "
-            f"{', '.join(wanted)} and {' or '.join(labels)}, separated by tabs, but is "
-            f"{line[:80]!r}"
+            f"{', '.join(wanted)} and {' or '.join(labels)} between tabs, but is {line[:80]!r}"
         )
     language = place((_LANGUAGE,)) if has_header else None
     return _Columns(len(cells), text, pair, place(labels), language, has_header)

@@ -42,8 +42,7 @@ def matching(text: Source, pattern: str) -> pathlib.Path:
         looked_for = " and ".join(str(text.root / name) for name in names)
         raise ValueError(
             f"{text.language}: {len(found) or 'no'} files of {looked_for}, expected one; add or "
-            f"remove files, or correct the pattern, in which {_SOURCE} and {_TARGET} stand for "
-            "codes"
+            f"remove files, or correct the codes {_SOURCE} and {_TARGET} in the pattern"
         )
     return found[0]
 
@@ -159,7 +158,6 @@ def _names_columns(
     if {*names} <= {*pair, *languages}:
         raise ValueError(
             f"{path}, line 1: names the languages {' and '.join(cells)}, but is read for {language}"
-            f"; name another file, in which {_SOURCE} and {_TARGET} stand for codes, or correct "
-            "the line"
+            f"; correct the line, or name another file, by the codes {_SOURCE} and {_TARGET}"
         )
     return False

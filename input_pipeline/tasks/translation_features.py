@@ -73,8 +73,7 @@ def language_symbols(
     if unknown := sorted(set(pieces) - set(languages)):
         raise ValueError(
             f"translation.language_pieces names {', '.join(map(repr, unknown))}, but the target "
-            f"languages are {', '.join(dict.fromkeys(languages))}; correct the codes or leave "
-            "them out"
+            f"languages are {', '.join(dict.fromkeys(languages))}; correct or remove the codes"
         )
     found: dict[str, int] = {}
     rows = itertools.count(vocab_size)

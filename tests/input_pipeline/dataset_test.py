@@ -111,7 +111,7 @@ class BatchesTest(parameterized.TestCase):
     def test_without_tensorflow_the_other_loader_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"tensorflow": None}),
-            self.assertRaisesRegex(ValueError, 'config.data.loader = "threads"'),
+            self.assertRaisesRegex(ValueError, 'config.data.loader="threads"'),
         ):
             dataset.StreamedData(self.stream, "tf.data")
 

@@ -23,7 +23,6 @@ from input_pipeline.tasks import (
 )
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
-from input_pipeline.tasks.question_features import question_features
 from input_pipeline.tasks.tasks import Task
 from xlm.evaluation import search, tasks
 from xlm.evaluation.metrics.questions import normalizer
@@ -115,7 +114,7 @@ class SearchKind:
 
 
 def _question_features(options, *args):
-    return question_features(*args, options.max_query_length, options.stride)
+    return features.question_features(*args, options.max_query_length, options.stride)
 
 
 def _mined(options, pairs, source, target, threshold):

@@ -8,8 +8,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
 from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
-from input_pipeline.tasks.features import TaggedFeature, TextFeature
-from input_pipeline.tasks.question_features import QuestionFeature
+from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
 
 PAD = 1
 BUCKETS = (8, 16, 24)
