@@ -133,11 +133,6 @@ class StreamOrder:
         slots = np.concatenate([(np.arange(count) + 0.5) / count for count in self.counts])
         return languages[np.argsort(slots, kind="stable")]
 
-    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return language and sequence of examples of the stream, [B] int64 each."""
-        language, occurrence = self.draw(examples)
-        return language, self.sequence(language, occurrence)
-
     def sequence(self, language: np.ndarray, occurrence: np.ndarray) -> np.ndarray:
         """Return the sequence, [B] int64, of draw number `occurrence` of each language [B]."""
         epoch, visit = np.divmod(occurrence, self.rows[language])

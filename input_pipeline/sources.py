@@ -178,17 +178,16 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
     Raise ValueError if a path is missing, a header malformed, or a language has two columns.
     """
     found = []
-    for key, paths in _parallel_paths(spec).items():
-        for path in paths:
-            source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
-            repeated = {one for one in source.languages if source.languages.count(one) > 1}
-            if repeated:
-                raise ValueError(
-                    f"{path}: more than one column for {sorted(repeated)}; remove all but one, or "
-                    "the entries of corpus.language_codes that make them one language"
-                )
-            if len(source.languages) > 1:
-                found.append(source)
+    for key, path in _parallel_paths(spec):
+        source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
+        repeated = {one for one in source.languages if source.languages.count(one) > 1}
+        if repeated:
+            raise ValueError(
+                f"{path}: more than one column for {sorted(repeated)}; remove all but one, or the "
+                "entries of corpus.language_codes that make them one language"
+            )
+        if len(source.languages) > 1:
+            found.append(source)
     return found
 
 
@@ -198,12 +197,11 @@ def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
     return [path for path in matched["parallel"] if path in matched["parallel_eval"]]
 
 
-def _parallel_paths(spec: CorpusSpec) -> dict[str, list[pathlib.Path]]:
-    """Find the paths of parallel text of each config key, each path once and under one key."""
-    matched = _matched_parallel(spec)
-    evaluated = matched["parallel_eval"]
-    trained = [path for path in matched["parallel"] if path not in evaluated]
-    return {"parallel": trained, "parallel_eval": list(evaluated)}
+def _parallel_paths(spec: CorpusSpec) -> list[tuple[str, pathlib.Path]]:
+    """Find config keys and paths of parallel text, each path once and under one key."""
+    found = [(key, path) for key, paths in _matched_parallel(spec).items() for path in paths]
+    evaluated = {path for key, path in found if key == "parallel_eval"}
+    return [(key, path) for key, path in found if key == "parallel_eval" or path not in evaluated]
 
 
 def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
@@ -221,8 +219,7 @@ def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
 
 def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
     """Find the parallel text that has fewer than two wanted languages, and its languages."""
-    paths = _parallel_paths(spec).values()
-    languages = {path: _languages_of(path, spec) for path in itertools.chain(*paths)}
+    languages = {path: _languages_of(path, spec) for _, path in _parallel_paths(spec)}
     return {path: found for path, found in languages.items() if not _has_two(found, spec)}
 
 
@@ -367,17 +364,16 @@ def _read_aligned(
     if not ids:
         first = next(iter(files.values()))
         for path, column in zip(files.values(), columns, strict=True):
-            _check_length(path, len(column), first, len(columns[0]), "line-aligned files")
+            _check_length(path, column, first, columns[0], "line-aligned files")
         return list(zip(*columns, strict=True))
     if missing := [path for language, path in files.items() if language not in ids]:
         raise ValueError(
             f"{missing[0]} has no ids, but {next(iter(ids.values()))} is there; add a file of ids "
             "for each language, or remove all of them"
         )
-    keys = []
-    for (language, path), column in zip(files.items(), columns, strict=True):
-        keys.append(_stripped(ids[language]))
-        _check_length(ids[language], len(keys[-1]), path, len(column), "a text and its ids")
+    keys = [_stripped(ids[language]) for language in files]
+    for one, (language, path), column in zip(keys, files.items(), columns, strict=True):
+        _check_length(ids[language], one, path, column, "a text and its ids")
     return _join_by_ids(keys, columns)
 
 
@@ -404,9 +400,10 @@ def _stripped(path: pathlib.Path) -> list[str]:
 
 
 def _check_length(
-    path: pathlib.Path, length: int, other: pathlib.Path, expected: int, what: str
+    path: pathlib.Path, lines: list[str], other: pathlib.Path, expected: list[str], what: str
 ) -> None:
-    if length != expected:
+    if len(lines) != len(expected):
         raise ValueError(
-            f"{path}: {length} lines, but {other.name} has {expected}; {what} must be equally long"
+            f"{path}: {len(lines)} lines, but {other.name} has {len(expected)}; {what} must be "
+            "equally long"
         )

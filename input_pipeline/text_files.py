@@ -318,41 +318,33 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
     """
     lines = enumerate(read_lines(path), start=1)
     file_type = file_format(path)
-    pair = file_type[0].split(".")[-1].split("-") if file_type else []
-    has_header = not (len(pair) == 2 and all(is_language(code) for code in pair))
+    languages = file_type[0].split(".")[-1].split("-") if file_type else []
+    has_header = not (len(languages) == 2 and all(map(is_language, languages)))
     if has_header:
         header = next(lines)[1].split("\t")
-        if len(header) < 3 or header[0] != "id" or not all(map(is_language, header[1:])):
+        languages = header[1:]
+        if len(header) < 3 or header[0] != "id" or not all(map(is_language, languages)):
             raise ValueError(
                 f"{path}, line 1: expected a header such as 'id<TAB>en<TAB>de', found "
                 f"{header[:4]}; or call the file <lang>-<lang>.tsv and give it two columns"
             )
-        languages = tuple(header[1:])
-    else:
-        languages = (pair[0], pair[1])
-    return languages, _parallel_rows(path, languages, has_header, lines)
 
+    def rows() -> Iterator[tuple[str, ...]]:
+        width, is_blank = len(languages) + has_header, True
+        for number, line in lines:
+            if not line.strip():
+                yield ()
+                continue
+            cells = line.split("\t")
+            if len(cells) != width:
+                raise ValueError(
+                    f"{path}, line {number}: {len(cells)} columns, expected {width} "
+                    f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, "
+                    "and a missing translation keeps its empty cell"
+                )
+            is_blank = False
+            yield tuple(cell.strip() for cell in cells[has_header:])
+        if is_blank:
+            raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
 
-def _parallel_rows(
-    path: pathlib.Path,
-    languages: tuple[str, ...],
-    has_header: bool,
-    lines: Iterator[tuple[int, str]],
-) -> Iterator[tuple[str, ...]]:
-    width = len(languages) + has_header
-    is_blank = True
-    for number, line in lines:
-        if not line.strip():
-            yield ()
-            continue
-        cells = line.split("\t")
-        if len(cells) != width:
-            raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns, expected {width} "
-                f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, and a "
-                "missing translation keeps its empty cell"
-            )
-        is_blank = False
-        yield tuple(cell.strip() for cell in cells[has_header:])
-    if is_blank:
-        raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
+    return tuple(languages), rows()

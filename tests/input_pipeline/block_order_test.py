@@ -111,7 +111,8 @@ class BatchOrderTest(parameterized.TestCase):
         expected = StreamOrder.create(3, _ROWS, _SHARES)
         for step in (0, 7, 10**6):
             places = order(block=block).places(step, 10, 30)
-            language, row = expected.locate(60 * step + np.arange(10, 40))
+            language, draw = expected.draw(60 * step + np.arange(10, 40))
+            row = expected.sequence(language, draw)
             np.testing.assert_array_equal(places.language, language)
             np.testing.assert_array_equal(places.row, row)
             self.assertTrue((places.lane == -1).all())

@@ -29,6 +29,12 @@ def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
     return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
 
 
+def locate(order: StreamOrder, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Languages and sequences of examples of the stream."""
+    language, occurrence = order.draw(examples)
+    return language, order.sequence(language, occurrence)
+
+
 class LargestRemainderTest(parameterized.TestCase):
     @parameterized.parameters(range(20))
     def test_counts_sum_and_stay_close_to_the_shares(self, seed):
@@ -109,7 +115,7 @@ class StreamOrderTest(parameterized.TestCase):
         rows, shares = [1, 7, 1000, 30_000, 200_000], np.array([0.001, 0.099, 0.2, 0.3, 0.4])
         order = StreamOrder.create(5, rows, shares)
         start = first_cycle * _CYCLE
-        language, row = order.locate(np.arange(start, start + num_cycles * _CYCLE))
+        language, row = locate(order, np.arange(start, start + num_cycles * _CYCLE))
         drawn = np.bincount(language)
         np.testing.assert_array_equal(drawn, num_cycles * order.counts)
         np.testing.assert_allclose(drawn / drawn.sum(), shares, atol=1 / _CYCLE)
@@ -122,7 +128,7 @@ class StreamOrderTest(parameterized.TestCase):
     def test_no_row_comes_again_before_all_have_been(self):
         rows = [3, 70, 1000]
         order = StreamOrder.create(0, rows, np.array([0.1, 0.2, 0.7]))
-        language, row = order.locate(np.arange(3 * _CYCLE // 2))
+        language, row = locate(order, np.arange(3 * _CYCLE // 2))
         for i, num_rows in enumerate(rows):
             visits = row[language == i]
             epochs = visits[: len(visits) // num_rows * num_rows].reshape(-1, num_rows)
@@ -131,7 +137,7 @@ class StreamOrderTest(parameterized.TestCase):
     def test_epochs_of_a_language_are_different_permutations(self):
         # An epoch lasts two cycles; each half shows half of the rows.
         order = StreamOrder.create(0, [2 * _CYCLE], np.ones(1))
-        halves = [order.locate(np.arange(c * _CYCLE, (c + 1) * _CYCLE))[1] for c in range(4)]
+        halves = [locate(order, np.arange(c * _CYCLE, (c + 1) * _CYCLE))[1] for c in range(4)]
         self.assertEmpty(set(halves[0]) & set(halves[1]))
         self.assertEmpty(set(halves[2]) & set(halves[3]))
         shared = len(set(halves[0]) & set(halves[2]))
@@ -140,7 +146,7 @@ class StreamOrderTest(parameterized.TestCase):
     def test_languages_and_seeds_have_orders_of_their_own(self):
         def first_cycle(seed):
             order = StreamOrder.create(seed, [_CYCLE, _CYCLE], np.full(2, 0.5))
-            language, row = order.locate(np.arange(_CYCLE))
+            language, row = locate(order, np.arange(_CYCLE))
             return language, set(row[language == 0]), set(row[language == 1])
 
         language, first, second = first_cycle(0)
@@ -151,7 +157,7 @@ class StreamOrderTest(parameterized.TestCase):
 
     def test_languages_are_mixed_within_a_cycle_and_differently_in_the_next(self):
         order = StreamOrder.create(0, [10, 10], np.array([0.25, 0.75]))
-        language, _ = order.locate(np.arange(2 * _CYCLE))
+        language, _ = locate(order, np.arange(2 * _CYCLE))
         share = language.reshape(-1, 1024).mean(axis=1)
         deviation = np.sqrt(0.25 * 0.75 / 1024)
         np.testing.assert_allclose(share, 0.75, atol=4 * deviation)
@@ -186,7 +192,7 @@ class TrainingStreamTest(parameterized.TestCase):
     def test_a_batch_holds_the_rows_that_the_order_names(self, step):
         batch = self.stream.batch(step)
         order = StreamOrder.create(3, [100, 300, 20], np.array([0.3, 0.6, 0.1]))
-        language, row = order.locate(np.arange(8 * step, 8 * step + 8))
+        language, row = locate(order, np.arange(8 * step, 8 * step + 8))
         self.assertEqual(self.stream.languages, ("de", "en", "sw"))
         for value in batch.values():
             self.assertEqual(value.dtype, np.int32)
