@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from input_pipeline.array_files import has_damage
-from input_pipeline.block_order import NO_BLOCKS, BlockSettings, Places
+from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
 from input_pipeline.block_reader import BlockCache
 from input_pipeline.order import hashed
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
@@ -102,11 +102,11 @@ class PairStream(OrderedStream):
         }
         self._special, self._settings, self._seed = store.special, settings, seed
         self._vocab_size = store.vocab_size
-        rows = [len(pair.sentences) for pair in pairs]
-        blocks, row_bytes = settings.blocks, map(self._bytes_of, pairs)
+        rows, row_bytes = [len(pair.sentences) for pair in pairs], map(self._bytes_of, pairs)
+        size, blocks = settings.tokens // length, settings.blocks
+        order = BatchOrder(seed, rows, shares, size, row_bytes, blocks)
         cache = BlockCache(self._load, pool, blocks.window_blocks) if pool else None
-        size = settings.tokens // length
-        super().__init__(seed, rows, shares, size, row_bytes, blocks, cache)
+        super().__init__(order, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return batch `step`, or part `part` of its `num_parts` equal parts.

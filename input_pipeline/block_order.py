@@ -12,6 +12,7 @@ Everything is arithmetic on (seed, step), so random access takes constant time a
 """
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,35 +98,35 @@ def visit_blocks(
 class BatchOrder:
     """Order of the examples of batches of one size, over languages drawn by `shares` (Eq. 3).
 
-    `rows` [N] are the sequences of each language, `shares` [N] sum to one, `block_rows` ([N] or
-    scalar) are 0 without blocks. Raise ValueError if the batch does not divide into the lanes.
+    `rows` [N] are the sequences of each language, `row_bytes` the mean bytes that a block reads for
+    one. Raise ValueError if the batch does not divide into the lanes.
     """
 
     def __init__(
         self,
         seed: int,
-        rows: np.ndarray,
+        rows: Sequence[int],
         shares: np.ndarray,
         batch_size: int,
-        block_rows: np.ndarray | int = 0,
-        settings: BlockSettings = NO_BLOCKS,
+        row_bytes: Iterable[float],
+        settings: BlockSettings,
     ):
         if batch_size % settings.lanes:
             raise ValueError(
                 f"data.lanes is {settings.lanes}, must divide every batch, such as of {batch_size}"
             )
-        whole = StreamOrder.create(seed, rows, shares)
+        whole = StreamOrder.create(seed, np.array(rows), shares / shares.sum())
         # The first lane draws as a batch without lanes.
         seeds = [seed, *hashed(np.arange(1, settings.lanes), hashed(4, seed)).tolist()]
         self._draws = [dataclasses.replace(whole, seed=one, _cycles={}) for one in seeds]
-        self._batch_size, self._settings = batch_size, settings
-        self._block_rows = np.broadcast_to(np.asarray(block_rows, np.int64), whole.rows.shape)
+        self.batch_size, self._settings = batch_size, settings
+        self._block_rows = np.array([*map(settings.block_rows, row_bytes)], np.int64)
         large = np.maximum(settings.window_blocks * self._block_rows, settings.lanes - 1)
         self._is_large = (self._block_rows > 0) & (whole.rows > large)
 
     def places(self, step: int, first: int, size: int) -> Places:
         """Return the places of examples [first, first + size) of the batch of `step`."""
-        lane_size = self._batch_size // self._settings.lanes
+        lane_size = self.batch_size // self._settings.lanes
         lanes = range(first // lane_size, -(-(first + size) // lane_size))
         found = []
         for lane in lanes:

@@ -272,12 +272,8 @@ def _text(source: ParallelSource, blocks: Iterable[Sequence[Row]]) -> ParallelTe
 
 def log_duplicates(language: str, count: int, total: int) -> None:
     if count:
-        logging.info(
-            "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)",
-            language,
-            count,
-            total,
-        )
+        message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
+        logging.info(message, language, count, total)
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
@@ -298,11 +294,8 @@ def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
             f"languages are {sorted(found)}, after corpus.language_codes"
         )
     if unmatched := sources.find_unmatched(spec, ("exclude",)):
-        logging.warning(
-            "corpus.exclude: no file below %s is %s, of whose sentences none are left out",
-            spec.root,
-            ", ".join(unmatched),
-        )
+        message = "corpus.exclude: no file below %s is %s, of whose sentences none are left out"
+        logging.warning(message, spec.root, ", ".join(unmatched))
 
 
 def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:

@@ -34,14 +34,9 @@ class LocalProcesses(processes.Workers):
         times = (_timed(*one) for one in jobs) if is_little else self.run(_timed, jobs)
         for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
             busy += seconds
-        logging.info(
-            "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time",
-            name,
-            len(tasks),
-            total / 1e6,
-            time.perf_counter() - start,
-            busy,
-        )
+        took = time.perf_counter() - start
+        message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+        logging.info(message, name, len(tasks), total / 1e6, took, busy)
 
 
 def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:

@@ -254,13 +254,8 @@ def prepare_source(job: Job, task: SourceTask) -> None:
             column.finish()
     digest = input_records.source_digest(source)
     plans.check_unchanged(task.files)
-    job.write_note(
-        "source",
-        task,
-        digest=digest,
-        tally=exclusion.tally(),
-        files=job.describe(*(name for column in columns for name in column.arrays)),
-    )
+    files = job.describe(*(name for column in columns for name in column.arrays))
+    job.write_note("source", task, digest=digest, tally=exclusion.tally(), files=files)
 
 
 class _Column:
@@ -387,12 +382,11 @@ def write(job: Job, part: Part) -> None:
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
     _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
-    job.write_note(
-        "rows",
-        part,
-        statistics=dict(zip(SPLITS, statistics, strict=True)),
-        files=job.describe(*map(part.row_file, SPLITS)),
+    files, by_split = (
+        job.describe(*map(part.row_file, SPLITS)),
+        zip(SPLITS, statistics, strict=True),
     )
+    job.write_note("rows", part, statistics=dict(by_split), files=files)
 
 
 def count(job: Job, task: LanguageTask) -> None:

@@ -5,7 +5,7 @@ the order does not depend on the number of hosts or threads. `order` has the ari
 `block_order` that of sequences read by blocks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -134,25 +134,11 @@ class AlphaPhases(PhasedStream):
 
 
 class OrderedStream(Stream):
-    """Base of streams in a `BatchOrder` over languages or pairs, drawn by `shares` (Eq. 3).
+    """Base of streams in a `BatchOrder`. Without a `cache` no thread reads ahead."""
 
-    `row_bytes` are the mean bytes that a block reads for a row of each. Without a `cache` no thread
-    reads ahead.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        rows: Sequence[int],
-        shares: np.ndarray,
-        batch_size: int,
-        row_bytes: Iterable[float],
-        settings: BlockSettings,
-        cache: BlockCache | None,
-    ):
-        blocks, of_rows = np.array([*map(settings.block_rows, row_bytes)]), np.array(rows)
-        self._order = BatchOrder(seed, of_rows, shares / shares.sum(), batch_size, blocks, settings)
-        self.batch_size, self._cache = batch_size, cache
+    def __init__(self, order: BatchOrder, cache: BlockCache | None):
+        self._order, self._cache = order, cache
+        self.batch_size = order.batch_size
         self._requested: dict[tuple[int, ...], _Read] = {}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
@@ -173,7 +159,7 @@ class OrderedStream(Stream):
 
 
 class TrainingStream(OrderedStream):
-    """Batches of packed sequences of all languages, drawn by `probabilities`.
+    """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3).
 
     They need not sum to one. Without a cache of `training_rows`, sequences are read one by one.
     """
@@ -195,7 +181,7 @@ class TrainingStream(OrderedStream):
         shares = np.array([probabilities[language] for language in self.languages])
         row_bytes = [one.dtype.itemsize * store.length for one in self._rows]
         rows = list(map(len, self._rows))
-        super().__init__(seed, rows, shares, batch_size, row_bytes, settings, cache)
+        super().__init__(BatchOrder(seed, rows, shares, batch_size, row_bytes, settings), cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.

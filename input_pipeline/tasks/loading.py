@@ -115,9 +115,7 @@ def load_translations(source: Source, languages: Collection[str] = ()) -> list[T
             found += [example for _, example in read]
         else:
             paths = [translation.matching(source, name) for name in names]
-            found += translation.read_files(
-                paths, source.language, source.language_codes, languages
-            )
+            found += translation.read_files(paths, source, languages)
     if not found:
         raise _no_data(source, looked_for, set())
     return _with_ids(found, source)

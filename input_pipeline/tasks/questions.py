@@ -116,9 +116,5 @@ def _example(context: str, question: dict[str, Any]) -> QuestionExample:
         for one in answers
         if one["text"]
     ]
-    return QuestionExample(
-        str(question["id"]),
-        question["question"],
-        context,
-        tuple(dict.fromkeys(found)),  # those of several annotators are often the same
-    )
+    distinct = tuple(dict.fromkeys(found))  # those of several annotators are often the same
+    return QuestionExample(str(question["id"]), question["question"], context, distinct)

@@ -141,9 +141,5 @@ def _question(row: dict[str, Any]) -> QuestionExample:
     starts = [int(start) for start in answers["answer_start"]]
     # Impossible questions (SQuAD 2.0) have their answers under another name.
     found = [Answer(*one) for one in zip(texts, starts, strict=True) if one[0]]
-    return QuestionExample(
-        row["id"].decode("utf-8"),
-        row["question"].decode("utf-8"),
-        row["context"].decode("utf-8"),
-        tuple(dict.fromkeys(found)),
-    )
+    name, question, context = (row[key].decode("utf-8") for key in ("id", "question", "context"))
+    return QuestionExample(name, question, context, tuple(dict.fromkeys(found)))

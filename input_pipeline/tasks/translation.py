@@ -95,10 +95,7 @@ def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str
 
 
 def read_files(
-    paths: Sequence[pathlib.Path],
-    language: str,
-    language_codes: Mapping[str, str],
-    languages: Collection[str] = (),
+    paths: Sequence[pathlib.Path], text: Source, languages: Collection[str]
 ) -> list[TranslationExample]:
     """Read pairs from two line-aligned files, source and target, or from a TSV file of both.
 
@@ -110,14 +107,19 @@ def read_files(
       ValueError: files of unequal length, a line without two columns, a first line that names other
         languages, more than one pair in a hundred with an empty side, or only such pairs.
     """
-    first, pairs = 1, files.read_pairs(paths)
-    if len(paths) == 1 and _names_columns(paths[0], pairs[0], language, language_codes, languages):
-        is_turned = _codes(pairs[0], language_codes) != direction(language)
-        first, pairs = 2, [pair[::-1] if is_turned else pair for pair in pairs[1:]]
+    first, pairs, wanted = 1, files.read_pairs(paths), direction(text.language)
+    if len(paths) == 1:
+        names = _codes(pairs[0], text.language_codes)
+        if names in (wanted, wanted[::-1]):
+            first, pairs = 2, [pair[::-1] if names != wanted else pair for pair in pairs[1:]]
+        elif {*names} <= {*wanted, *languages}:
+            raise ValueError(
+                f"{paths[0]}, line 1: names the languages {' and '.join(pairs[0])}, but is read "
+                f"for {text.language}; correct it, or name a file by its {_SOURCE} and {_TARGET}"
+            )
     where = " and ".join(map(str, paths))
-    target_language = direction(language)[1]
     found = [
-        TranslationExample("", source, target, target_language)
+        TranslationExample("", source, target, wanted[1])
         for source, target in without_empty(pairs, where, "line", first)
     ]
     if not found:
@@ -142,22 +144,3 @@ def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) 
             raise ValueError(f"{message}; remove these lines from both sides, or check the files")
         logging.warning("%s; they are left out", message)
     yield from (pair for pair in pairs if all(pair))
-
-
-def _names_columns(
-    path: pathlib.Path,
-    cells: Pair,
-    language: str,
-    language_codes: Mapping[str, str],
-    languages: Collection[str],
-) -> bool:
-    """Return whether a first line names the columns; ValueError if it names another direction."""
-    names, pair = _codes(cells, language_codes), direction(language)
-    if names in (pair, pair[::-1]):
-        return True
-    if {*names} <= {*pair, *languages}:
-        raise ValueError(
-            f"{path}, line 1: names the languages {' and '.join(cells)}, but is read for {language}"
-            f"; correct the line, or name another file, by the codes {_SOURCE} and {_TARGET}"
-        )
-    return False

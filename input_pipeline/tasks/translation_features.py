@@ -129,13 +129,9 @@ def translation_features(
     found = []
     for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
         source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])
-        target = np.append(y[: max_length - 1], special.eos).astype(np.int32)
-        found.append(
-            TranslationFeature(
-                number,
-                source.astype(np.int32),
-                symbols[example.target_language],
-                None if example.target is None else target,
-            )
-        )
+        target = None
+        if example.target is not None:
+            target = np.append(y[: max_length - 1], special.eos).astype(np.int32)
+        symbol = symbols[example.target_language]
+        found.append(TranslationFeature(number, source.astype(np.int32), symbol, target))
     return found

@@ -30,8 +30,8 @@ def visits(size: int, block: int, window: int, key: int) -> tuple[np.ndarray, ..
 
 
 def order(batch_size: int = 60, lanes: int = 1, block: int = 16, seed: int = 3) -> BatchOrder:
-    settings = BlockSettings(block_bytes=1, window_blocks=4, lanes=lanes)
-    return BatchOrder(seed, _ROWS, _SHARES, batch_size, block, settings)
+    settings = BlockSettings(block_bytes=block, window_blocks=4, lanes=lanes)
+    return BatchOrder(seed, _ROWS, _SHARES, batch_size, np.ones(len(_ROWS)), settings)
 
 
 class VisitBlocksTest(parameterized.TestCase):
