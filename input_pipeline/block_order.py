@@ -33,11 +33,6 @@ class BlockSettings:
     lanes: int = 1
 
     def __post_init__(self):
-        if self.block_bytes < 0 or self.window_blocks < 1 or self.lanes < 1:
-            raise ValueError(
-                f"data.block_bytes is {self.block_bytes}, data.window_blocks {self.window_blocks} "
-                f"and data.lanes {self.lanes}; the first must be at least 0, the others at least 1"
-            )
         if self.lanes > 1 and not self.block_bytes:
             raise ValueError(
                 f"data.lanes is {self.lanes}, but data.block_bytes is 0; lanes are of an order by "
@@ -113,7 +108,7 @@ class BatchOrder:
     ):
         if batch_size % settings.lanes:
             raise ValueError(
-                f"data.lanes is {settings.lanes}, must divide every batch, such as of {batch_size}"
+                f"data.lanes is {settings.lanes}, must divide a batch of {batch_size} examples"
             )
         whole = StreamOrder.create(seed, np.array(rows), shares / shares.sum())
         # The first lane draws as a batch without lanes.

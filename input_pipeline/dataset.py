@@ -32,8 +32,6 @@ class StreamedData:
     read_ahead: int = 0
 
     def __post_init__(self):
-        if self.loader not in LOADERS:
-            raise ValueError(f"data.loader is {self.loader!r}, must be one of {LOADERS}")
         if self.loader == "tf.data" and importlib.util.find_spec("tensorflow") is None:
             raise ValueError(
                 'data.loader is "tf.data": install TensorFlow, or set config.data.loader="threads"'

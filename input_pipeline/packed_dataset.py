@@ -17,7 +17,7 @@ import functools
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -113,16 +113,6 @@ class RowPacker:
         count = len(self._rows) if is_last else max(len(self._rows) - 1, 0)
         found, self._rows = self._rows[:count], self._rows[count:]
         return np.stack(found) if found else np.zeros((0, self._length), self._dtype)
-
-
-def pack_rows(
-    documents: Iterable[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
-) -> np.ndarray:
-    """Pack documents of token ids, [n] each, into [sequences, length]; see `RowPacker`."""
-    packer = RowPacker(length, special, dtype)
-    for document in documents:
-        packer.add(document)
-    return packer.take(is_last=True)
 
 
 def pad_sentences(
@@ -301,8 +291,9 @@ class PackedDataset:
             counts = self.shards.get(language, {}).get(split, ())
             names.update(shard_names(language, split, max(len(counts), 1)))
         for sets, kinds in ((self.parallel, ("parallel",)), (self.bitexts, ("bitext", "ends"))):
-            columns = itertools.product(_columns(sets), kinds)
-            names.update(f"{name}.{language}.{kind}.npy" for (name, language), kind in columns)
+            for name, languages in sets.items():
+                columns = itertools.product(languages, kinds)
+                names.update(f"{name}.{language}.{kind}.npy" for language, kind in columns)
         return names
 
     def write_meta(self) -> None:
@@ -310,7 +301,3 @@ class PackedDataset:
         meta = dataclasses.asdict(self)
         del meta["folder"]
         artifacts.write_json(self.folder / META, meta)
-
-
-def _columns(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    return [(name, language) for name, languages in sets.items() for language in languages]

@@ -104,10 +104,6 @@ class BatchesTest(parameterized.TestCase):
             self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
         self.assertLen(data.describe_batch(0), 8)
 
-    def test_an_unknown_loader(self):
-        with self.assertRaisesRegex(ValueError, "data.loader is 'tfds', must be .*'threads'"):
-            dataset.StreamedData(self.stream, "tfds")
-
     def test_without_tensorflow_the_other_loader_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"tensorflow": None}),

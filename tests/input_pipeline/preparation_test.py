@@ -32,6 +32,7 @@ from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import processes
+from tests.input_pipeline import reading
 from vocap import merge
 from xlm.common import artifacts, entry_point
 
@@ -171,7 +172,7 @@ class ContentsTest(_PreparationTest):
         for split, part in (("train", corpus.train), ("heldout", corpus.heldout)):
             for language, found in part.items():
                 tokens = encoded(found)
-                expected = packed_dataset.pack_rows(tokens, 64, store.special, np.dtype("u2"))
+                expected = reading.pack_rows(tokens, 64, store.special, np.dtype("u2"))
                 np.testing.assert_array_equal(store.rows(language, split), expected)
                 flat = np.concatenate(tokens)
                 statistics = {

@@ -9,8 +9,9 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from input_pipeline import array_files, packed_dataset, tokenization
+from input_pipeline import array_files, tokenization
 from input_pipeline.tokenization import PackedDatasetSettings
+from tests.input_pipeline import reading
 from vocap import merge
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
@@ -41,7 +42,7 @@ class RowWriterTest(parameterized.TestCase):
             for document in documents:
                 writer.add(document)
             statistics = writer.finish()
-        expected = packed_dataset.pack_rows(tokens, 64, special, dtype)
+        expected = reading.pack_rows(tokens, 64, special, dtype)
         np.testing.assert_array_equal(np.load(path), expected)
         flat = np.concatenate(tokens)
         np.testing.assert_array_equal(
