@@ -288,7 +288,8 @@ def question_features(
         context, offsets = contexts[example.context]
         span = token_span(offsets, example.answers[0]) if example.answers else None
         room = max_length - len(head) - 1
-        starts = _window_starts(len(context), room, min(stride, room))
+        step = min(stride, room)
+        starts = range(0, max(len(context) - room, 0) + step, step)  # only the last reaches the end
         best = _best_windows(starts, room, len(context))
         for which, first in enumerate(starts):
             last = min(first + room, len(context))
@@ -349,11 +350,6 @@ def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
     end = answer.start + len(answer.text)
     inside = np.flatnonzero(is_text & (offsets[:, 1] > answer.start) & (offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
-
-
-def _window_starts(length: int, room: int, stride: int) -> list[int]:
-    """Return the first context token of each window; only the last window reaches the end."""
-    return list(range(0, max(length - room, 0) + stride, stride))
 
 
 def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:

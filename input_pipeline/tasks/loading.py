@@ -174,7 +174,8 @@ def held_out_part(
         raise ValueError(
             f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
         )
-    keys = [_hash(example) for example in examples]
+    content = (json.dumps(example.content, ensure_ascii=False) for example in examples)
+    keys = [hashlib.sha256(text.encode()).digest() for text in content]
     texts = sorted(set(keys))
     count = max(round(share * len(texts)), 1)
     if count >= len(texts):
@@ -187,11 +188,6 @@ def held_out_part(
     return [
         example for example, key in zip(examples, keys, strict=True) if (key <= last) == held_out
     ]
-
-
-def _hash(example: Any) -> bytes:
-    text = json.dumps(example.content, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).digest()
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:

@@ -45,7 +45,8 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     for sentence in sentences:
         if task.skips_underscores:
             sentence = [word for word in sentence if _NOTHING not in word[1:]]
-        tags = [_tag(word, task) for word in sentence] if has_tags else []
+        named = [(_named_tag(word), word[0]) for word in sentence] if has_tags else []
+        tags = [task.class_index(*one) for one in named]
         texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
         if texts:
             yield None, TaggedExample("", texts, tuple(tags))
@@ -152,10 +153,6 @@ def _columns(task: Task) -> tuple[int, int]:
             "of the words and of their tags; correct one of them"
         )
     return int(word) - (int(word) > 0), int(tag) - (int(tag) > 0)
-
-
-def _tag(word: _Word, task: Task) -> int:
-    return task.class_index(_named_tag(word), word[0])
 
 
 def _named_tag(word: _Word) -> str:
