@@ -263,9 +263,8 @@ def pair_streams(
     weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
     if not weights:
         raise ValueError(
-            "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; name "
-            "parallel text to train on in corpus.parallel and run prepare_data.py again, or set "
-            "both shares (data.pair_share, data.contrast_share) to 0"
+            "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; set "
+            "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
     streams, of_steps = [], []
     by_bucket = _pairs_by_bucket(store, settings.buckets, tuple(_languages_of(weights)))

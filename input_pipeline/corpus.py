@@ -326,7 +326,6 @@ def check_split(spec: CorpusSpec, language: str, num_train: int, num_heldout: in
     """Raise ValueError if a language has no block to train on, or none held out."""
     if not num_train or (spec.heldout_fraction > 0 and not num_heldout):
         raise ValueError(
-            f"language {language!r} has too little text to hold some out; add text (two documents "
-            "at least), or set corpus.heldout_fraction to 0, of parallel text "
-            "corpus.parallel_heldout_fraction"
+            f"language {language!r} has too little text to hold some out; add documents, or set "
+            "corpus.heldout_fraction, of parallel text corpus.parallel_heldout_fraction, to 0"
         )

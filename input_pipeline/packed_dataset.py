@@ -275,9 +275,8 @@ class PackedDataset:
         found = tokenizer_hash(model)
         if found != self.tokenizer:
             raise ValueError(
-                f"the packed dataset {self.folder} was made with tokenizer {self.tokenizer[:12]}, "
-                f"but {path} is tokenizer {found[:12]}; run prepare_data.py again into a new "
-                "folder, or point to the tokenizer it was made with"
+                f"{self.folder} was made with tokenizer {self.tokenizer[:12]}, but {path} is "
+                f"tokenizer {found[:12]}; run prepare_data.py into a new folder, or use the other"
             )
 
     def verify(self) -> int:

@@ -154,9 +154,8 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
             )
         if place in trained:
             raise ValueError(
-                f"{folder} is named in corpus.text and in corpus.parallel, which is text of its "
-                "languages, too, so that its text would count twice, and what is held out of one "
-                "be trained on as the other; remove it from one of them"
+                f"{folder} is named in corpus.text and in corpus.parallel, so that its text would "
+                "count twice, and be trained on where it is held out; remove it from one of them"
             )
         seen.add(place)
         if not folder.is_dir():

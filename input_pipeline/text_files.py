@@ -25,6 +25,9 @@ from xlm.common.long_lines import cut_line
 Document = list[str]  # sentences, in order
 
 _COMPRESSION = 4  # approximate bytes of text per compressed byte
+CONVERT = (
+    "convert the file: iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
+)
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
@@ -179,8 +182,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {number}{origin}: not UTF-8 (byte 0x{error.object[error.start]:02x} at "
-            f"position {error.start + 1}); convert the file: iconv -f ENCODING -t utf-8, where "
-            "ENCODING is often latin1, cp1252 or utf-16"
+            f"position {error.start + 1}); {CONVERT}"
         ) from error
     except _DAMAGE as error:
         # Missing files and broken disks have an error number, damaged files do not.

@@ -145,7 +145,6 @@ def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> No
         stem, _, count = text_files.shard_of(name) or (name, 0, 1)
         if stem == language and count != total:
             raise ValueError(
-                f"{path} is one of {count} files of {language!r}, of which {total} are to be "
-                f"written now, so that its text would be read twice; give --shards={count} as "
-                "before, or remove it and the others of its kind"
+                f"{path} is one of {count} files of {language!r}, not of {total}, so that its text "
+                f"would be read twice; give --shards={count}, or remove the {count} files"
             )

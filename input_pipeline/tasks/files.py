@@ -101,10 +101,9 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        name = encoding.upper()
         raise ValueError(
-            f"{path}, line {line}: not {name} (byte 0x{raw[error.start]:02x}); convert the file: "
-            "iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
+            f"{path}, line {line}: not {encoding.upper()} (byte 0x{raw[error.start]:02x}); "
+            f"{text_files.CONVERT}"
         ) from error
 
 

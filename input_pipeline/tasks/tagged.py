@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from input_pipeline.tasks import files, unlabelled
 from input_pipeline.tasks.examples import TaggedExample
-from input_pipeline.tasks.tasks import Task, is_span_tag
+from input_pipeline.tasks.tasks import NO_SPAN, Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
 _FORM, _UPOS = 1, 3  # columns of CoNLL-U, unless the task names others
@@ -59,9 +59,7 @@ def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
-                    f"{word[0]}: {tag[:40]!r} is no tag of a span such as O, B-NAME, I-NAME; "
-                    "correct it or task.label_column, or to score each word on its own, write "
-                    '"words," before the folder: --config=configs/finetune/tags.py:words,DATA'
+                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column"
                 )
             yield None, tag
 
@@ -103,8 +101,7 @@ def _check_tabs(lines: list[tuple[str, str]]) -> None:
         if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
             raise ValueError(
                 f"{tabbed}: has a tab, as words in CoNLL have, but line "
-                f"{where.rpartition(' ')[2]} has none; write a blank in place of it in a sentence "
-                "of words, or call a file with a word a line *.conll"
+                f"{where.rpartition(' ')[2]} has none; write a blank, or call CoNLL *.conll"
             )
 
 

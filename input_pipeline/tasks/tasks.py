@@ -21,6 +21,10 @@ _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
 _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
+NO_SPAN = (
+    'no tag of a span such as O, B-NAME, I-NAME; to score each word on its own, write "words," '
+    "before the folder: --config=configs/finetune/tags.py:words,DATA"
+)
 # Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
 _SPAN_TAG = re.compile("O|[BIESLUM]-.+")
 
@@ -116,11 +120,7 @@ class Task:
             )
         wrong = [one for one in labels if not is_span_tag(one)]
         if wrong and self.has_spans:
-            raise ValueError(
-                f"{self.name}: {wrong[0]!r} is no tag of a span such as O, B-NAME, I-NAME; to "
-                'score each word on its own, write "words," before the folder: '
-                "--config=configs/finetune/tags.py:words,DATA"
-            )
+            raise ValueError(f"{self.name}: {wrong[0]!r} is {NO_SPAN}")
         return dataclasses.replace(self, labels=labels, columns=columns)
 
     def label(self, text: str, where: str) -> int | float | None:

@@ -20,9 +20,8 @@ def direction(language: str) -> Pair:
     source, _, target = language.partition("-")
     if not source or not target or "-" in target or source == target:
         raise ValueError(
-            f"translation direction {language!r} must be the codes of two languages with a hyphen "
-            "between them, such as en-de; correct it in task.train_languages, "
-            "task.validation_languages or task.test_languages"
+            f"translation direction {language!r} must be two codes, such as en-de; correct it in "
+            "task.train_languages, task.validation_languages or task.test_languages"
         )
     return source, target
 
