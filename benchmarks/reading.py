@@ -35,9 +35,8 @@ from ml_collections import config_flags
 from benchmarks import machine
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings
-from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
-from input_pipeline.stream import TrainingStream, training_rows
+from input_pipeline.stream import BlockCache, TrainingStream, training_rows
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.batch import Batch
 from xlm.training.flops import matmul_flops

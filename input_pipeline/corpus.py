@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from input_pipeline import selection, sources, text_files
-from input_pipeline.blocks import cut_blocks, text_digest
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource, Row
 from input_pipeline.text_files import Document
@@ -83,8 +82,8 @@ def read_blocks(
     marked: Iterable[str], spec: CorpusSpec, exclusion: Exclusion, origin: int = selection.TEXT
 ) -> Iterator[Block]:
     """Yield the blocks of marked sentences, see `text_files.read_marked`."""
-    for block in cut_blocks(exclusion.counted(marked), spec.block_bytes):
-        yield Block(exclusion.of_block(block), text_digest(block, spec.seed), origin)
+    for block in selection.cut_blocks(exclusion.counted(marked), spec.block_bytes):
+        yield Block(exclusion.of_block(block), selection.text_digest(block, spec.seed), origin)
 
 
 def column_blocks(
@@ -97,8 +96,8 @@ def column_blocks(
     """Yield one language's side of blocks of parallel text, without missing translations."""
     marked = ((*(row[column] for row in block if row[column]), "") for block in blocks)
     cells = exclusion.counted(itertools.chain.from_iterable(marked))
-    for sentences in cut_blocks(cells, spec.block_bytes):
-        yield Block(sentences, text_digest(sentences, spec.seed), origin)
+    for sentences in selection.cut_blocks(cells, spec.block_bytes):
+        yield Block(sentences, selection.text_digest(sentences, spec.seed), origin)
 
 
 def text_sides(spec: CorpusSpec) -> tuple[int, ...]:

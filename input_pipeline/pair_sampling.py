@@ -300,7 +300,7 @@ def _checked(counts: np.ndarray) -> np.ndarray:
     """Return Q of counts [N, N]; raise ValueError unless they are valid counts."""
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.any():
         raise ValueError(
-            f"pair counts of shape {counts.shape} must be square, language by language, not all 0"
+            f"pair counts of shape {counts.shape} must be square, by language, and not all zero"
         )
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("pair counts must be finite and at least 0; leave out what is unknown")

@@ -10,11 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from input_pipeline import text_files
-from input_pipeline.blocks import BLOCK_SENTENCES, DEFAULT_BLOCK_BYTES
 from xlm.common import declarations, schema
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION = "text", "position"
+# Longer documents are cut, so that a file without blank lines can still be split.
+BLOCK_SENTENCES = 20
+# A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
+DEFAULT_BLOCK_BYTES = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,7 @@ class CorpusSpec:
         words or of JSON lines: sentences of `text`, and rows of `parallel`, that occur in one of
         them are dropped (see `input_pipeline.exclusion`).
       heldout_by: "text": a hash of a block's text chooses what is held out (see
-        `input_pipeline.blocks`); "position": a hash of its number in its language.
+        `input_pipeline.selection`); "position": a hash of its number in its language.
       deduplicate: whether repetitions of a block's text are dropped within a language.
       block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
         sentences whatever their size.

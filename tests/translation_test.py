@@ -377,7 +377,7 @@ class WrongInputTest(RunCase):
                    task__test_languages=("en-de", "en-fr"),
                    task__test=("test.en", "test.de"))  # fmt: skip
         tiny_tasks.write(self.folder / "data" / "dev.tsv", "fr\ten\nthe\tcat\n")
-        self.check("dev.tsv, line 1: names the languages fr and en, but is read for en-de; name",
+        self.check("dev.tsv, line 1: names the languages fr and en, but is read for en-de; correct",
                    task__root=str(self.folder / "data"), task__validation=("dev.tsv",),
                    task__test_languages=("en-fr",))  # fmt: skip
         self.check("no symbol for the target language fr; the model was made for de",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from input_pipeline import tfds_text
-from input_pipeline.tasks import files, questions, sentences, translation
+from input_pipeline.tasks import files, questions, translation
 from input_pipeline.tasks.examples import (
     Answer,
     QuestionExample,
@@ -90,7 +90,7 @@ def read_pairs(pattern: str, source: Source, looked_for: list[str]) -> SentenceP
     if found is None:
         return None
     rows = [(_text(row["source_sentence"]), _text(row["target_sentence"])) for row in found[0]]
-    return sentences.aligned_pairs(rows)
+    return translation.aligned_pairs(rows)
 
 
 def _load(pattern: str, source: Source, looked_for: list[str]) -> tuple[Any, Any] | None:

@@ -12,9 +12,8 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
 from input_pipeline.block_order import BlockSettings, Places
-from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset
-from input_pipeline.stream import AlphaPhases, TrainingStream, row_cache
+from input_pipeline.stream import AlphaPhases, BlockCache, TrainingStream, row_cache
 from tests.factories import SPECIAL_IDS
 
 _ROWS = {"en": 900, "sw": 30, "de": 400}

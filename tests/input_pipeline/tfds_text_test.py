@@ -87,7 +87,7 @@ class TfdsTextTest(parameterized.TestCase):
             for language in ("zh", "zh-Latn"):
                 tfds_text.write_text(DATASETS["c4"], language, self.folder, shard=before)
             there = sorted(self.folder.iterdir())
-            with self.assertRaisesRegex(ValueError, f"read twice; give --shards={count} as before"):
+            with self.assertRaisesRegex(ValueError, f"read twice; give --shards={count}, or"):
                 tfds_text.write_text(DATASETS["c4"], "zh", self.folder, shard=after)
             self.assertEqual(sorted(self.folder.iterdir()), there)
             tfds_text.write_text(DATASETS["c4"], "sw", self.folder, shard=after)
@@ -100,13 +100,13 @@ class TfdsTextTest(parameterized.TestCase):
                 waiting.append(waiting[-1] + 1)
                 yield [str(i)]
 
-        def line(value, **_):
+        def line(lines):
             waiting.append(waiting[-1] - 1)
-            return value["text"]
+            return lines[0]
 
         with (
             mock.patch.object(tfds_text, "documents", documents),
-            mock.patch.object(tfds_text.json, "dumps", line),
+            mock.patch.object(tfds_text.text_files, "json_line", line),
         ):
             tfds_text.write_text(DATASETS["wiki40b"], "en", self.folder)
         self.assertEqual(max(waiting), 1)

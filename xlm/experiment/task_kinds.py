@@ -15,10 +15,10 @@ from input_pipeline.tasks import (
     delimited,
     features,
     questions,
-    sentences,
     tagged,
     text_pairs,
     tfds_examples,
+    translation,
     unlabelled,
 )
 from input_pipeline.tasks.features import Feature
@@ -205,13 +205,15 @@ KINDS: dict[str, TaskKind] = {
 }
 SEARCHES: dict[str, SearchKind] = {
     "retrieval": SearchKind(
-        PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
+        PairsReader(
+            range(1, 3), "both sides, or the text and its English", translation.read_aligned
+        ),
         search=lambda options, pairs, *args: (*search.retrieved(pairs, *args[:2]), None),
         find=lambda options, pairs, *args: search.nearest(pairs.source, pairs.target, *args[:2]),
         options=("layer",),
     ),
     "mining": SearchKind(
-        PairsReader(range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
+        PairsReader(range(2, 4), "the text, its English, the gold pairs", translation.read_mining),
         search=_mined,
         find=_above,
         options=("layer", "margin"),
