@@ -34,7 +34,7 @@ from ml_collections import config_flags
 
 from benchmarks import machine
 from input_pipeline import dataset
-from input_pipeline.block_order import BlockSettings
+from input_pipeline.order import BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.stream import BlockCache, TrainingStream, training_rows
 from xlm.experiment import memory, model, objectives

@@ -17,8 +17,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from input_pipeline.array_files import has_damage
-from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.order import hashed
+from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, hashed
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import BlockCache, OrderedStream

@@ -57,27 +57,22 @@ class _Reader:
     """Batches of steps, whose blocks are requested some steps before."""
 
     def __init__(self, data: StreamedData, steps: range):
-        self.stream, self.steps, self.prefetch = data.stream, steps, data.prefetch
+        self.data, self.steps = data, steps
         self._parts = [(part, data.num_parts) for part in data.parts]
-        self._ahead = data.read_ahead
         self._num_requested, self._lock = 0, threading.Lock()
 
     def batch(self, step: int) -> Batch:
-        self._request(self.steps.index(step) + 1 + self._ahead)
-        found = [self.stream.batch(step, *part) for part in self._parts]
+        stream, ahead = self.data.stream, self.data.read_ahead
+        with self._lock:  # requests each batch once, in order
+            until = self.steps.index(step) + 1 + ahead if ahead else 0
+            for later in self.steps[self._num_requested : until]:
+                for part in self._parts:
+                    stream.request(later, *part)
+            self._num_requested = max(self._num_requested, min(until, len(self.steps)))
+        found = [stream.batch(step, *part) for part in self._parts]
         if len(found) == 1:
             return found[0]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-
-    def _request(self, until: int) -> None:
-        """Request the blocks of the first `until` steps, each once, in order."""
-        if not self._ahead:
-            return
-        with self._lock:
-            for step in self.steps[self._num_requested : until]:
-                for part in self._parts:
-                    self.stream.request(step, *part)
-            self._num_requested = max(self._num_requested, min(until, len(self.steps)))
 
 
 def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
@@ -85,7 +80,7 @@ def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
 
     tf.config.set_visible_devices([], "GPU")  # jax needs the GPU's memory
 
-    steps, types = reader.steps, reader.stream.types
+    steps, types = reader.steps, reader.data.stream.types
     failures: list[Exception] = []
 
     def make(step: np.int64) -> list[np.ndarray]:
@@ -105,7 +100,9 @@ def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
         return dict(zip(types, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
-    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(reader.prefetch)
+    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(
+        reader.data.prefetch
+    )
     try:
         for batch in dataset.as_numpy_iterator():
             yield {name: array for name, array in batch.items() if array.size}
@@ -121,7 +118,7 @@ def _threaded_batches(reader: _Reader) -> Iterator[Batch]:
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()
         for step in reader.steps:
             waiting.append(pool.submit(reader.batch, step))
-            if len(waiting) > reader.prefetch:
+            if len(waiting) > reader.data.prefetch:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -104,9 +104,7 @@ def records(found: Iterable[tuple[bytes, int, int]]) -> np.ndarray:
     return np.sort(np.fromiter(rows, RECORD), order=["high", "low", "position"])
 
 
-def select(
-    parts: Sequence[np.ndarray], spec: CorpusSpec, language: str, digests_at_once: int = 0
-) -> Selection:
+def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Selection:
     """Select among the blocks of a language, from the `records` of its parts in order.
 
     `spec.heldout_by` splits the text. At least one block is held out and one is not, if there are
@@ -114,10 +112,9 @@ def select(
     one, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
     rest, `spec.limit_of(language)` bytes are kept.
 
-    Memory: 1 byte a block, and some 70 bytes for each of `digests_at_once` blocks (0 for the
-    default). A limit of a language's bytes, or "position", takes up to some 250 bytes a block. The
-    limit of held-out bytes takes some 100 if reached. Parts, which may be memory-mapped, are read
-    one by one.
+    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. A limit of a
+    language's bytes, or "position", takes up to some 250 bytes a block. The limit of held-out bytes
+    takes some 100 if reached. Parts, which may be memory-mapped, are read one by one.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
     for part, side in zip(parts, sides, strict=True):
@@ -128,8 +125,7 @@ def select(
         _hold_out_by_position(parts, sides, spec.heldout_fraction, f"{spec.seed} {language}")
     count = size = 0
     if spec.deduplicate:
-        at_once = digests_at_once or _DIGESTS_AT_ONCE
-        count, size = _drop_repetitions(parts, sides, at_once)
+        count, size = _drop_repetitions(parts, sides, _DIGESTS_AT_ONCE)
     _limit_heldout(parts, sides, spec.heldout_fraction)
     if not spec.parallel_as_text:
         for part, side in zip(parts, sides, strict=True):

@@ -1,9 +1,8 @@
 """The training stream: language and sequence of example i of the batch of step s.
 
 A pure function of (seed, step): to resume, ask for the next step. There is no iterator state, and
-the order does not depend on the number of hosts or threads. `order` has the arithmetic,
-`block_order` that of sequences read by blocks. Threads read blocks ahead of need; one that is no
-longer cached is read again.
+the order does not depend on the number of hosts or threads. `order` has the arithmetic. Threads
+read blocks ahead of need; one that is no longer cached is read again.
 """
 
 import collections
@@ -15,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from input_pipeline.array_files import ShardedRows, has_damage
-from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.order import StreamOrder
+from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
 # Blocks that are kept beyond a window: a short one, and one for threads that overtake each other.
@@ -96,9 +94,7 @@ class MixedStream(_ChosenStream):
     ):
         self._streams = list(streams)
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
-        self._order = StreamOrder.create(
-            seed, np.ones(len(streams)), shares / shares.sum(), in_turns
-        )
+        self._order = StreamOrder(seed, np.ones(len(streams)), shares / shares.sum(), in_turns)
 
     def steps_before(self, step: int, number: int) -> int:
         """Return how many of the steps before `step` take stream `number`."""

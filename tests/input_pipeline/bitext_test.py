@@ -26,7 +26,7 @@ from input_pipeline.bitext import (
     pair_streams,
     token_counts,
 )
-from input_pipeline.block_order import NO_BLOCKS, BlockSettings
+from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream

@@ -6,8 +6,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from scipy import stats
 
-from input_pipeline.block_order import BatchOrder, BlockSettings, visit_blocks
-from input_pipeline.order import StreamOrder, permute
+from input_pipeline.order import BatchOrder, BlockSettings, StreamOrder, permute, visit_blocks
 
 # Size, numbers of a block, blocks of a window: short blocks, one window, one block, blocks of one.
 _SHAPES = (
@@ -108,7 +107,7 @@ class UniformityTest(absltest.TestCase):
 class BatchOrderTest(parameterized.TestCase):
     @parameterized.parameters(0, 1000)
     def test_without_blocks_or_large_languages_it_is_the_order_of_sequences(self, block):
-        expected = StreamOrder.create(3, _ROWS, _SHARES)
+        expected = StreamOrder(3, _ROWS, _SHARES)
         for step in (0, 7, 10**6):
             places = order(block=block).places(step, 10, 30)
             language, draw = expected.draw(60 * step + np.arange(10, 40))

@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
-from input_pipeline.block_order import BlockSettings, Places
+from input_pipeline.order import BlockSettings, Places
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import AlphaPhases, BlockCache, TrainingStream, row_cache
 from tests.factories import SPECIAL_IDS
