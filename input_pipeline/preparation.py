@@ -22,22 +22,16 @@ import logging
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import sentencepiece as spm
+from tqdm import tqdm
 
-from input_pipeline import (
-    array_files,
-    corpus,
-    input_records,
-    manifest,
-    selection,
-    sources,
-    text_files,
-)
+from input_pipeline import array_files, corpus, manifest, selection, sources, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.manifest import FileName, FileRecord, id_dtype
@@ -45,13 +39,15 @@ from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Spl
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, processes
 from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
 # With less text, an error removes finished tasks: to redo them takes seconds.
 _KEPT_FROM = 64 << 20
 _ROWS_AT_ONCE = 4096
+# A process takes a second to start; meanwhile another one handles about so much text.
+_BYTES_A_PROCESS = 4 << 20
 
 Execute = Callable[[Callable[["Job", Any], None], "Job", Sequence[Any], str], None]
 """Runs a function on a job and each of some tasks; the last argument names the round."""
@@ -182,7 +178,7 @@ def _languages(job: Job, found: plans.Found) -> set[str]:
 
 
 def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
-    """Run the unfinished tasks of all rounds; return `input_records.text_digest`.
+    """Run the unfinished tasks of all rounds; return `plans.text_digest`.
 
     Raise ValueError if text is malformed, or a language has too little.
     """
@@ -193,7 +189,7 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
         if found.text_bytes < _KEPT_FROM:
             shutil.rmtree(job.work, ignore_errors=True)
         raise
-    return input_records.text_digest(_inputs(job, found))
+    return plans.text_digest(_inputs(job, found))
 
 
 def _run(job: Job, found: plans.Found, execute: Execute) -> None:
@@ -252,7 +248,7 @@ def prepare_source(job: Job, task: SourceTask) -> None:
                 column.add([row[number] for row in rows], side)
         for column in columns:
             column.finish()
-    digest = input_records.source_digest(source)
+    digest = plans.source_digest(source)
     plans.check_unchanged(task.files)
     files = job.describe(*(name for column in columns for name in column.arrays))
     job.write_note("source", task, digest=digest, tally=exclusion.tally(), files=files)
@@ -324,7 +320,7 @@ def scan(job: Job, part: Part) -> None:
     def blocks() -> Iterator[tuple[bytes, int, int]]:
         for piece in part.pieces:
             hasher = hashlib.sha256()
-            for block in input_records.blocks(job.spec, piece, exclusion):
+            for block in plans.blocks_of(job.spec, piece, exclusion):
                 hasher.update(block.digest)
                 if block.sentences:
                     yield block.record
@@ -372,7 +368,7 @@ def write(job: Job, part: Part) -> None:
             writers[side] = RowWriter(job.processor, file, length, dtype)
         exclusion, number = job.exclusion, 0
         for piece in part.pieces:
-            for block in input_records.blocks(job.spec, piece, exclusion):
+            for block in plans.blocks_of(job.spec, piece, exclusion):
                 if block.sentences:
                     if sides[number] != selection.DROPPED:
                         writers[int(sides[number])].add(block.sentences)
@@ -411,14 +407,14 @@ def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -
         log_tally(language, *total.tolist())
 
 
-def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
+def _inputs(job: Job, found: plans.Found) -> plans.Inputs:
     digests: dict[Any, str] = {
         task: job.read_note("source", task.id).digest for task in found.tasks
     }
     for part in find_parts(job, found):
         of_part = job.read_note("scan", part.id).digests
         digests.update(zip(part.pieces, of_part, strict=True))
-    return input_records.describe(
+    return plans.describe_inputs(
         job.spec, found, lambda _, one: digests.get(one) or array_files.sha256(one)
     )
 
@@ -439,7 +435,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
     artifacts.write_json(job.folder / manifest.MANIFEST, {"files": files})
-    artifacts.write_json(job.folder / input_records.INPUTS, _inputs(job, found))
+    artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     store.write_meta()
     return store
 
@@ -474,3 +470,33 @@ def _dataset(
         shards=shards,
         duplicates=duplicates,
     )
+
+
+class LocalProcesses(processes.Workers):
+    """Runner of tasks in up to `num_workers` processes, or in this one if there is little text."""
+
+    def __init__(self, num_workers: int):
+        super().__init__(num_workers, "store.num_workers")
+
+    def __call__(
+        self, function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], name: str
+    ) -> None:
+        """Run `function` on the job and each task; raise as `Workers.run`."""
+        if not tasks:
+            return
+        total = sum(task.text_bytes for task in tasks)
+        start, busy = time.perf_counter(), 0.0
+        jobs = [(function, job, task) for task in tasks]
+        is_little = total < _BYTES_A_PROCESS
+        times = (_timed(*one) for one in jobs) if is_little else self.run(_timed, jobs)
+        for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
+            busy += seconds
+        took = time.perf_counter() - start
+        message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+        logging.info(message, name, len(tasks), total / 1e6, took, busy)
+
+
+def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
+    start = time.process_time()
+    function(job, task)
+    return time.process_time() - start

@@ -17,16 +17,15 @@ from absl import app
 from absl.testing import absltest, parameterized
 
 from input_pipeline import (
-    input_records,
     manifest,
     packed_dataset,
     preparation,
+    preparation_plan,
     selection,
     text_files,
     tokenization,
 )
 from input_pipeline.corpus import load_corpus
-from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
@@ -274,7 +273,8 @@ class TasksTest(_PreparationTest):
     def test_the_bytes_do_not_depend_on_who_runs_the_tasks(self):
         prepare(self.job("one", _SHARDED))
         prepare(self.job("back", _SHARDED), backwards)
-        with LocalProcesses(2, bytes_a_process=1) as execute:
+        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
+        with preparation.LocalProcesses(2) as execute:
             prepare(self.job("two", _SHARDED), execute)
         expected = contents(self.folder / "one")
         self.assertGreater(len(expected), 10)
@@ -429,7 +429,8 @@ class TasksTest(_PreparationTest):
 
     def test_no_task_goes_on_behind_an_error(self):
         job = self.job()
-        with LocalProcesses(2, bytes_a_process=1) as execute:
+        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
+        with preparation.LocalProcesses(2) as execute:
             with self.assertRaisesRegex(ValueError, "wrong"):
                 execute(fail_or_wait, job, [_Task(number) for number in range(6)], "tasks")
             left = sorted(job.work.glob("*"))
@@ -463,7 +464,7 @@ class TasksTest(_PreparationTest):
                 file.write("\nmore\tmore\n")
             return ""
 
-        self.enterContext(mock.patch.object(input_records, "source_digest", digest))
+        self.enterContext(mock.patch.object(preparation_plan, "source_digest", digest))
         with self.assertRaisesRegex(ValueError, "en-sw.tsv: has changed while it was read"):
             prepare(self.job())
 
