@@ -15,7 +15,7 @@ from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
 from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.translation_features import Unit, language_symbols, translation_features
+from input_pipeline.tasks.features import Unit, language_symbols, translation_features
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from xlm.common.schema import settings
 from xlm.evaluation.decoding import TokenIds

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.tasks.batches import TokenStream, batch_sizes, token_batches
-from input_pipeline.tasks.translation_features import TranslationFeature
+from input_pipeline.tasks.features import TranslationFeature
 
 PAD = 1
 BUCKETS = (8, 16, 32)
