@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -399,18 +400,13 @@ def count(job: Job, task: LanguageTask) -> None:
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
         log_tally(task.name, *job.read_note("source", task.id).tally)
-    totals: dict[str, np.ndarray] = {}
-    for part in parts:
-        tally = np.array(job.read_note("scan", part.id).tally)
-        totals[part.language] = totals.get(part.language, 0) + tally
-    for language, total in totals.items():
-        log_tally(language, *total.tolist())
+    for language, of_parts in itertools.groupby(parts, key=lambda part: part.language):
+        tallies = [job.read_note("scan", part.id).tally for part in of_parts]
+        log_tally(language, *map(sum, zip(*tallies, strict=True)))
 
 
 def _inputs(job: Job, found: plans.Found) -> plans.Inputs:
-    digests: dict[Any, str] = {
-        task: job.read_note("source", task.id).digest for task in found.tasks
-    }
+    digests: dict[Any, str] = {one: job.read_note("source", one.id).digest for one in found.tasks}
     for part in find_parts(job, found):
         of_part = job.read_note("scan", part.id).digests
         digests.update(zip(part.pieces, of_part, strict=True))

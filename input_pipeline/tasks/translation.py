@@ -69,24 +69,17 @@ def check_distinct(
             owner = owners.setdefault(files_of_text, language)
             if owner == language:
                 continue
-            are_opposite = direction(owner) == direction(language)[::-1]
-            if not (are_opposite and _is_named(paths, language, language_codes)):
+            is_named = False
+            if len(paths) == 1 and direction(owner) == direction(language)[::-1]:
+                _, line = next(files.numbered_lines(paths[0]))
+                codes = _codes(line.split("\t"), language_codes)
+                is_named = codes in (direction(owner), direction(language))
+            if not is_named:
                 raise ValueError(
                     f"{where}: {owner} and {language} have the same text, {names}; put {_SOURCE} "
                     f"and {_TARGET} into the names of files, where they stand for codes, or name "
                     "the languages of the two columns of a *.tsv in its first line"
                 )
-
-
-def _is_named(
-    paths: Sequence[pathlib.Path], language: str, language_codes: Mapping[str, str]
-) -> bool:
-    """Return whether a text is one file whose first line names the languages of a direction."""
-    if len(paths) != 1:
-        return False
-    _, line = next(files.numbered_lines(paths[0]))
-    names = _codes(line.split("\t"), language_codes)
-    return names in (direction(language), direction(language)[::-1])
 
 
 def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str, ...]:
