@@ -8,6 +8,7 @@ import logging
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from input_pipeline import text_files
 from xlm.common import declarations, schema
@@ -88,8 +89,7 @@ class CorpusSpec:
                 declarations.check_name(str(code), f"corpus.{key}", "correct the code")
 
 
-@dataclasses.dataclass(frozen=True)
-class TextFile:
+class TextFile(NamedTuple):
     language: str
     path: pathlib.Path
 
@@ -150,22 +150,20 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
             raise ValueError(
                 f"corpus.text has {folder} twice, so that its text would count twice; remove one"
             )
-        if place in evaluated:
-            raise ValueError(
-                f"{folder} is named in corpus.text and in corpus.parallel_eval, so that what is "
-                "evaluated on would be trained on; remove it from one of them"
-            )
-        if place in trained:
-            raise ValueError(
-                f"{folder} is named in corpus.text and in corpus.parallel, so that its text would "
-                "count twice, and be trained on where it is held out; remove it from one of them"
-            )
+        for places, fault in (
+            (evaluated, "parallel_eval, so that what is evaluated on would be trained on"),
+            (trained, "parallel, so that its text would count twice, some of it held out"),
+        ):
+            if place in places:
+                raise ValueError(
+                    f"{folder} is named in corpus.text and in corpus.{fault}; remove it from one"
+                )
         seen.add(place)
         if not folder.is_dir():
             raise ValueError(
                 f"corpus.text: {folder} is no folder; correct the path below corpus.root"
             )
-        found += [TextFile(*one) for one in _text_files(folder, spec, kinds=("txt", "jsonl"))]
+        found += _text_files(folder, spec, kinds=("txt", "jsonl"))
     return found
 
 
@@ -250,8 +248,8 @@ def _is_wanted(language: str, spec: CorpusSpec) -> bool:
 
 def _text_files(
     folder: pathlib.Path, spec: CorpusSpec, kinds: Sequence[str], *, may_be_shards: bool = True
-) -> list[tuple[str, pathlib.Path]]:
-    """Find (language, path) of the wanted text files of one folder, shards by their numbers."""
+) -> list[TextFile]:
+    """Find the wanted text files of one folder, shards by their numbers."""
     found = []
     shards: dict[tuple[str, int], list[tuple[int, pathlib.Path]]] = collections.defaultdict(list)
     for path in sorted(folder.iterdir()):
@@ -269,7 +267,7 @@ def _text_files(
         language = _language_of(stem, spec)
         if _is_wanted(language, spec):
             text_files.check_regular(path)
-            found.append((path, language))
+            found.append(TextFile(language, path))
             if total and not may_be_shards:
                 raise ValueError(
                     f"{path}: is a part of a file; aligned files are read whole: join the parts, "
@@ -279,13 +277,11 @@ def _text_files(
                 shards[stem, total].append((number, path))
     for (stem, total), parts in shards.items():
         _check_shards(stem, total, parts)
-    found.sort(key=lambda one: _padded(one[0].name))
-    return [(language, path) for path, language in found]
 
+    def padded(one: TextFile) -> str:  # so that names sort by number
+        return re.sub("[0-9]+(?=-of-)", lambda found: found[0].zfill(12), one.path.name)
 
-def _padded(name: str) -> str:
-    """Return a name with shard numbers padded, so that names sort by number."""
-    return re.sub("[0-9]+(?=-of-)", lambda found: found[0].zfill(12), name)
+    return sorted(found, key=padded)
 
 
 def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path]]) -> None:
@@ -320,8 +316,8 @@ def _matching_paths(
             yield path
 
 
-def _name(path: pathlib.Path, *, is_folder: bool) -> str:
-    is_split = is_folder and path.name in ("train", "dev", "test")
+def _name(path: pathlib.Path) -> str:
+    is_split = path.is_dir() and path.name in ("train", "dev", "test")
     name = (path.parent if is_split else path).name.split(".tsv")[0]
     return declarations.check_name(name, str(path), "rename it, since its rows are called by it")
 
@@ -336,7 +332,7 @@ def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
         return (row and tuple(row[i] for i in columns) for row in text_files.open_parallel(path)[1])
 
     wanted = tuple(languages[i] for i in columns)
-    return ParallelSource(key, _name(path, is_folder=False), wanted, (path,), rows)
+    return ParallelSource(key, _name(path), wanted, (path,), rows)
 
 
 def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
@@ -345,7 +341,7 @@ def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> Paralle
     ids = _text_files(folder, spec, ("ids",), may_be_shards=False)
     return ParallelSource(
         key,
-        _name(folder, is_folder=True),
+        _name(folder),
         tuple(language for language, _ in files),
         tuple(path for _, path in (*files, *ids)),
         lambda: _read_aligned(dict(files), dict(ids)),
