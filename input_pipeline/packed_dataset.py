@@ -175,8 +175,7 @@ class PackedDataset:
     Attributes:
       vocab_size, length: V, number of ids of the tokenizer, and L, tokens per sequence.
       tokenizer: `tokenizer_hash` of the tokenizer.
-      statistics: numbers of sequences (`rows`), `tokens`, `unknown` tokens and `characters`, by
-        language and split.
+      statistics: `rows`, `tokens`, `unknown` tokens and `characters`, by language and split.
       parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
       shards: sequences of each shard, by language and split; none for one file per split.
       duplicates: `blocks` left out as repetitions, and their `bytes`, by language.

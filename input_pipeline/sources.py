@@ -29,8 +29,7 @@ class CorpusSpec:
       root: folder that the other paths are relative to.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
       parallel: aligned text that is trained on, except for its held-out blocks: TSV files or
-        folders of `<lang>.txt` files that are aligned by line, or by `<lang>.ids` files, as glob
-        patterns.
+        folders of `<lang>.txt` files, aligned by line or by `<lang>.ids` files; glob patterns.
       parallel_eval: the same, for evaluation only, also where `parallel` matches it.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.

@@ -49,8 +49,7 @@ _COMPRESSED_CHUNK = 1 << 11
 def _open_zstd(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
     """Open a `.zst` file, of one frame or several, for reading bytes.
 
-    Raise ValueError if zstandard is not installed. Reading raises EOFError or OSError if the file
-    is cut off or damaged.
+    Raise ValueError if zstandard is not installed. Reading damage raises EOFError or OSError.
     """
     with packages.needed(str(path)):
         import zstandard  # noqa: F401

@@ -44,8 +44,7 @@ class Task:
     Attributes:
       kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained and scored.
       labels: classes or tags in the dataset's order, also by number in files; () for a regression.
-      languages: sorted, as XTREME or the dataset's paper reports them; of translation the
-        directions, () for any.
+      languages: sorted, as XTREME or the dataset's paper reports them; directions, or () for any.
       metrics: all that are computed; the first one is reported.
       tfds: "tfds:NAME:SPLIT" in tensorflow-datasets, by split.
       tfds_codes: names of languages in tensorflow-datasets, if they are not their codes.
