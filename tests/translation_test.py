@@ -23,6 +23,7 @@ from xlm.evaluation import task_results
 from xlm.experiment import (
     fine_tuning,
     prediction,
+    task_runs,
     translation,
     translation_prediction,
     translation_runs,
@@ -140,6 +141,29 @@ class LearningTest(RunCase):
         # Without an average the best parameters in training are taken.
         self.assertIn(results["selected"]["step"], (4, 8))
         self.assertIsNone(results["selected"]["averaged_steps"])
+
+    def test_another_search_of_a_finished_run_trains_nothing(self):
+        changes = {"decoding__max_length": 2, "evaluation__batch_tokens": 24 * 4}
+        shutil.copytree(whole_run(), self.folder / "run")
+        found = tiny_tasks.run(short(**changes), self.folder / "run")
+        expected = tiny_tasks.run(short(**changes), self.folder / "new")
+        for name in ("validation", "test", "selected"):
+            self.assertEqual(found[name], expected[name])
+        self.assertEqual(found["decoding"]["max_length"], 2)
+        recorded = artifacts.read_json(self.folder / "run/settings.json")
+        self.assertEqual(recorded["decoding"]["max_length"], 2)
+        kept = (self.folder / "run/best.safetensors").read_bytes()
+        self.assertEqual(kept, (whole_run() / "best.safetensors").read_bytes())
+        with mock.patch.object(translation_runs, "prepare") as prepare:
+            self.assertEqual(tiny_tasks.run(short(**changes), self.folder / "run"), found)
+        prepare.assert_not_called()
+
+    def test_a_search_that_selects_is_of_the_training(self):
+        config = short(train__averaged_checkpoints=0)
+        paths = task_runs._read_after_training(config)
+        self.assertEqual(paths, ["evaluation.batch_tokens", "decoding.beams"])  # 2 in training
+        config.evaluation.beams_in_training = 1
+        self.assertIn("decoding.length_penalty", task_runs._read_after_training(config))
 
     def test_other_data_are_refused(self):
         recorded = artifacts.read_json(whole_run() / "data.json")
@@ -334,7 +358,7 @@ class PredictTest(RunCase):
 
     @parameterized.parameters(
         ("--language=en-fr", "no symbol for 'fr', only for de; choose"),
-        ("--language=german", "translation direction 'german' must be the codes"),
+        ("--language=german", "translation direction 'german' must be two codes"),
         ("--input=/gone", "/gone: no such file; correct --input"),
     )
     def test_what_cannot_be_translated_is_named(self, flag, error):
@@ -372,7 +396,7 @@ class WrongInputTest(RunCase):
         self.check("1 of 4 pairs have an empty side .line 2.*; remove these lines",
                    task__root=self.data(dev_de="the\n\nthe\nthe\n"))  # fmt: skip
         self.check("en-xx: no files of .*train.xx", task__train_languages=("en-xx",))
-        self.check("direction 'ende' must be the codes", task__train_languages=("ende",))
+        self.check("direction 'ende' must be two codes", task__train_languages=("ende",))
         self.check("task.test: en-de and en-fr have the same text, .*test.en and .*test.de; put",
                    task__test_languages=("en-de", "en-fr"),
                    task__test=("test.en", "test.de"))  # fmt: skip

@@ -13,8 +13,9 @@ import numpy as np
 from absl.testing import absltest
 
 from configs import xy_lent
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, golden, tiny_tasks
+from tests.cli.stores import write_store
 from tests.task_results import task_results
 from xlm.common import artifacts
 from xlm.evaluation import forgetting
@@ -28,31 +29,23 @@ from xlm.training.state import TrainState
 
 tool = commands.load("forgetting")
 
-SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 LENGTH = 16
 
 
 def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: int) -> PackedDataset:
     """Vocabulary and random rows of a working directory, some held out."""
-    folders = data_builders.Folders(workdir)
-    for folder in (folders.vocab, folders.rows):
-        folder.mkdir(parents=True)
-    folders.tokenizer.write_bytes(tokenizer)
+    folder = data_builders.Folders(workdir).rows
+    folder.mkdir(parents=True)
     rng, statistics = np.random.default_rng(seed), {}
     for language in languages.split():
         for split in ("train", "heldout"):
             rows = rng.integers(5, tiny_tasks.VOCAB, (4, LENGTH)).astype(np.uint16)
-            rows[:, 0], rows[:, -1] = SPECIAL.bos, SPECIAL.eos
-            np.save(folders.rows / f"{language}.{split}.npy", rows)
-        np.save(folders.rows / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
+            rows[:, 0], rows[:, -1] = factories.BOS, factories.EOS
+            np.save(folder / f"{language}.{split}.npy", rows)
+        np.save(folder / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
         one = {"rows": 4, "tokens": 56, "unknown": 0, "characters": 160}
         statistics[language] = {"train": one, "heldout": one}
-    store = PackedDataset(
-        folders.rows, tiny_tasks.VOCAB, LENGTH, tokenizer_hash(tokenizer), SPECIAL, statistics, {}
-    )
-    store.write_meta()
-    artifacts.open_stage(folders.rows, {"made": "up"}).finish()
-    return store
+    return write_store(workdir, tokenizer, tiny_tasks.VOCAB, LENGTH, statistics)
 
 
 def config_of(objective: str = "replaced_token", **changes):
@@ -67,7 +60,6 @@ def config_of(objective: str = "replaced_token", **changes):
 
 
 def initial_state(objective: str, store: PackedDataset) -> TrainState:
-    """A random state, for all runs of an objective."""
     config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
     made = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, made, mesh)
@@ -175,35 +167,30 @@ class ForgettingTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
             self.report(self.masked, self.masked, "--tasks=x")
 
-    def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
+    @mock.patch.object(tool, "read_model", mock.Mock(side_effect=AssertionError))
+    def test_tasks_that_do_not_compare_are_found_first(self):
+        own = task_results("text_classes", {"en": 0.5})
         for name, results in (
-            ("en", task_results("xnli", {"en": 0.5})),
-            ("de", task_results("xnli", {"de": 0.5})),
+            ("en", task_results("xnli", {"en": 0.5})), ("de", task_results("xnli", {"de": 0.5})),
             ("dev", task_results("xnli", {"en": 0.5}, "validation")),
-            ("tags", task_results("udpos", {"en": 0.5})),
-            ("nothing", task_results("xnli", {})),
+            ("tags", task_results("udpos", {"en": 0.5})), ("nothing", task_results("xnli", {})),
             ("report", {"changes": []}),
-            ("mine", {**task_results("text_classes", {"en": 0.5}), "dataset": "mine"}),
-            ("yours", {**task_results("text_classes", {"en": 0.5}), "dataset": "yours"}),
-        ):
+            ("mine", {**own, "dataset": "mine"}), ("yours", {**own, "dataset": "yours"}),
+        ):  # fmt: skip
             artifacts.write_json(self.folder / f"xnli_{name}" / "results.json", results)
-        for after, message in (
-            ("none", "xnli_none has no results.json; finish finetune.py there"),
-            ("de", "no language has a score in both .*, which have en and de; name runs"),
-            ("nothing", "xnli_nothing/results.json: has no scores"),
-            ("dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
-            ("tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
-            ("report", "results.json: the object has the unknown field changes; name the --w"),
-        ):
-            with (
-                mock.patch.object(tool, "read_model", side_effect=AssertionError),
-                self.assertRaisesRegex(ValueError, message),
-            ):
-                both = f"--tasks={self.folder / 'xnli_en'},{self.folder / f'xnli_{after}'}"
-                self.report(self.masked, self.masked, both)
-        with self.assertRaisesRegex(ValueError, "xnli_mine .*'mine', .*yours of 'yours'; name two"):
-            both = f"--tasks={self.folder / 'xnli_mine'},{self.folder / 'xnli_yours'}"
-            self.report(self.masked, self.masked, both)
+        for before, after, message in (
+            ("en", "none", "xnli_none has no results.json; finish finetune.py there"),
+            ("en", "de", "no language has a score in both .*, which have en and de; name runs"),
+            ("en", "nothing", "xnli_nothing/results.json: has no scores"),
+            ("en", "dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
+            ("en", "tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
+            ("en", "report",
+             "results.json: the object has the unknown field changes; name the --w"),
+            ("mine", "yours", "xnli_mine .*'mine', .*yours of 'yours'; name two"),
+        ):  # fmt: skip
+            both = ",".join(str(self.folder / f"xnli_{one}") for one in (before, after))
+            with self.assertRaisesRegex(ValueError, message):
+                self.report(self.masked, self.masked, f"--tasks={both}")
         self.assertFalse(self.output.exists())
 
     def test_refusals(self):
@@ -251,7 +238,3 @@ class RelativeTest(absltest.TestCase):
         golden.check_report(self, __file__, "forgetting", write)
         with self.assertRaisesRegex(ValueError, "no language has a score both before and after"):
             forgetting.write_report({("rows", LOSS): {}}, "made up", pathlib.Path("nowhere"))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import entry_point
-from xlm.experiment import memory, schema
+from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import compilation, hosts
 
@@ -31,9 +31,15 @@ def main(_) -> None:
         print(f"report: {path.absolute()}")
 
 
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
 def run() -> None:
     entry_point.run(
         main,
-        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
+        on_out_of_memory=_advice,
         help_on=functools.partial(schema.help_of, schema.PRETRAINING),
     )

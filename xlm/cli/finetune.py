@@ -20,8 +20,9 @@ from ml_collections import config_flags
 
 from xlm.common import entry_point
 from xlm.evaluation import task_results
-from xlm.experiment import fine_tuning_memory, schema, task_runs
+from xlm.experiment import memory, schema, task_runs
 from xlm.experiment.model import set_up_compilation
+from xlm.experiment.task_schema import FINE_TUNING, TRANSLATION
 from xlm.experiment.task_settings import task_settings
 from xlm.training import hosts
 from xlm.training.signals import EXIT_STOPPED, Stopped
@@ -49,6 +50,6 @@ def main(_) -> None:
 def run() -> None:
     entry_point.run(
         main,
-        on_out_of_memory=lambda: fine_tuning_memory.advice(_CONFIG.value),
-        help_on=functools.partial(schema.help_of, {**schema.TRANSLATION, **schema.FINE_TUNING}),
+        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
+        help_on=functools.partial(schema.help_of, {**TRANSLATION, **FINE_TUNING}),
     )

@@ -16,7 +16,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from xlm.common import entry_point
-from xlm.experiment import memory, model, schema
+from xlm.experiment import model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
 from xlm.training.signals import EXIT_STOPPED, Stopped
@@ -43,9 +43,15 @@ def main(_) -> None:
         sys.exit(EXIT_STOPPED)
 
 
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
 def run() -> None:
     entry_point.run(
         main,
-        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
+        on_out_of_memory=_advice,
         help_on=functools.partial(schema.help_of, schema.PRETRAINING),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from xlm.models.encoder import Encoder
-from xlm.models.pooling import mean_state
+from xlm.models.segments import mean_state
 
 
 def mean_states(
