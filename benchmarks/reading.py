@@ -34,10 +34,9 @@ from ml_collections import config_flags
 
 from benchmarks import machine
 from input_pipeline import dataset
-from input_pipeline.block_order import BlockSettings
-from input_pipeline.block_reader import BlockCache
+from input_pipeline.order import BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
-from input_pipeline.stream import TrainingStream, training_rows
+from input_pipeline.stream import BlockCache, TrainingStream, training_rows
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
@@ -149,13 +148,10 @@ def reading(report: machine.Report, num_hosts: int, need: float) -> None:
         store = made_up_rows(pathlib.Path(folder))
         for name, settings, threads, ahead, count in ways(num_hosts):
             one = _Reading(store, settings, threads)
-            batches = dataset.batches(
-                one.stream,
-                range(2 * count),
-                loader="threads",
-                num_parts=num_hosts,
-                read_ahead=ahead,
+            data = dataset.StreamedData(
+                one.stream, "threads", num_parts=num_hosts, read_ahead=ahead
             )
+            batches = (batch for _, batch in data.batches(range(2 * count)))
             speeds = []
             for _ in range(2):
                 start, cpu, read = time.perf_counter(), time.process_time(), one.num_rows

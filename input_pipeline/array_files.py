@@ -198,8 +198,14 @@ class ShardedRows:
         places = np.asarray(index)
         if places.dtype == bool:
             places = np.flatnonzero(places)
-        places = self._places(places.astype(np.int64))
-        return self._checked(self._gather(places), places)
+        places, count = places.astype(np.int64), len(self)
+        if places.size and not (-count <= places.min() and places.max() < count):
+            raise IndexError(f"sequences {places.min()} to {places.max()} of {count}")
+        places = np.where(places < 0, places + count, places)
+        found = np.empty((*places.shape, *self._entry), self.dtype)
+        for place, number in np.ndenumerate(places):
+            found[place] = self.entry(int(number))
+        return self._checked(found, places)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self[:], dtype)
@@ -220,12 +226,6 @@ class ShardedRows:
             raise self.damaged(int(places[found.reshape(len(places), -1).max(axis=1).argmax()]))
         return found
 
-    def _places(self, numbers: np.ndarray) -> np.ndarray:
-        count = len(self)
-        if numbers.size and not (-count <= numbers.min() and numbers.max() < count):
-            raise IndexError(f"sequences {numbers.min()} to {numbers.max()} of {count}")
-        return np.where(numbers < 0, numbers + count, numbers)
-
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read consecutive entries, unchecked, by one read of each file that has some."""
         parts = []
@@ -243,12 +243,6 @@ class ShardedRows:
         """Read an entry, unchecked."""
         shard = bisect.bisect_right(self._ends, number)
         return self._file(shard).read(number - self._starts[shard], 1)[0]
-
-    def _gather(self, numbers: np.ndarray) -> np.ndarray:
-        found = np.empty((*numbers.shape, *self._entry), self.dtype)
-        for place, number in np.ndenumerate(numbers):
-            found[place] = self.entry(int(number))
-        return found
 
     def _file(self, shard: int) -> _OpenFile:
         count = self._ends[shard] - self._starts[shard]

@@ -7,21 +7,20 @@ one bucket. A stream is a pure function of (seed, step). In the order by blocks,
 of the ids of both languages, which may also hold sentences of other buckets.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from input_pipeline.array_files import has_damage
-from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches, Wanted
-from input_pipeline.order import hashed
+from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, hashed
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
+from input_pipeline.stream import BlockCache, OrderedStream
 
 NUM_SPECIALS = 4
 _ARRAYS = ("tokens", "segments", "positions")
@@ -75,29 +74,13 @@ class _Pair:
     sentences: np.ndarray  # [n] int64
 
 
-def _span(column: TokenizedSentences, first: int, last: int) -> tuple[int, int]:
-    """Return where the ids of sentences `first` to `last`, both included, begin and end."""
-    return int(column.ends[first - 1]) if first else 0, int(column.ends[last])
+_Columns = Mapping[tuple[str, str], TokenizedSentences]  # by set and language
 
 
-class _Sentences(Protocol):
-    def sentence(self, number: int) -> np.ndarray: ...
-
-
-class _Part(NamedTuple):
-    """Ids of a column of bitext from position `start` on."""
-
-    ids: np.ndarray
-    start: int
-    column: TokenizedSentences
-
-    def sentence(self, number: int) -> np.ndarray:
-        start, stop = _span(self.column, number, number)
-        return self.ids[start - self.start : stop - self.start]
-
-
-class PairStream:
+class PairStream(OrderedStream):
     """Batches of pairs of one bucket, addressed by step. Without `pool` no thread reads ahead."""
+
+    types = dict.fromkeys((*_ARRAYS, "pair"), np.dtype(np.int32))
 
     def __init__(
         self,
@@ -109,7 +92,6 @@ class PairStream:
         seed: int,
         pool: Executor | None = None,
     ):
-        self.types: dict[str, np.dtype] = dict.fromkeys((*_ARRAYS, "pair"), np.dtype(np.int32))
         self._pairs, self._length = pairs, length
         self._columns = {
             (pair.name, language): store.bitext(pair.name, language)
@@ -118,16 +100,11 @@ class PairStream:
         }
         self._special, self._settings, self._seed = store.special, settings, seed
         self._vocab_size = store.vocab_size
-        rows = np.array([len(pair.sentences) for pair in pairs])
-        self.batch_size = settings.tokens // length
-        blocks = np.array([settings.blocks.block_rows(self._bytes_of(pair)) for pair in pairs])
-        self._order = BatchOrder(
-            seed, rows, shares / shares.sum(), self.batch_size, blocks, settings.blocks
-        )
-        self._requested = None
-        if pool:
-            cache = BlockCache(self._load, pool, settings.blocks.window_blocks)
-            self._requested = RequestedBatches(self._locate, cache)
+        rows, row_bytes = [len(pair.sentences) for pair in pairs], map(self._bytes_of, pairs)
+        size, blocks = settings.tokens // length, settings.blocks
+        order = BatchOrder(seed, rows, shares, size, row_bytes, blocks)
+        cache = BlockCache(self._load, pool, blocks.window_blocks) if pool else None
+        super().__init__(order, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return batch `step`, or part `part` of its `num_parts` equal parts.
@@ -136,13 +113,9 @@ class PairStream:
         0 for padding) and `positions`, and [B / num_parts] `pair`, an index into `language_pairs`
         in either direction. Raise ValueError if the batch does not divide or a file is damaged.
         """
-        wanted: list[Wanted] = []
-        if self._requested is None:
-            places = self._locate(step, part, num_parts)
-        else:
-            places, wanted = self._requested.take(step, part, num_parts)
-        sources: list[Mapping[tuple[str, str], _Sentences]] = [self._columns] * len(places.row)
-        for examples, _, block in wanted:
+        places, wanted = self._take(step, part, num_parts)
+        sources: list[_Columns] = [self._columns] * len(places.row)
+        for examples, _, block in wanted or ():
             for example in examples:
                 sources[example] = block.result()
         first = step * self.batch_size + part * (self.batch_size // num_parts)
@@ -153,15 +126,8 @@ class PairStream:
             raise self._damaged(found)
         return {**arrays, "pair": np.array([pair.index for pair, *_ in found], np.int32)}
 
-    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        if self._requested is not None:
-            self._requested.request(step, part, num_parts)
-
     def kind(self, step: int) -> str:
         return SEPARATE_PAIRS if self._settings.separate_segments else PAIRS
-
-    def step_values(self, step: int) -> dict[str, float]:
-        return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return set and languages, and index in the set, of each pair of a batch."""
@@ -170,15 +136,6 @@ class PairStream:
             (f"{pair.name} {'-'.join(pair.languages[::-1] if flip else pair.languages)}", sentence)
             for pair, sentence, flip in found
         ]
-
-    def _locate(self, step: int, part: int, num_parts: int) -> Places:
-        if self.batch_size % num_parts:
-            raise ValueError(
-                f"a batch of {self.batch_size} pairs does not divide into {num_parts} equal parts; "
-                "choose data.pair_buckets or a batch size so that it does"
-            )
-        size = self.batch_size // num_parts
-        return self._order.places(step, part * size, size)
 
     def _found(self, places: Places, first: int) -> list[tuple[_Pair, int, bool]]:
         """Return pair, sentence and whether it is flipped, for the examples from `first` on."""
@@ -194,31 +151,27 @@ class PairStream:
         """Return the error of a damaged batch, or raise that of the damaged file."""
         for pair, number, _ in found:
             for column in (self._columns[pair.name, language] for language in pair.languages):
-                _ = column.ids[slice(*_span(column, number, number))]
+                _ = column.ids[slice(*column.span(number, number))]
         return ValueError("a batch of pairs holds what its files do not: check the memory")
 
     def _bytes_of(self, pair: _Pair) -> float:
         """Return the mean bytes of ids that a block reads for a sentence pair."""
         columns = [self._columns[pair.name, language] for language in pair.languages]
-        spans = [_span(column, pair.sentences[0], pair.sentences[-1]) for column in columns]
+        spans = [column.span(pair.sentences[0], pair.sentences[-1]) for column in columns]
         num_bytes = sum(
             (stop - start) * column.ids.dtype.itemsize
             for column, (start, stop) in zip(columns, spans, strict=True)
         )
         return max(num_bytes / len(pair.sentences), 1)
 
-    def _load(self, pair: int, first: int, stop: int) -> dict[tuple[str, str], _Part]:
+    def _load(self, pair: int, first: int, stop: int) -> _Columns:
         """Read sentence pairs `first` to `stop` of a pair: a part of each of its two columns."""
         one, sentences = self._pairs[pair], self._pairs[pair].sentences[first:stop]
-        found = {}
-        for language in one.languages:
-            column = self._columns[one.name, language]
-            start, end = _span(column, sentences[0], sentences[-1])
-            found[one.name, language] = _Part(column.ids.read(start, end), start, column)
-        return found
+        keys = [(one.name, language) for language in one.languages]
+        return {key: self._columns[key].part(sentences[0], sentences[-1]) for key in keys}
 
     def _row(
-        self, pair: _Pair, sentence: int, flip: bool, source: Mapping[tuple[str, str], _Sentences]
+        self, pair: _Pair, sentence: int, flip: bool, source: _Columns
     ) -> tuple[np.ndarray, ...]:
         languages = pair.languages[::-1] if flip else pair.languages
         one, two = (source[pair.name, lang].sentence(sentence) for lang in languages)
@@ -252,13 +205,20 @@ def join_pair(
 @functools.lru_cache(maxsize=_STORES)
 def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
     """Count the sentence pairs of each set and language pair (a, b), a < b, that has any."""
-    found = {}
-    for name, languages in store.bitexts.items():
-        is_there = {language: store.bitext(name, language).lengths > 0 for language in languages}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            if count := int((is_there[one] & is_there[two]).sum()):
-                found[name, (one, two)] = count
-    return found
+    return {
+        (name, pair): int(has_both.sum())
+        for name in store.bitexts
+        for pair, has_both in _pairs_of(store, name)
+    }
+
+
+def _pairs_of(store: PackedDataset, name: str) -> Iterator[tuple[Pair, np.ndarray]]:
+    """Yield the language pairs (a, b), a < b, of a set, and whether each sentence is in both."""
+    is_there = {one: store.bitext(name, one).lengths > 0 for one in sorted(store.bitexts[name])}
+    for pair in itertools.combinations(is_there, 2):
+        has_both = is_there[pair[0]] & is_there[pair[1]]
+        if has_both.any():
+            yield pair, has_both
 
 
 def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
@@ -301,9 +261,8 @@ def pair_streams(
     weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
     if not weights:
         raise ValueError(
-            "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; name "
-            "parallel text to train on in corpus.parallel and run prepare_data.py again, or set "
-            "both shares (data.pair_share, data.contrast_share) to 0"
+            "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; set "
+            "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
     streams, of_steps = [], []
     by_bucket = _pairs_by_bucket(store, settings.buckets, tuple(_languages_of(weights)))
@@ -327,12 +286,9 @@ def token_counts(
     for name, languages in store.bitexts.items():
         columns = {language: store.bitext(name, language) for language in languages}
         weights = {language: np.zeros(len(one.ends)) for language, one in columns.items()}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            is_there = (columns[one].lengths > 0) & (columns[two].lengths > 0)
-            if is_there.any():
-                each = is_there * of_sentences[name, (one, two)]
-                weights[one] += each
-                weights[two] += each
+        for pair, has_both in _pairs_of(store, name):
+            for language in pair:
+                weights[language] += has_both * of_sentences[name, pair]
         for language, column in columns.items():
             counts += _weighted_counts(column, weights[language], store.vocab_size)
             total += len(column.ids)
@@ -345,7 +301,7 @@ def _weighted_counts(
     """Add up the weights [N] of the sentences of each token, range by range: [V] float64."""
     counts, lengths, first = np.zeros(vocab_size), column.lengths, 0
     while first < len(weights):
-        start = _span(column, first, first)[0]
+        start = column.span(first, first)[0]
         stop = int(np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right"))
         stop = max(stop, first + 1)  # a sentence at least
         ids = column.ids[start : int(column.ends[stop - 1])]
@@ -361,9 +317,9 @@ def _sentence_weights(
     """Return the weight of one sentence pair of each set and language pair."""
     if shares is None:
         return {key: float(count) ** (alpha - 1) for key, count in counts.items()}
-    of_pairs: dict[Pair, int] = {}
+    of_pairs: collections.Counter[Pair] = collections.Counter()
     for (_, pair), count in counts.items():
-        of_pairs[pair] = of_pairs.get(pair, 0) + count
+        of_pairs[pair] += count
     _check_shares(shares, of_pairs)
     return {(name, pair): shares[pair] / of_pairs[pair] for name, pair in counts}
 
@@ -390,12 +346,11 @@ def _pairs_by_bucket(
     index = {pair: number for number, pair in enumerate(ordered)}
     for name, languages in store.bitexts.items():
         lengths = {language: store.bitext(name, language).lengths for language in languages}
-        for one, two in itertools.combinations(sorted(languages), 2):
-            is_there = (lengths[one] > 0) & (lengths[two] > 0)
-            total = lengths[one] + lengths[two] + NUM_SPECIALS
+        for pair, has_both in _pairs_of(store, name):
+            total = lengths[pair[0]] + lengths[pair[1]] + NUM_SPECIALS
             bucket = np.minimum(np.searchsorted(buckets, total), len(buckets) - 1)
             for number, pairs in enumerate(found):
-                sentences = np.flatnonzero(is_there & (bucket == number))
+                sentences = np.flatnonzero(has_both & (bucket == number))
                 if len(sentences):
-                    pairs.append(_Pair(name, (one, two), index[one, two], sentences))
+                    pairs.append(_Pair(name, pair, index[pair], sentences))
     return found

@@ -1,23 +1,22 @@
-"""A corpus in memory: folders of text joined per language, with a held-out split.
+"""A corpus, in memory or language by language as a stream: text with a held-out split.
 
-For vocabularies and comparisons; `preparation` chooses the same text as a stream. `selection`
+For vocabularies and comparisons; `preparation` chooses the same text in tasks. `selection`
 chooses among blocks (see `blocks`). Each source of parallel text is split separately, and alike in
 every language, so held-out translations are unseen in all of them. Sentences in the files of
 `CorpusSpec.exclude` are removed from all training text.
 """
 
-import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import logging
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from input_pipeline import selection, sources, text_files
-from input_pipeline.blocks import cut_blocks, text_digest
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource, Row
 from input_pipeline.text_files import Document
@@ -83,8 +82,8 @@ def read_blocks(
     marked: Iterable[str], spec: CorpusSpec, exclusion: Exclusion, origin: int = selection.TEXT
 ) -> Iterator[Block]:
     """Yield the blocks of marked sentences, see `text_files.read_marked`."""
-    for block in cut_blocks(exclusion.counted(marked), spec.block_bytes):
-        yield Block(exclusion.of_block(block), text_digest(block, spec.seed), origin)
+    for block in selection.cut_blocks(exclusion.counted(marked), spec.block_bytes):
+        yield Block(exclusion.of_block(block), selection.text_digest(block, spec.seed), origin)
 
 
 def column_blocks(
@@ -97,8 +96,8 @@ def column_blocks(
     """Yield one language's side of blocks of parallel text, without missing translations."""
     marked = ((*(row[column] for row in block if row[column]), "") for block in blocks)
     cells = exclusion.counted(itertools.chain.from_iterable(marked))
-    for sentences in cut_blocks(cells, spec.block_bytes):
-        yield Block(sentences, text_digest(sentences, spec.seed), origin)
+    for sentences in selection.cut_blocks(cells, spec.block_bytes):
+        yield Block(sentences, selection.text_digest(sentences, spec.seed), origin)
 
 
 def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
@@ -144,22 +143,105 @@ def split_parallel(
             yield found, selection.HELDOUT if place in heldout else selection.TRAIN
 
 
+# Blocks of rows by the files of their source, and by side.
+_Held = dict[tuple[pathlib.Path, ...], dict[int, list[list[Row]]]]
+
+
+class CorpusStream:
+    """Text of the languages of `spec`, read again at each request.
+
+    It holds only the records of a language's blocks (`selection`), never its text. Finding the
+    files raises those ValueErrors of `load_corpus` that do not need the text. `held` is parallel
+    text that was read already.
+    """
+
+    def __init__(self, spec: CorpusSpec, held: _Held | None = None):
+        self._spec, self._held = spec, held
+        self._files = sources.find_text(spec)
+        self._places: dict[tuple[pathlib.Path, ...], set[int]] = {}
+        self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
+        found = {file.language for file in self._files}
+        if spec.parallel_as_text:
+            found = found.union(*(one.languages for one in self._parallel))
+        self.languages = sorted(found)
+        check_found(spec, self.languages)
+
+    def num_bytes(self) -> int:
+        """Return the approximate bytes of text; compressed files are not read."""
+        paths = [file.path for file in self._files]
+        paths += [path for one in self._parallel for path in one.files]
+        return sum(text_files.text_bytes(path, path.stat().st_size) for path in set(paths))
+
+    def select(self, language: str) -> tuple[np.ndarray, str]:
+        """Choose among the blocks of a language; reads its text once.
+
+        Return the side of each block, [blocks] uint8 of `selection`, and a hash of the text and its
+        split. Raise ValueError if a file is malformed, or there is too little to hold some out.
+        """
+        self._exclusion.tally()
+        records = selection.records(block.record for block in self.blocks(language))
+        sides = self.sides(language, records)
+        counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
+        logging.info("%s: %d blocks to train on, %d held out", language, *counts)
+        hasher = hashlib.sha256(records.tobytes())
+        hasher.update(sides.tobytes())
+        for path in sources.find_excluded(self._spec):
+            hasher.update(path.read_bytes())
+        return sides, hasher.hexdigest()
+
+    def groups(self, language: str, sides: np.ndarray) -> Iterator[tuple[Document, bool]]:
+        """Yield the chosen blocks of a language, and whether each is held out."""
+        for block, side in zip(self.blocks(language), sides, strict=True):
+            if side != selection.DROPPED:
+                yield block.sentences, bool(side == selection.HELDOUT)
+
+    def sides(self, language: str, records: np.ndarray) -> np.ndarray:
+        """Return the sides of the blocks of a language."""
+        log_tally(language, *self._exclusion.tally())
+        chosen = selection.select([records], self._spec, language)
+        log_duplicates(language, chosen.duplicates, len(records))
+        counts = np.bincount(chosen.sides[0], minlength=3).tolist()
+        check_split(self._spec, language, counts[selection.TRAIN], counts[selection.HELDOUT])
+        return chosen.sides[0]
+
+    @functools.cached_property
+    def _exclusion(self) -> Exclusion:
+        return Exclusion(sources.find_excluded(self._spec))
+
+    def blocks(self, language: str) -> Iterator[Block]:
+        """Yield a language's blocks in the order of `load_corpus`."""
+        for file in self._files:
+            if file.language == language:
+                found = read_blocks(text_files.read_marked(file.path), self._spec, self._exclusion)
+                yield from (block for block in found if block.sentences)
+        for source in self._parallel:
+            if language in source.languages:
+                column = source.languages.index(language)
+                for side in text_sides(self._spec):
+                    rows = self._rows(source, side)
+                    yield from column_blocks(rows, column, self._spec, self._exclusion, side)
+
+    def _rows(self, source: ParallelSource, side: int) -> Iterable[Sequence[Row]]:
+        """Yield the blocks of one side of a source of `parallel`."""
+        if self._held is not None:
+            yield from self._held[source.files][side]
+            return
+        if source.files not in self._places:
+            self._places[source.files] = heldout_places(source, self._spec, self._exclusion)
+        heldout = self._places[source.files]
+        for place, block in enumerate(source.blocks()):
+            if (place in heldout) == (side == selection.HELDOUT):
+                yield self._exclusion.of_rows(block)
+
+
 def load_corpus(spec: CorpusSpec) -> Corpus:
-    """Read all text of `spec` and split off the held-out part.
+    """Read all text of `spec` once, and split off the held-out part.
 
     Raise ValueError if a file is malformed (see `text_files`), there is no text, a wanted language
     is missing, or a language has too little text for a held-out part.
     """
-    sources.root_of(spec)
     exclusion = Exclusion(sources.find_excluded(spec))
-    blocks: dict[str, list[Block]] = collections.defaultdict(list)
-    tallies: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3, np.int64))
-    for file in sources.find_text(spec):
-        marked = text_files.read_marked(file.path)
-        found = read_blocks(marked, spec, exclusion)
-        blocks[file.language] += (block for block in found if block.sentences)
-        tallies[file.language] += exclusion.tally()
-    has_text = set(blocks)
+    held: _Held = {}
     parallel, bitexts = [], []
     for source in sources.find_parallel(spec):
         sides: dict[int, list[list[Row]]] = {selection.TRAIN: [], selection.HELDOUT: []}
@@ -169,15 +251,17 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
         parallel.append(_text(source, sides[selection.HELDOUT]))
         if source.key == "parallel":
             bitexts.append(_text(source, sides[selection.TRAIN]))
-            for column, language in enumerate(source.languages):
-                if not (spec.parallel_as_text or language in has_text):
-                    continue
-                for side in text_sides(spec):
-                    blocks[language] += column_blocks(sides[side], column, spec, exclusion, side)
-                tallies[language] += exclusion.tally()
-    for language, tally in tallies.items():
-        log_tally(language, *tally.tolist())
-    return _selected(blocks, spec, tuple(parallel), tuple(bitexts))
+            held[source.files] = sides
+    stream = CorpusStream(spec, held)
+    train, heldout = {}, {}
+    for language in stream.languages:
+        blocks = list(stream.blocks(language))
+        chosen = stream.sides(language, selection.records(block.record for block in blocks))
+        train[language], heldout[language] = (
+            [blocks[place].sentences for place in np.flatnonzero(chosen == side)]
+            for side in (selection.TRAIN, selection.HELDOUT)
+        )
+    return Corpus(train, heldout, tuple(parallel), tuple(bitexts))
 
 
 def _text(source: ParallelSource, blocks: Iterable[Sequence[Row]]) -> ParallelText:
@@ -185,37 +269,10 @@ def _text(source: ParallelSource, blocks: Iterable[Sequence[Row]]) -> ParallelTe
     return ParallelText(source.name, source.languages, rows)
 
 
-def _selected(
-    blocks: Mapping[str, Sequence[Block]],
-    spec: CorpusSpec,
-    parallel: tuple[ParallelText, ...],
-    bitexts: tuple[ParallelText, ...],
-) -> Corpus:
-    train: dict[str, list[Document]] = {}
-    heldout: dict[str, list[Document]] = {}
-    check_found(spec, blocks)
-    for language in sorted(blocks):
-        part = selection.records(block.record for block in blocks[language])
-        chosen = selection.select([part], spec, language)
-        log_duplicates(language, chosen.duplicates, len(part))
-        for side, found in ((selection.TRAIN, train), (selection.HELDOUT, heldout)):
-            found[language] = [
-                block.sentences
-                for block, one in zip(blocks[language], chosen.sides[0], strict=True)
-                if one == side
-            ]
-        check_split(spec, language, len(train[language]), len(heldout[language]))
-    return Corpus(train, heldout, parallel, bitexts)
-
-
 def log_duplicates(language: str, count: int, total: int) -> None:
     if count:
-        logging.info(
-            "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)",
-            language,
-            count,
-            total,
-        )
+        message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
+        logging.info(message, language, count, total)
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
@@ -236,11 +293,8 @@ def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
             f"languages are {sorted(found)}, after corpus.language_codes"
         )
     if unmatched := sources.find_unmatched(spec, ("exclude",)):
-        logging.warning(
-            "corpus.exclude: no file below %s is %s, of whose sentences none are left out",
-            spec.root,
-            ", ".join(unmatched),
-        )
+        message = "corpus.exclude: no file below %s is %s, of whose sentences none are left out"
+        logging.warning(message, spec.root, ", ".join(unmatched))
 
 
 def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
@@ -271,7 +325,6 @@ def check_split(spec: CorpusSpec, language: str, num_train: int, num_heldout: in
     """Raise ValueError if a language has no block to train on, or none held out."""
     if not num_train or (spec.heldout_fraction > 0 and not num_heldout):
         raise ValueError(
-            f"language {language!r} has too little text to hold some out; add text (two documents "
-            "at least), or set corpus.heldout_fraction to 0, of parallel text "
-            "corpus.parallel_heldout_fraction"
+            f"language {language!r} has too little text to hold some out; add documents, or set "
+            "corpus.heldout_fraction, of parallel text corpus.parallel_heldout_fraction, to 0"
         )

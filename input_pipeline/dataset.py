@@ -9,14 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from input_pipeline.stream import ReadAhead, Stream
+from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
 LOADERS = ("tf.data", "threads")
-_NO_TENSORFLOW = (
-    'data.loader is "tf.data", but TensorFlow is not installed; install it, or set '
-    'config.data.loader = "threads"'
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,23 +32,18 @@ class StreamedData:
     read_ahead: int = 0
 
     def __post_init__(self):
-        if self.loader not in LOADERS:
-            raise ValueError(f"data.loader is {self.loader!r}, must be one of {LOADERS}")
         if self.loader == "tf.data" and importlib.util.find_spec("tensorflow") is None:
-            raise ValueError(_NO_TENSORFLOW)
+            raise ValueError(
+                'data.loader is "tf.data": install TensorFlow, or set config.data.loader="threads"'
+            )
 
     def batches(self, steps: range) -> Iterator[tuple[str, Batch]]:
-        """Yield the kind and the arrays of every step's batch, in order."""
-        arrays = batches(
-            self.stream,
-            steps,
-            loader=self.loader,
-            parts=self.parts,
-            num_parts=self.num_parts,
-            prefetch=self.prefetch,
-            read_ahead=self.read_ahead,
-        )
-        for step, batch in zip(steps, arrays, strict=True):
+        """Yield the kind and the arrays of every step's batch, in order.
+
+        The arrays of the parts are concatenated. To resume at step s, pass `range(s, ...)`.
+        """
+        load = _tf_data_batches if self.loader == "tf.data" else _threaded_batches
+        for step, batch in zip(steps, load(_Reader(self, steps)), strict=True):
             yield self.stream.kind(step), batch
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
@@ -62,66 +53,34 @@ class StreamedData:
         return self.stream.step_values(step)
 
 
-def batches(
-    stream: Stream,
-    steps: range,
-    *,
-    loader: str,
-    parts: tuple[int, ...] = (0,),
-    num_parts: int = 1,
-    prefetch: int = 4,
-    read_ahead: int = 0,
-) -> Iterator[Batch]:
-    """Yield the batch of each of `steps`, in order. To resume at step s, pass `range(s, ...)`.
-
-    The arrays of the parts are concatenated. Raise ValueError for an unknown loader, ImportError
-    for "tf.data" without TensorFlow.
-    """
-    reader = _Reader(stream, steps, parts, num_parts, read_ahead)
-    if loader == "tf.data":
-        return _tf_data_batches(reader, prefetch)
-    if loader == "threads":
-        return _threaded_batches(reader, prefetch)
-    raise ValueError(f"data.loader is {loader!r}, must be one of {LOADERS}")
-
-
 class _Reader:
     """Batches of steps, whose blocks are requested some steps before."""
 
-    def __init__(
-        self, stream: Stream, steps: range, parts: tuple[int, ...], num_parts: int, ahead: int
-    ):
-        self.stream, self.steps = stream, steps
-        self._parts = [(part, num_parts) for part in parts]
-        self._ahead = ahead if isinstance(stream, ReadAhead) else 0
+    def __init__(self, data: StreamedData, steps: range):
+        self.data, self.steps = data, steps
+        self._parts = [(part, data.num_parts) for part in data.parts]
         self._num_requested, self._lock = 0, threading.Lock()
 
     def batch(self, step: int) -> Batch:
-        self._request(self.steps.index(step) + 1 + self._ahead)
-        found = [self.stream.batch(step, *part) for part in self._parts]
+        stream, ahead = self.data.stream, self.data.read_ahead
+        with self._lock:  # requests each batch once, in order
+            until = self.steps.index(step) + 1 + ahead if ahead else 0
+            for later in self.steps[self._num_requested : until]:
+                for part in self._parts:
+                    stream.request(later, *part)
+            self._num_requested = max(self._num_requested, min(until, len(self.steps)))
+        found = [stream.batch(step, *part) for part in self._parts]
         if len(found) == 1:
             return found[0]
         return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
-    def _request(self, until: int) -> None:
-        """Request the blocks of the first `until` steps, each once, in order."""
-        if not self._ahead:
-            return
-        with self._lock:
-            for step in self.steps[self._num_requested : until]:
-                for part in self._parts:
-                    self.stream.request(step, *part)  # type: ignore[attr-defined]
-            self._num_requested = max(self._num_requested, min(until, len(self.steps)))
 
+def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
+    import tensorflow as tf
 
-def _tf_data_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(_NO_TENSORFLOW) from error
     tf.config.set_visible_devices([], "GPU")  # jax needs the GPU's memory
 
-    steps, types = reader.steps, reader.stream.types
+    steps, types = reader.steps, reader.data.stream.types
     failures: list[Exception] = []
 
     def make(step: np.int64) -> list[np.ndarray]:
@@ -141,28 +100,25 @@ def _tf_data_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
         return dict(zip(types, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
-    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(prefetch)
-    found = dataset.as_numpy_iterator()
-
-    def batches() -> Iterator[Batch]:
-        try:
-            for batch in found:
-                yield {name: array for name, array in batch.items() if array.size}
-        except tf.errors.OpError:
-            # TensorFlow's own error has a traceback as its message.
-            if failures:
-                raise failures[0] from None
-            raise
-
-    return batches()
+    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(
+        reader.data.prefetch
+    )
+    try:
+        for batch in dataset.as_numpy_iterator():
+            yield {name: array for name, array in batch.items() if array.size}
+    except tf.errors.OpError:
+        # TensorFlow's own error has a traceback as its message.
+        if failures:
+            raise failures[0] from None
+        raise
 
 
-def _threaded_batches(reader: _Reader, prefetch: int) -> Iterator[Batch]:
+def _threaded_batches(reader: _Reader) -> Iterator[Batch]:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()
         for step in reader.steps:
             waiting.append(pool.submit(reader.batch, step))
-            if len(waiting) > prefetch:
+            if len(waiting) > reader.data.prefetch:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

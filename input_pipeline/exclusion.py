@@ -30,8 +30,7 @@ def sentences_of(path: pathlib.Path) -> Iterator[str]:
 
     In a file of tagged words (a word, a tab and a label such as NOUN or B-PER on most lines, a
     blank line after a sentence) a sentence is its words joined without spaces. In JSON lines it is
-    one of the text, in any other file a line or tab-separated cell. Raise ValueError if it is
-    malformed.
+    one of the text, in any other file a line or tab-separated cell. ValueError if malformed.
     """
     file_type = text_files.file_format(path)
     if file_type is not None and file_type[1] == "jsonl":

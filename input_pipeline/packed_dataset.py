@@ -17,7 +17,7 @@ import functools
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -115,16 +115,6 @@ class RowPacker:
         return np.stack(found) if found else np.zeros((0, self._length), self._dtype)
 
 
-def pack_rows(
-    documents: Iterable[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
-) -> np.ndarray:
-    """Pack documents of token ids, [n] each, into [sequences, length]; see `RowPacker`."""
-    packer = RowPacker(length, special, dtype)
-    for document in documents:
-        packer.add(document)
-    return packer.take(is_last=True)
-
-
 def pad_sentences(
     sentences: Sequence[np.ndarray], length: int, special: SpecialIds, dtype: np.dtype
 ) -> np.ndarray:
@@ -145,19 +135,37 @@ def tokenizer_hash(model: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedSentences:
-    """Ragged array of sentences: [n] ids without specials, and int64 end of each."""
+    """Ragged array of sentences: [n] ids without specials, and int64 end of each.
 
-    ids: ArrayFile
+    `ids` is a file, or a part of one in memory, from its id `start` on.
+    """
+
+    ids: ArrayFile | np.ndarray
     ends: np.ndarray
+    start: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each sentence, [sentences] int64; 0 for a missing one."""
         return np.diff(self.ends, prepend=0)
 
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """Return where the ids of sentences `first` to `last`, both included, begin and end."""
+        return int(self.ends[first - 1]) if first else 0, int(self.ends[last])
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the ids of sentences `first` to `last`, both included, unchecked."""
+        start, stop = self.span(first, last)
+        if isinstance(self.ids, np.ndarray):
+            return self.ids[start - self.start : stop - self.start]
+        return self.ids.read(start, stop)
+
     def sentence(self, number: int) -> np.ndarray:
-        start = self.ends[number - 1] if number else 0
-        return self.ids.read(int(start), int(self.ends[number]))
+        return self.read(number, number)
+
+    def part(self, first: int, last: int) -> "TokenizedSentences":
+        """Read sentences `first` to `last`, both included, into memory."""
+        return TokenizedSentences(self.read(first, last), self.ends, self.span(first, last)[0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,8 +175,7 @@ class PackedDataset:
     Attributes:
       vocab_size, length: V, number of ids of the tokenizer, and L, tokens per sequence.
       tokenizer: `tokenizer_hash` of the tokenizer.
-      statistics: numbers of sequences (`rows`), `tokens`, `unknown` tokens and `characters`, by
-        language and split.
+      statistics: `rows`, `tokens`, `unknown` tokens and `characters`, by language and split.
       parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
       shards: sequences of each shard, by language and split; none for one file per split.
       duplicates: `blocks` left out as repetitions, and their `bytes`, by language.
@@ -267,9 +274,8 @@ class PackedDataset:
         found = tokenizer_hash(model)
         if found != self.tokenizer:
             raise ValueError(
-                f"the packed dataset {self.folder} was made with tokenizer {self.tokenizer[:12]}, "
-                f"but {path} is tokenizer {found[:12]}; run prepare_data.py again into a new "
-                "folder, or point to the tokenizer it was made with"
+                f"{self.folder} was made with tokenizer {self.tokenizer[:12]}, but {path} is "
+                f"tokenizer {found[:12]}; run prepare_data.py into a new folder, or use the other"
             )
 
     def verify(self) -> int:
@@ -283,8 +289,9 @@ class PackedDataset:
             counts = self.shards.get(language, {}).get(split, ())
             names.update(shard_names(language, split, max(len(counts), 1)))
         for sets, kinds in ((self.parallel, ("parallel",)), (self.bitexts, ("bitext", "ends"))):
-            columns = itertools.product(_columns(sets), kinds)
-            names.update(f"{name}.{language}.{kind}.npy" for (name, language), kind in columns)
+            for name, languages in sets.items():
+                columns = itertools.product(languages, kinds)
+                names.update(f"{name}.{language}.{kind}.npy" for language, kind in columns)
         return names
 
     def write_meta(self) -> None:
@@ -292,7 +299,3 @@ class PackedDataset:
         meta = dataclasses.asdict(self)
         del meta["folder"]
         artifacts.write_json(self.folder / META, meta)
-
-
-def _columns(sets: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    return [(name, language) for name, languages in sets.items() for language in languages]

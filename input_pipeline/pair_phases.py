@@ -4,7 +4,6 @@ The stream of such a run is a pure function of (seed, step, recorded phases). Th
 file whose float64 numbers are read back bit for bit.
 """
 
-import bisect
 import dataclasses
 import math
 import pathlib
@@ -50,11 +49,6 @@ class PairRecord:
             _check_weights(f"the phase of step {phase.step}", phase.weights, self.base)
             if set(phase.losses) != set(self.base):
                 raise ValueError(f"the phase of step {phase.step} has losses of other pairs")
-
-    def weights_at(self, step: int) -> Mapping[str, float]:
-        """Return the weights of the last phase up to `step`, or the base before any."""
-        count = bisect.bisect_right([phase.step for phase in self.phases], step)
-        return self.phases[count - 1].weights if count else self.base
 
     def extended(self, phase: Phase) -> "PairRecord":
         """Return a copy with another phase; ValueError if its step or its pairs do not fit."""

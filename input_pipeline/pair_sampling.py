@@ -7,7 +7,7 @@ distribution proportional to the counts. Eq. 1 and 2 are those of XY-LENT (Patra
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -168,26 +168,24 @@ def sample_pairs(
     Raise ValueError if there are no pairs, or none with `settings.pivot`.
     """
     languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
-    if settings.method == "alpha":
+    method, temperature, pivot = settings.method, settings.temperature, settings.pivot
+    if method == "pivot" and pivot not in languages:
+        raise ValueError(f"data.pair_pivot is {pivot!r}, must be one of {', '.join(languages)}")
+
+    def by_alpha() -> Sampling:
         # Each set has its own n^alpha: two halves of a set weigh more than the whole.
         by_sets = {pair: sum(n**settings.alpha for n in of) for pair, of in sizes.items()}
-        sampling = proportional_sampling(pair_matrix(by_sets)[1])
-    elif settings.method == "proportional":
-        sampling = proportional_sampling(counts)
-    elif settings.method == "uniform":
-        sampling = uniform_sampling(counts)
-    elif settings.method == "pivot":
-        if settings.pivot not in languages:
-            raise ValueError(
-                f"data.pair_pivot is {settings.pivot!r}, which has no sentence pairs; choose one "
-                f"of {', '.join(languages)}"
-            )
-        pivot = languages.index(settings.pivot)
-        sampling = pivot_sampling(counts, pivot, settings.temperature)
-    else:
-        solve = {"m2m": m2m_sampling, "sinkhorn": sinkhorn_sampling}[settings.method]
-        sampling = solve(counts, settings.temperature)
-    return PairSampling(settings.method, languages, counts, sampling)
+        return proportional_sampling(pair_matrix(by_sets)[1])
+
+    samplers: dict[str, Callable[[], Sampling]] = {
+        "alpha": by_alpha,
+        "proportional": lambda: proportional_sampling(counts),
+        "uniform": lambda: uniform_sampling(counts),
+        "pivot": lambda: pivot_sampling(counts, languages.index(pivot), temperature),
+        "m2m": lambda: m2m_sampling(counts, temperature),
+        "sinkhorn": lambda: sinkhorn_sampling(counts, temperature),
+    }
+    return PairSampling(method, languages, counts, samplers[method]())
 
 
 def proportional_sampling(counts: np.ndarray) -> Sampling:
@@ -301,8 +299,7 @@ def _checked(counts: np.ndarray) -> np.ndarray:
     """Return Q of counts [N, N]; raise ValueError unless they are valid counts."""
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or not counts.any():
         raise ValueError(
-            f"pair counts of shape {counts.shape} must be square and not all zero: row and column "
-            "i are of language i"
+            f"pair counts of shape {counts.shape} must be square, by language, and not all zero"
         )
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("pair counts must be finite and at least 0; leave out what is unknown")

@@ -17,27 +17,22 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import sentencepiece as spm
+from tqdm import tqdm
 
-from input_pipeline import (
-    array_files,
-    corpus,
-    input_records,
-    manifest,
-    selection,
-    sources,
-    text_files,
-)
+from input_pipeline import array_files, corpus, manifest, selection, sources, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.manifest import FileName, FileRecord, id_dtype
@@ -45,13 +40,15 @@ from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Spl
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, processes
 from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
 # With less text, an error removes finished tasks: to redo them takes seconds.
 _KEPT_FROM = 64 << 20
 _ROWS_AT_ONCE = 4096
+# A process takes a second to start; meanwhile another one handles about so much text.
+_BYTES_A_PROCESS = 4 << 20
 
 Execute = Callable[[Callable[["Job", Any], None], "Job", Sequence[Any], str], None]
 """Runs a function on a job and each of some tasks; the last argument names the round."""
@@ -92,19 +89,36 @@ class Job:
             "exclude": plans.states(sources.find_excluded(self.spec)),
         }
 
-    def note(self, name: str) -> pathlib.Path:
-        return self.work / f"{name}.json"
+    def note(self, kind: str, task_id: str) -> pathlib.Path:
+        return self.work / f"{kind}-{task_id}.json"
 
-    def is_done(self, name: str, made_from: str) -> bool:
-        """Return whether a task has left a note about the same input."""
-        return self.note(name).exists() and self.read_note(name).made_from == made_from
+    def made_from(self, kind: str, task: Any) -> str:
+        """Return the fingerprint of everything that the results of a task depend on."""
+        if kind == "rows":
+            sides = self.read_note("select", task.language).sides[task.number]
+            return artifacts.fingerprint([task.fingerprint, sides])
+        if kind == "count":
+            return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
+        return task.fingerprint
 
-    def read_note(self, name: str) -> Any:
-        path, kind = self.note(name), _NOTES[name.partition("-")[0]]
-        return declarations.read(path, kind, remedy=f"remove {path} and run the same command again")
+    def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
+        """Return the tasks that have left no note about the same input, the largest first."""
+        left = (task for task in tasks if not self._is_done(kind, task))
+        return sorted(left, key=lambda task: -task.text_bytes)
 
-    def write_note(self, name: str, made_from: str, **found: Any) -> None:
-        artifacts.write_json(self.note(name), {"made_from": made_from, **found})
+    def _is_done(self, kind: str, task: Any) -> bool:
+        if not self.note(kind, task.id).exists():
+            return False
+        return self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+
+    def read_note(self, kind: str, task_id: str) -> Any:
+        path = self.note(kind, task_id)
+        remedy = f"remove {path} and run the same command again"
+        return declarations.read(path, _NOTES[kind], remedy=remedy)
+
+    def write_note(self, kind: str, task: Any, **found: Any) -> None:
+        made_from = self.made_from(kind, task)
+        artifacts.write_json(self.note(kind, task.id), {"made_from": made_from, **found})
 
     def describe(self, *names: str) -> dict[str, FileRecord]:
         return {name: manifest.describe(self.work / name) for name in names}
@@ -117,7 +131,7 @@ def _note(**fields: Any) -> type[msgspec.Struct]:
 
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
-_NOTES = {  # by the first word of their names
+_NOTES = {  # by kind
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
@@ -165,7 +179,7 @@ def _languages(job: Job, found: plans.Found) -> set[str]:
 
 
 def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
-    """Run the unfinished tasks of all rounds; return `input_records.text_digest`.
+    """Run the unfinished tasks of all rounds; return `plans.text_digest`.
 
     Raise ValueError if text is malformed, or a language has too little.
     """
@@ -176,23 +190,22 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
         if found.text_bytes < _KEPT_FROM:
             shutil.rmtree(job.work, ignore_errors=True)
         raise
-    return input_records.text_digest(_inputs(job, found))
+    return plans.text_digest(_inputs(job, found))
 
 
 def _run(job: Job, found: plans.Found, execute: Execute) -> None:
-    waiting = [task for task in found.tasks if not job.is_done(task.note, task.fingerprint)]
-    execute(prepare_source, job, waiting, "parallel text")
+    execute(prepare_source, job, job.unfinished("source", found.tasks), "parallel text")
     parts = find_parts(job, found)
-    unread = [part for part in parts if not job.is_done(f"scan-{part.name}", part.fingerprint)]
-    execute(scan, job, _largest_first(unread), "scan")
+    execute(scan, job, job.unfinished("scan", parts), "scan")
     _log_tallies(job, found.tasks, parts)
     languages = plans.language_tasks(parts)
-    execute(select, job, [one for one in languages if not _is_selected(job, one)], "select")
-    for language in languages:
-        _check_selected(job, language)
-    unwritten = [part for part in parts if not _is_written(job, part)]
-    execute(write, job, _largest_first(unwritten), "tokenise")
-    execute(count, job, [one for one in languages if not _is_counted(job, one)], "count")
+    execute(select, job, job.unfinished("select", languages), "select")
+    for one in languages:
+        note = job.read_note("select", one.id)
+        corpus.log_duplicates(one.id, note.duplicates["blocks"], note.blocks)
+        corpus.check_split(job.spec, one.id, note.train, note.heldout)
+    execute(write, job, job.unfinished("rows", parts), "tokenise")
+    execute(count, job, job.unfinished("count", languages), "count")
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
@@ -224,10 +237,6 @@ def begin(job: Job, model: bytes) -> None:
     artifacts.write_json(path, provenance)
 
 
-def _largest_first(parts: Sequence[Part]) -> list[Part]:
-    return sorted(parts, key=lambda part: -part.text_bytes)
-
-
 def prepare_source(job: Job, task: SourceTask) -> None:
     """Split a source of parallel text; write its tokens, and its columns as text (round 1)."""
     source = task.source(job.spec)
@@ -240,15 +249,10 @@ def prepare_source(job: Job, task: SourceTask) -> None:
                 column.add([row[number] for row in rows], side)
         for column in columns:
             column.finish()
-    digest = input_records.source_digest(source)
-    task.check_unchanged()
-    job.write_note(
-        task.note,
-        task.fingerprint,
-        digest=digest,
-        tally=exclusion.tally(),
-        files=job.describe(*(name for column in columns for name in column.arrays)),
-    )
+    digest = plans.source_digest(source)
+    plans.check_unchanged(task.files)
+    files = job.describe(*(name for column in columns for name in column.arrays))
+    job.write_note("source", task, digest=digest, tally=exclusion.tally(), files=files)
 
 
 class _Column:
@@ -317,16 +321,16 @@ def scan(job: Job, part: Part) -> None:
     def blocks() -> Iterator[tuple[bytes, int, int]]:
         for piece in part.pieces:
             hasher = hashlib.sha256()
-            for block in input_records.blocks(job.spec, piece, exclusion):
+            for block in plans.blocks_of(job.spec, piece, exclusion):
                 hasher.update(block.digest)
                 if block.sentences:
                     yield block.record
-            piece.check_unchanged()
+            plans.check_unchanged([piece.state])
             found.append(hasher.hexdigest())
 
     records = selection.records(blocks())
-    _save(job.work / f"scan-{part.name}.npy", records)
-    job.write_note(f"scan-{part.name}", part.fingerprint, digests=found, tally=exclusion.tally())
+    _save(job.work / f"scan-{part.id}.npy", records)
+    job.write_note("scan", part, digests=found, tally=exclusion.tally())
 
 
 def _save(path: pathlib.Path, array: np.ndarray) -> None:
@@ -336,14 +340,14 @@ def _save(path: pathlib.Path, array: np.ndarray) -> None:
 
 def select(job: Job, task: LanguageTask) -> None:
     """Write which blocks of a language are trained on and which are held out (round 3)."""
-    records = array_files.MappedArrays([job.work / f"scan-{part.name}.npy" for part in task.parts])
-    chosen = selection.select(records, job.spec, task.language)
+    records = array_files.MappedArrays([job.work / f"scan-{part.id}.npy" for part in task.parts])
+    chosen = selection.select(records, job.spec, task.id)
     for part, sides in zip(task.parts, chosen.sides, strict=True):
-        _save(job.work / f"sides-{part.name}.npy", sides)
+        _save(job.work / f"sides-{part.id}.npy", sides)
     counts = np.sum([np.bincount(one, minlength=3) for one in chosen.sides], axis=0).tolist()
     job.write_note(
-        f"select-{task.language}",
-        task.fingerprint,
+        "select",
+        task,
         sides=[hashlib.sha256(one.tobytes()).hexdigest() for one in chosen.sides],
         blocks=sum(counts),
         train=counts[selection.TRAIN],
@@ -352,29 +356,9 @@ def select(job: Job, task: LanguageTask) -> None:
     )
 
 
-def _is_selected(job: Job, task: LanguageTask) -> bool:
-    return job.is_done(f"select-{task.language}", task.fingerprint)
-
-
-def _check_selected(job: Job, task: LanguageTask) -> None:
-    note = job.read_note(f"select-{task.language}")
-    corpus.log_duplicates(task.language, note.duplicates["blocks"], note.blocks)
-    corpus.check_split(job.spec, task.language, note.train, note.heldout)
-
-
-def _made_from(job: Job, part: Part) -> str:
-    """Return the fingerprint of everything that the sequences of a part depend on."""
-    sides = job.read_note(f"select-{part.language}").sides[part.number]
-    return artifacts.fingerprint([part.fingerprint, sides])
-
-
-def _is_written(job: Job, part: Part) -> bool:
-    return job.is_done(f"rows-{part.name}", _made_from(job, part))
-
-
 def write(job: Job, part: Part) -> None:
     """Write the sequences of a part, and its token counts (round 4)."""
-    sides = np.load(job.work / f"sides-{part.name}.npy", allow_pickle=False)
+    sides = np.load(job.work / f"sides-{part.id}.npy", allow_pickle=False)
     dtype = id_dtype(job.processor.get_piece_size())
     length = job.settings.length
     with contextlib.ExitStack() as stack:
@@ -385,60 +369,48 @@ def write(job: Job, part: Part) -> None:
             writers[side] = RowWriter(job.processor, file, length, dtype)
         exclusion, number = job.exclusion, 0
         for piece in part.pieces:
-            for block in input_records.blocks(job.spec, piece, exclusion):
+            for block in plans.blocks_of(job.spec, piece, exclusion):
                 if block.sentences:
                     if sides[number] != selection.DROPPED:
                         writers[int(sides[number])].add(block.sentences)
                     number += 1
-            piece.check_unchanged()
+            plans.check_unchanged([piece.state])
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
-    _save(job.work / f"counts-{part.name}.npy", np.stack([used, counts[used]]))
-    job.write_note(
-        f"rows-{part.name}",
-        _made_from(job, part),
-        statistics=dict(zip(SPLITS, statistics, strict=True)),
-        files=job.describe(*map(part.row_file, SPLITS)),
+    _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
+    files, by_split = (
+        job.describe(*map(part.row_file, SPLITS)),
+        zip(SPLITS, statistics, strict=True),
     )
-
-
-def _counted_from(job: Job, task: LanguageTask) -> str:
-    return artifacts.fingerprint([_made_from(job, part) for part in task.parts])
-
-
-def _is_counted(job: Job, task: LanguageTask) -> bool:
-    return job.is_done(f"count-{task.language}", _counted_from(job, task))
+    job.write_note("rows", part, statistics=dict(by_split), files=files)
 
 
 def count(job: Job, task: LanguageTask) -> None:
     """Add up the token counts of the parts of a language (round 5)."""
     total = np.zeros(job.processor.get_piece_size(), np.int64)
     for part in task.parts:
-        used, counts = np.load(job.work / f"counts-{part.name}.npy", allow_pickle=False)
+        used, counts = np.load(job.work / f"counts-{part.id}.npy", allow_pickle=False)
         total[used] += counts
-    name = f"{task.language}.counts.npy"
+    name = f"{task.id}.counts.npy"
     _save(job.work / name, total)
-    job.write_note(f"count-{task.language}", _counted_from(job, task), files=job.describe(name))
+    job.write_note("count", task, files=job.describe(name))
 
 
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
-        log_tally(task.name, *job.read_note(task.note).tally)
-    totals: dict[str, np.ndarray] = {}
-    for part in parts:
-        tally = np.array(job.read_note(f"scan-{part.name}").tally)
-        totals[part.language] = totals.get(part.language, 0) + tally
-    for language, total in totals.items():
-        log_tally(language, *total.tolist())
+        log_tally(task.name, *job.read_note("source", task.id).tally)
+    for language, of_parts in itertools.groupby(parts, key=lambda part: part.language):
+        tallies = [job.read_note("scan", part.id).tally for part in of_parts]
+        log_tally(language, *map(sum, zip(*tallies, strict=True)))
 
 
-def _inputs(job: Job, found: plans.Found) -> input_records.Inputs:
-    digests: dict[Any, str] = {task: job.read_note(task.note).digest for task in found.tasks}
+def _inputs(job: Job, found: plans.Found) -> plans.Inputs:
+    digests: dict[Any, str] = {one: job.read_note("source", one.id).digest for one in found.tasks}
     for part in find_parts(job, found):
-        of_part = job.read_note(f"scan-{part.name}").digests
+        of_part = job.read_note("scan", part.id).digests
         digests.update(zip(part.pieces, of_part, strict=True))
-    return input_records.describe(
+    return plans.describe_inputs(
         job.spec, found, lambda _, one: digests.get(one) or array_files.sha256(one)
     )
 
@@ -447,9 +419,8 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     """Move a finished preparation to the dataset; ValueError if a language yields no sequences."""
     parts = find_parts(job, found)
     languages = plans.language_tasks(parts)
-    notes = [job.read_note(task.note) for task in found.tasks]
-    notes += [job.read_note(f"rows-{part.name}") for part in parts]
-    notes += [job.read_note(f"count-{one.language}") for one in languages]
+    tasks = (("source", found.tasks), ("rows", parts), ("count", languages))
+    notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
     for path in job.folder.glob("*.npy"):  # left by an abandoned preparation
@@ -460,7 +431,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
     artifacts.write_json(job.folder / manifest.MANIFEST, {"files": files})
-    artifacts.write_json(job.folder / input_records.INPUTS, _inputs(job, found))
+    artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     store.write_meta()
     return store
 
@@ -470,21 +441,19 @@ def _dataset(
 ) -> PackedDataset:
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
+    duplicates: dict[str, dict[str, int]] = {}
     for task in languages:
-        notes = [job.read_note(f"rows-{part.name}").statistics for part in task.parts]
-        statistics[task.language] = {
+        notes = [job.read_note("rows", part.id).statistics for part in task.parts]
+        statistics[task.id] = {
             split: {key: sum(note[split][key] for note in notes) for key in notes[0][split]}
             for split in SPLITS
         }
-        if not statistics[task.language]["train"]["rows"]:
-            raise ValueError(f"language {task.language!r} has no training text left to tokenise")
+        if not statistics[task.id]["train"]["rows"]:
+            raise ValueError(f"language {task.id!r} has no training text left to tokenise")
         if len(notes) > 1:
-            shards[task.language] = {
-                split: [note[split]["rows"] for note in notes] for split in SPLITS
-            }
-    duplicates = {
-        task.language: job.read_note(f"select-{task.language}").duplicates for task in languages
-    }
+            shards[task.id] = {split: [note[split]["rows"] for note in notes] for split in SPLITS}
+        if (found := job.read_note("select", task.id).duplicates)["blocks"]:
+            duplicates[task.id] = found
     return PackedDataset(
         folder=job.folder,
         vocab_size=job.processor.get_piece_size(),
@@ -495,5 +464,35 @@ def _dataset(
         parallel={task.name: task.languages for task in tasks},
         bitexts={task.name: task.languages for task in tasks if task.key == "parallel"},
         shards=shards,
-        duplicates={name: found for name, found in duplicates.items() if found["blocks"]},
+        duplicates=duplicates,
     )
+
+
+class LocalProcesses(processes.Workers):
+    """Runner of tasks in up to `num_workers` processes, or in this one if there is little text."""
+
+    def __init__(self, num_workers: int):
+        super().__init__(num_workers, "store.num_workers")
+
+    def __call__(
+        self, function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], name: str
+    ) -> None:
+        """Run `function` on the job and each task; raise as `Workers.run`."""
+        if not tasks:
+            return
+        total = sum(task.text_bytes for task in tasks)
+        start, busy = time.perf_counter(), 0.0
+        jobs = [(function, job, task) for task in tasks]
+        is_little = total < _BYTES_A_PROCESS
+        times = (_timed(*one) for one in jobs) if is_little else self.run(_timed, jobs)
+        for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
+            busy += seconds
+        took = time.perf_counter() - start
+        message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+        logging.info(message, name, len(tasks), total / 1e6, took, busy)
+
+
+def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
+    start = time.process_time()
+    function(job, task)
+    return time.process_time() - start

@@ -71,8 +71,7 @@ def read_job(folder: pathlib.Path) -> tuple[Job, bytes]:
     path = folder / preparation.WORK / "job.json"
     if not path.exists():
         raise ValueError(
-            f"{path} does not exist; run prepare_data.py with --plan first, and give its folder "
-            "WORKDIR/rows as --rows"
+            f"{path} does not exist; run prepare_data.py with --plan first; --rows is WORKDIR/rows"
         )
     remedy = "remove it, and run prepare_data.py with --plan again"
     found = declarations.read(path, preparation.JobRecord, remedy=remedy)

@@ -1,17 +1,31 @@
-"""Plan of a preparation: a language's text cut into parts, each one task and one file of rows.
+"""Inputs of a preparation: a plan of its tasks, and records to tell later what has changed.
 
-It depends on the names and sizes of files and on `store.shard_bytes`, not on workers.
+A language's text is cut into parts, each one task and one file of rows. The plan depends on the
+names and sizes of files and on `store.shard_bytes`, not on workers. `inputs.json` has size,
+modification time and digest of each input. Only changed files are read again.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
+import logging
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
-from input_pipeline import selection, sources, text_files
-from input_pipeline.array_files import shard_names
+import msgspec
+
+from input_pipeline import corpus, selection, sources, text_files
+from input_pipeline.array_files import sha256, shard_names
+from input_pipeline.exclusion import Exclusion
 from input_pipeline.sources import CorpusSpec, ParallelSource
-from xlm.common import artifacts
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest, Name
+
+INPUTS = "inputs.json"
+
+Inputs = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +51,9 @@ class Piece:
             return self.end - self.start
         return text_files.text_bytes(pathlib.Path(self.path), self.size)
 
-    def check_unchanged(self) -> None:
-        """Raise ValueError if the file has changed since the preparation was planned."""
-        _check_unchanged([(self.path, self.size, self.modified)])
+    @property
+    def state(self) -> tuple[str, int, int]:
+        return self.path, self.size, self.modified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +66,7 @@ class Part:
     pieces: tuple[Piece, ...]
 
     @property
-    def name(self) -> str:
+    def id(self) -> str:
         return f"{self.language}-{self.number:05d}-of-{self.total:05d}"
 
     @property
@@ -78,8 +92,8 @@ class SourceTask:
     files: tuple[tuple[str, int, int], ...]
 
     @property
-    def note(self) -> str:
-        return f"source-{self.number:05d}"
+    def id(self) -> str:
+        return f"{self.number:05d}"
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +102,7 @@ class SourceTask:
     def column(self, language: str, side: int) -> str:
         """Return the name of the file of text of a column, of one side of `selection`."""
         split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
-        return f"{self.note}.{language}.{split}.jsonl"
+        return f"source-{self.id}.{language}.{split}.jsonl"
 
     @property
     def text_bytes(self) -> int:
@@ -96,15 +110,11 @@ class SourceTask:
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
         """Find its source; ValueError if a file has changed since planning, or one was added."""
-        self.check_unchanged()
+        check_unchanged(self.files)
         for source in sources.find_parallel(spec):
             if source.key == self.key and states(source.files) == self.files:
                 return source
         raise _changed(pathlib.Path(self.files[0][0]).parent)
-
-    def check_unchanged(self) -> None:
-        """Raise ValueError if a file has changed since the preparation was planned."""
-        _check_unchanged(self.files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +124,7 @@ class LanguageTask:
     parts: tuple[Part, ...]
 
     @property
-    def language(self) -> str:
+    def id(self) -> str:
         return self.parts[0].language
 
     @property
@@ -150,8 +160,8 @@ def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(path), *stat(path)) for path in paths)
 
 
-def _check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
-    """Raise ValueError if one of `files`, see `states`, has changed."""
+def check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
+    """Raise ValueError if one of `files`, see `states`, has changed since it was planned."""
     for path, *state in files:
         if state != list(stat(pathlib.Path(path))):
             raise _changed(path)
@@ -222,3 +232,111 @@ def find_inputs(spec: CorpusSpec, shard_bytes: int) -> Found:
 def language_tasks(parts: Sequence[Part]) -> list[LanguageTask]:
     grouped = itertools.groupby(parts, key=lambda part: part.language)
     return [LanguageTask(tuple(found)) for _, found in grouped]
+
+
+class _File(TypedDict):
+    path: str
+    size: Count
+    modified: int
+    digest: Digest
+
+
+class _Text(_File):
+    language: Name
+    range: tuple[Count, Count | None]
+
+
+class _Source(TypedDict):
+    name: Name
+    languages: list[Name]
+    files: list[tuple[str, Count, int]]
+    digest: Digest
+
+
+class _Inputs(Artefact, frozen=True):
+    text: list[_Text]
+    parallel: list[_Source]
+    exclude: list[_File]
+
+
+def read_inputs(path: pathlib.Path) -> Inputs:
+    remedy = f"copy it again, or remove {path.parent / 'meta.json'} and run prepare_data.py again"
+    return msgspec.structs.asdict(declarations.read(path, _Inputs, remedy=remedy))
+
+
+def describe_inputs(spec: CorpusSpec, found: Found, digest: Callable[[Any, Any], str]) -> Inputs:
+    """Describe pieces of text, parallel text and test sets.
+
+    `digest` returns that of an input from its other fields and its piece, task or path.
+    """
+    fields: dict[str, list[tuple[dict[str, Any], Any]]] = {
+        "text": [
+            ({"language": one.language, **_file(*one.state), "range": [one.start, one.end]}, one)
+            for one in found.pieces
+        ],
+        "parallel": [
+            ({"name": one.name, "languages": list(one.languages),
+              "files": list(map(list, one.files))}, one)
+            for one in found.tasks
+        ],
+        "exclude": [
+            (_file(str(path), *stat(path)), path) for path in sources.find_excluded(spec)
+        ],
+    }  # fmt: skip
+    return {
+        kind: [{**key, "digest": digest(key, one)} for key, one in inputs]
+        for kind, inputs in fields.items()
+    }
+
+
+def _file(path: str, size: int, modified: int) -> dict[str, Any]:
+    return {"path": path, "size": size, "modified": modified}
+
+
+def text_digest(inputs: Inputs) -> str:
+    """Return the SHA-256 of all text, in hexadecimal; it does not depend on file names."""
+    content = [
+        [[one["language"], one["digest"]] for one in inputs["text"]],
+        [[one["name"], one["languages"], one["digest"]] for one in inputs["parallel"]],
+        [one["digest"] for one in inputs["exclude"]],
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def read_again(inputs: Inputs, spec: CorpusSpec, shard_bytes: int) -> Inputs:
+    """Describe the inputs as they are now, rereading those that differ from `inputs`."""
+    known = {_key(one): one["digest"] for kind in inputs.values() for one in kind}
+    parallel = sources.find_parallel(spec)
+
+    def digest(key: Mapping[str, Any], one: Any) -> str:
+        if (found := known.get(_key(key))) is not None:
+            return found
+        logging.info("%s has changed since; reading it", key.get("path", key.get("name")))
+        if isinstance(one, Piece):
+            hasher = hashlib.sha256()
+            for block in blocks_of(spec, one, Exclusion([])):
+                hasher.update(block.digest)
+            return hasher.hexdigest()
+        return source_digest(parallel[one.number]) if isinstance(one, SourceTask) else sha256(one)
+
+    return describe_inputs(spec, find_inputs(spec, shard_bytes), digest)
+
+
+def _key(one: Mapping[str, Any]) -> str:
+    return artifacts.fingerprint({key: value for key, value in one.items() if key != "digest"})
+
+
+def blocks_of(spec: CorpusSpec, piece: Piece, exclusion: Exclusion) -> Iterator[corpus.Block]:
+    """Yield the blocks of a piece, including those that exclusion leaves empty."""
+    marked = text_files.read_marked(pathlib.Path(piece.path), piece.start, piece.end)
+    return corpus.read_blocks(marked, spec, exclusion, piece.origin)
+
+
+def source_digest(source: ParallelSource) -> str:
+    """Return the SHA-256 of the rows of a source of parallel text."""
+    hasher = hashlib.sha256()
+    for block in source.blocks():
+        for row in block:
+            hasher.update("\t".join([*row, "\n"]).encode())
+        hasher.update(b"\n")
+    return hasher.hexdigest()

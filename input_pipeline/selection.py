@@ -1,5 +1,10 @@
 """Selection of a language's blocks: training, held out, or dropped as a repetition or over a limit.
 
+A block of text is a document or, if that is long, a run of its consecutive sentences: the unit of
+the held-out split, of deduplication and of training segments. One hash of its text identifies it
+and decides whether it is held out. So all readers of the same text make the same choice, wherever
+it lies and however it is cut into files. Overlong lines are cut before.
+
 Records of 25 bytes stand for the text of blocks, so that languages of any size need little memory.
 The records of a part of a language are sorted by digest. Repetitions are found in one range of
 digests after another.
@@ -7,12 +12,15 @@ digests after another.
 
 import dataclasses
 import hashlib
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from input_pipeline import blocks as blocks_lib
-from input_pipeline.sources import BY_TEXT, CorpusSpec
+from input_pipeline.sources import BLOCK_SENTENCES, BY_TEXT, CorpusSpec
+from input_pipeline.text_files import Document
+from xlm.common.long_lines import cut_line
 
 DROPPED, TRAIN, HELDOUT = 0, 1, 2
 # Origins of a block: text that is to be split, or parallel text that has been.
@@ -22,10 +30,56 @@ TEXT, PARALLEL_TRAIN, PARALLEL_HELDOUT = 0, TRAIN, HELDOUT
 RECORD = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
 )
+_DIGEST_BYTES = 16
+_HALF = 1 << 64
 _DIGESTS_AT_ONCE = 1 << 22
 # Blocks of the median size by which held-out text may exceed twice its share. With four, none of
 # 46,600 draws from ordinary text reached the limit; with one, 3 % did.
 _SPARE_BLOCKS = 4
+
+
+def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
+    """Cut documents, sentences with "" at each end, into blocks; hold at most two in memory.
+
+    A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` bytes of UTF-8; the rest of a
+    document joins its last block. With 0 bytes, the rest is a shorter block.
+    """
+    full: Document = []  # the document's last whole block, which may grow
+    block: Document = []
+    size = 0
+    for sentence in itertools.chain.from_iterable(map(cut_line, sentences)):
+        if sentence:
+            block.append(sentence)
+            size += len(sentence.encode()) + 1
+            if len(block) >= BLOCK_SENTENCES and size >= block_bytes:
+                if full:
+                    yield full
+                full, block, size = block, [], 0
+        elif full or block:
+            yield from _last_blocks(full, block, block_bytes)
+            full, block, size = [], [], 0
+    yield from _last_blocks(full, block, block_bytes)
+
+
+def _last_blocks(full: Document, block: Document, block_bytes: int) -> Iterator[Document]:
+    parts = [full + block] if block_bytes else [full, block]
+    return (part for part in parts if part)
+
+
+def text_digest(block: Document, seed: int) -> bytes:
+    """Return the 128-bit BLAKE2b hash of a block's sentences, keyed by `seed`."""
+    text = "\n".join(block).encode()
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=str(seed).encode()).digest()
+
+
+def heldout_limit(fraction: float) -> int:
+    """Return the limit below which the first 64 bits of a digest mean that a block is held out."""
+    return math.floor(fraction * _HALF)
+
+
+def is_heldout(digest: bytes, fraction: float) -> bool:
+    """Return whether a block of this digest is held out; larger fractions hold out supersets."""
+    return int.from_bytes(digest[:8], "big") < heldout_limit(fraction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +104,7 @@ def records(found: Iterable[tuple[bytes, int, int]]) -> np.ndarray:
     return np.sort(np.fromiter(rows, RECORD), order=["high", "low", "position"])
 
 
-def select(
-    parts: Sequence[np.ndarray], spec: CorpusSpec, language: str, digests_at_once: int = 0
-) -> Selection:
+def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Selection:
     """Select among the blocks of a language, from the `records` of its parts in order.
 
     `spec.heldout_by` splits the text. At least one block is held out and one is not, if there are
@@ -60,10 +112,9 @@ def select(
     one, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
     rest, `spec.limit_of(language)` bytes are kept.
 
-    Memory: 1 byte a block, and some 70 bytes for each of `digests_at_once` blocks (0 for the
-    default). A limit of a language's bytes, or "position", takes up to some 250 bytes a block. The
-    limit of held-out bytes takes some 100 if reached. Parts, which may be memory-mapped, are read
-    one by one.
+    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. A limit of a
+    language's bytes, or "position", takes up to some 250 bytes a block. The limit of held-out bytes
+    takes some 100 if reached. Parts, which may be memory-mapped, are read one by one.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
     for part, side in zip(parts, sides, strict=True):
@@ -74,8 +125,7 @@ def select(
         _hold_out_by_position(parts, sides, spec.heldout_fraction, f"{spec.seed} {language}")
     count = size = 0
     if spec.deduplicate:
-        at_once = digests_at_once or _DIGESTS_AT_ONCE
-        count, size = _drop_repetitions(parts, sides, at_once)
+        count, size = _drop_repetitions(parts, sides, _DIGESTS_AT_ONCE)
     _limit_heldout(parts, sides, spec.heldout_fraction)
     if not spec.parallel_as_text:
         for part, side in zip(parts, sides, strict=True):
@@ -95,7 +145,7 @@ def _hold_out_by_text(
     least, greatest = (f(end[i] for end in ends) for f, i in ((min, 0), (max, 1)))
     if least == greatest:
         return
-    limit = min(max(blocks_lib.heldout_limit(fraction), least + 1), greatest)
+    limit = min(max(heldout_limit(fraction), least + 1), greatest)
     for part, side in zip(parts, sides, strict=True):
         text = _text(part)
         side[text["position"][: np.searchsorted(text["high"], np.uint64(limit))]] = HELDOUT

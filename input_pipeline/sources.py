@@ -8,14 +8,17 @@ import logging
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from input_pipeline import text_files
-from input_pipeline.aligned import read_aligned
-from input_pipeline.blocks import BLOCK_SENTENCES
 from xlm.common import declarations, schema
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION = "text", "position"
+# Longer documents are cut, so that a file without blank lines can still be split.
+BLOCK_SENTENCES = 20
+# A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
+DEFAULT_BLOCK_BYTES = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,7 @@ class CorpusSpec:
       root: folder that the other paths are relative to.
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
       parallel: aligned text that is trained on, except for its held-out blocks: TSV files or
-        folders of `<lang>.txt` files that are aligned by line, or by `<lang>.ids` files, as glob
-        patterns.
+        folders of `<lang>.txt` files, aligned by line or by `<lang>.ids` files; glob patterns.
       parallel_eval: the same, for evaluation only, also where `parallel` matches it.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
@@ -41,7 +43,7 @@ class CorpusSpec:
         words or of JSON lines: sentences of `text`, and rows of `parallel`, that occur in one of
         them are dropped (see `input_pipeline.exclusion`).
       heldout_by: "text": a hash of a block's text chooses what is held out (see
-        `input_pipeline.blocks`); "position": a hash of its number in its language.
+        `input_pipeline.selection`); "position": a hash of its number in its language.
       deduplicate: whether repetitions of a block's text are dropped within a language.
       block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
         sentences whatever their size.
@@ -61,7 +63,7 @@ class CorpusSpec:
     exclude: tuple[str, ...] = schema.key(())
     heldout_by: str = schema.key("text", choices=(BY_TEXT, BY_POSITION))
     deduplicate: bool = schema.key(True)
-    block_bytes: int = schema.key(8192, at_least=0)
+    block_bytes: int = schema.key(DEFAULT_BLOCK_BYTES, at_least=0)
     parallel_as_text: bool = schema.key(True)
     max_train_bytes_of: Mapping[str, int] = schema.key({})
 
@@ -86,8 +88,7 @@ class CorpusSpec:
                 declarations.check_name(str(code), f"corpus.{key}", "correct the code")
 
 
-@dataclasses.dataclass(frozen=True)
-class TextFile:
+class TextFile(NamedTuple):
     language: str
     path: pathlib.Path
 
@@ -148,24 +149,20 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
             raise ValueError(
                 f"corpus.text has {folder} twice, so that its text would count twice; remove one"
             )
-        if place in evaluated:
-            raise ValueError(
-                f"{folder} is named in corpus.text and in corpus.parallel_eval, so that what is "
-                "evaluated on would be trained on; remove it from one of them"
-            )
-        if place in trained:
-            raise ValueError(
-                f"{folder} is named in corpus.text and in corpus.parallel, which is text of its "
-                "languages, too, so that its text would count twice, and what is held out of one "
-                "be trained on as the other; remove it from one of them"
-            )
+        for places, fault in (
+            (evaluated, "parallel_eval, so that what is evaluated on would be trained on"),
+            (trained, "parallel, so that its text would count twice, some of it held out"),
+        ):
+            if place in places:
+                raise ValueError(
+                    f"{folder} is named in corpus.text and in corpus.{fault}; remove it from one"
+                )
         seen.add(place)
         if not folder.is_dir():
             raise ValueError(
-                f"corpus.text: {folder} is no folder; correct the path, which starts from "
-                "corpus.root"
+                f"corpus.text: {folder} is no folder; correct the path below corpus.root"
             )
-        found += [TextFile(*one) for one in _text_files(folder, spec, kinds=("txt", "jsonl"))]
+        found += _text_files(folder, spec, kinds=("txt", "jsonl"))
     return found
 
 
@@ -180,17 +177,16 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
     Raise ValueError if a path is missing, a header malformed, or a language has two columns.
     """
     found = []
-    for key, paths in _parallel_paths(spec).items():
-        for path in paths:
-            source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
-            repeated = {one for one in source.languages if source.languages.count(one) > 1}
-            if repeated:
-                raise ValueError(
-                    f"{path}: more than one column for {sorted(repeated)}; remove all but one, or "
-                    "the entries of corpus.language_codes that make them one language"
-                )
-            if len(source.languages) > 1:
-                found.append(source)
+    for key, path in _parallel_paths(spec):
+        source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
+        repeated = {one for one in source.languages if source.languages.count(one) > 1}
+        if repeated:
+            raise ValueError(
+                f"{path}: more than one column for {sorted(repeated)}; remove all but one, or the "
+                "entries of corpus.language_codes that make them one language"
+            )
+        if len(source.languages) > 1:
+            found.append(source)
     return found
 
 
@@ -200,12 +196,11 @@ def find_evaluated_only(spec: CorpusSpec) -> list[pathlib.Path]:
     return [path for path in matched["parallel"] if path in matched["parallel_eval"]]
 
 
-def _parallel_paths(spec: CorpusSpec) -> dict[str, list[pathlib.Path]]:
-    """Find the paths of parallel text of each config key, each path once and under one key."""
-    matched = _matched_parallel(spec)
-    evaluated = matched["parallel_eval"]
-    trained = [path for path in matched["parallel"] if path not in evaluated]
-    return {"parallel": trained, "parallel_eval": list(evaluated)}
+def _parallel_paths(spec: CorpusSpec) -> list[tuple[str, pathlib.Path]]:
+    """Find config keys and paths of parallel text, each path once and under one key."""
+    found = [(key, path) for key, paths in _matched_parallel(spec).items() for path in paths]
+    evaluated = {path for key, path in found if key == "parallel_eval"}
+    return [(key, path) for key, path in found if key == "parallel_eval" or path not in evaluated]
 
 
 def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
@@ -223,8 +218,7 @@ def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
 
 def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
     """Find the parallel text that has fewer than two wanted languages, and its languages."""
-    paths = _parallel_paths(spec).values()
-    languages = {path: _languages_of(path, spec) for path in itertools.chain(*paths)}
+    languages = {path: _languages_of(path, spec) for _, path in _parallel_paths(spec)}
     return {path: found for path, found in languages.items() if not _has_two(found, spec)}
 
 
@@ -253,8 +247,8 @@ def _is_wanted(language: str, spec: CorpusSpec) -> bool:
 
 def _text_files(
     folder: pathlib.Path, spec: CorpusSpec, kinds: Sequence[str], *, may_be_shards: bool = True
-) -> list[tuple[str, pathlib.Path]]:
-    """Find (language, path) of the wanted text files of one folder, shards by their numbers."""
+) -> list[TextFile]:
+    """Find the wanted text files of one folder, shards by their numbers."""
     found = []
     shards: dict[tuple[str, int], list[tuple[int, pathlib.Path]]] = collections.defaultdict(list)
     for path in sorted(folder.iterdir()):
@@ -272,7 +266,7 @@ def _text_files(
         language = _language_of(stem, spec)
         if _is_wanted(language, spec):
             text_files.check_regular(path)
-            found.append((path, language))
+            found.append(TextFile(language, path))
             if total and not may_be_shards:
                 raise ValueError(
                     f"{path}: is a part of a file; aligned files are read whole: join the parts, "
@@ -282,13 +276,11 @@ def _text_files(
                 shards[stem, total].append((number, path))
     for (stem, total), parts in shards.items():
         _check_shards(stem, total, parts)
-    found.sort(key=lambda one: _padded(one[0].name))
-    return [(language, path) for path, language in found]
 
+    def padded(one: TextFile) -> str:  # so that names sort by number
+        return re.sub("[0-9]+(?=-of-)", lambda found: found[0].zfill(12), one.path.name)
 
-def _padded(name: str) -> str:
-    """Return a name with shard numbers padded, so that names sort by number."""
-    return re.sub("[0-9]+(?=-of-)", lambda found: found[0].zfill(12), name)
+    return sorted(found, key=padded)
 
 
 def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path]]) -> None:
@@ -298,8 +290,7 @@ def _check_shards(stem: str, total: int, parts: Sequence[tuple[int, pathlib.Path
         raise ValueError(
             f"{parts[0][1]}: of the shards {stem}-NNNNN-of-{total:05d} {len(missing)} are missing, "
             f"{', '.join(f'{one:05d}' for one in missing[:5])}"
-            f"{' and others' if len(missing) > 5 else ''}; copy them, or move the others out of "
-            "the folder"
+            f"{' and others' if len(missing) > 5 else ''}; copy them, or move the others away"
         )
     wrong = [path for number, path in parts if number >= total or count[number] > 1]
     if wrong:
@@ -317,16 +308,15 @@ def _matching_paths(
         matches = glob.glob(pattern, root_dir=root, recursive=True)
         if not matches and "*" not in pattern:
             raise ValueError(
-                f"corpus.{key}: {root / pattern} does not exist; correct the path, which starts "
-                "from corpus.root"
+                f"corpus.{key}: {root / pattern} does not exist; correct the path below corpus.root"
             )
         for path in sorted(root / match for match in matches):
             text_files.check_regular(path)
             yield path
 
 
-def _name(path: pathlib.Path, *, is_folder: bool) -> str:
-    is_split = is_folder and path.name in ("train", "dev", "test")
+def _name(path: pathlib.Path) -> str:
+    is_split = path.is_dir() and path.name in ("train", "dev", "test")
     name = (path.parent if is_split else path).name.split(".tsv")[0]
     return declarations.check_name(name, str(path), "rename it, since its rows are called by it")
 
@@ -341,7 +331,7 @@ def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
         return (row and tuple(row[i] for i in columns) for row in text_files.open_parallel(path)[1])
 
     wanted = tuple(languages[i] for i in columns)
-    return ParallelSource(key, _name(path, is_folder=False), wanted, (path,), rows)
+    return ParallelSource(key, _name(path), wanted, (path,), rows)
 
 
 def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
@@ -350,8 +340,67 @@ def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> Paralle
     ids = _text_files(folder, spec, ("ids",), may_be_shards=False)
     return ParallelSource(
         key,
-        _name(folder, is_folder=True),
+        _name(folder),
         tuple(language for language, _ in files),
         tuple(path for _, path in (*files, *ids)),
-        lambda: read_aligned(dict(files), dict(ids)),
+        lambda: _read_aligned(dict(files), dict(ids)),
     )
+
+
+def _read_aligned(
+    files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]
+) -> list[tuple[str, ...]]:
+    """Read rows of translations, one cell per file, "" for a missing translation.
+
+    `ids` are files with the id of each line, none or one per language. Raise ValueError if files
+    that belong together differ in length, or ids are missing.
+    """
+    if not files:
+        return []
+    columns = [_stripped(path) for path in files.values()]
+    if not ids:
+        first = next(iter(files.values()))
+        for path, column in zip(files.values(), columns, strict=True):
+            _check_length(path, column, first, columns[0], "line-aligned files")
+        return list(zip(*columns, strict=True))
+    if missing := [path for language, path in files.items() if language not in ids]:
+        raise ValueError(
+            f"{missing[0]} has no ids, but {next(iter(ids.values()))} is there; add a file of ids "
+            "for each language, or remove all of them"
+        )
+    keys = [_stripped(ids[language]) for language in files]
+    for one, (language, path), column in zip(keys, files.items(), columns, strict=True):
+        _check_length(ids[language], one, path, column, "a text and its ids")
+    return _join_by_ids(keys, columns)
+
+
+def _join_by_ids(
+    ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """Join lines of the same id into rows, in the order in which ids first occur; drop empty lines.
+
+    A line gets its own row if its id is empty, begins with "?" or is repeated in its column.
+    """
+    rows: dict[object, list[str]] = {}
+    for number, (keys, lines) in enumerate(zip(ids, columns, strict=True)):
+        for place, (key, line) in enumerate(zip(keys, lines, strict=True)):
+            if not line:
+                continue
+            is_alone = not key or key.startswith("?") or rows.get(key, [""] * len(ids))[number]
+            row = rows.setdefault((number, place) if is_alone else key, [""] * len(ids))
+            row[number] = line
+    return [tuple(row) for row in rows.values()]
+
+
+def _stripped(path: pathlib.Path) -> list[str]:
+    return [line.strip() for line in text_files.read_lines(path)]
+
+
+def _check_length(
+    path: pathlib.Path, lines: list[str], other: pathlib.Path, expected: list[str], what: str
+) -> None:
+    if len(lines) != len(expected):
+        raise ValueError(
+            f"{path}: {len(lines)} lines, but {other.name} has {len(expected)}; {what} must be "
+            "equally long"
+        )

@@ -1,51 +1,51 @@
 """The training stream: language and sequence of example i of the batch of step s.
 
 A pure function of (seed, step): to resume, ask for the next step. There is no iterator state, and
-the order does not depend on the number of hosts or threads. `order` has the arithmetic,
-`block_order` that of sequences read by blocks.
+the order does not depend on the number of hosts or threads. `order` has the arithmetic. Threads
+read blocks ahead of need; one that is no longer cached is read again.
 """
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Protocol, runtime_checkable
+import collections
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from input_pipeline.array_files import ShardedRows, has_damage
-from input_pipeline.block_order import NO_BLOCKS, BatchOrder, BlockSettings, Places
-from input_pipeline.block_reader import BlockCache, RequestedBatches
-from input_pipeline.order import StreamOrder
+from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
+# Blocks that are kept beyond a window: a short one, and one for threads that overtake each other.
+_SLACK = 2
 # Kind of the batches of `TrainingStream`.
 PACKED = "packed"
 
 
-class Stream(Protocol):
+class Stream:
     """Batches addressed by step; `types` are the dtypes of all arrays that a batch may hold."""
 
-    @property
-    def types(self) -> Mapping[str, np.dtype]: ...
+    types: Mapping[str, np.dtype]
 
     def kind(self, step: int) -> str:
         """Return the kind of the examples of a step, which determines the arrays of its batch."""
+        raise NotImplementedError
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts."""
-
-    def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return a name and an index for each example of the batch of `step`."""
-
-    def step_values(self, step: int) -> dict[str, float]:
-        """Return the settings of the stream that change with the step, by name."""
-
-
-@runtime_checkable
-class ReadAhead(Protocol):
-    """Stream that can begin to read what a later batch needs."""
+        raise NotImplementedError
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         """Begin to read what `batch` of these arguments needs, without waiting for it."""
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        """Return a name and an index for each example of the batch of `step`."""
+        raise NotImplementedError
+
+    def step_values(self, step: int) -> dict[str, float]:
+        """Return the settings of the stream that change with the step, by name."""
+        return {}
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
@@ -53,12 +53,12 @@ def part_size(batch_size: int, num_parts: int) -> int:
     if batch_size % num_parts:
         raise ValueError(
             f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
-            "batch size that is a multiple"
+            "batch size, or for pairs data.pair_buckets, so that it does"
         )
     return batch_size // num_parts
 
 
-class _ChosenStream:
+class _ChosenStream(Stream):
     """Base of streams that delegate each step to a step of another stream."""
 
     def kind(self, step: int) -> str:
@@ -71,8 +71,7 @@ class _ChosenStream:
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         stream, number = self._of(step)
-        if isinstance(stream, ReadAhead):
-            stream.request(number, part, num_parts)
+        stream.request(number, part, num_parts)
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         stream, number = self._of(step)
@@ -95,9 +94,7 @@ class MixedStream(_ChosenStream):
     ):
         self._streams = list(streams)
         self.types = {name: kind for one in streams for name, kind in one.types.items()}
-        self._order = StreamOrder.create(
-            seed, np.ones(len(streams)), shares / shares.sum(), in_turns
-        )
+        self._order = StreamOrder(seed, np.ones(len(streams)), shares / shares.sum(), in_turns)
 
     def steps_before(self, step: int, number: int) -> int:
         """Return how many of the steps before `step` take stream `number`."""
@@ -136,13 +133,105 @@ class AlphaPhases(PhasedStream):
         return {"alpha": self._alphas[self._first(step)]}
 
 
-class TrainingStream:
+class Wanted(NamedTuple):
+    """Block of a batch, which holds its examples of indices `examples`, [n] int64.
+
+    `first` is the number of its first sequence, `block` the future of what `BlockCache` loads.
+    """
+
+    examples: np.ndarray
+    first: int
+    block: Future[Any]
+
+
+class BlockCache:
+    """Blocks that threads read; the last requested ones of each language and lane are kept.
+
+    Requests in the order of the steps read every block of a window once. A request keeps all of its
+    own blocks. `load` reads a block from the index of its language, its first number and its end.
+    """
+
+    def __init__(self, load: Callable[[int, int, int], Any], pool: Executor, window_blocks: int):
+        self._load, self._pool, self._limit = load, pool, window_blocks + _SLACK
+        self._lock = threading.Lock()
+        # By language and lane, then by first number and end, those last requested at the end.
+        self._kept: dict[tuple[int, int], collections.OrderedDict] = collections.defaultdict(
+            collections.OrderedDict
+        )
+
+    def request(self, places: Places) -> list[Wanted]:
+        """Return the blocks of a batch, and begin to read those that are not there."""
+        with self._lock:
+            found = [
+                Wanted(index, first, self._block(self._kept[language, lane], language, first, stop))
+                for index, language, lane, first, stop in _blocks_of(places)
+            ]
+            for kept in self._kept.values():
+                while len(kept) > self._limit:
+                    kept.popitem(last=False)
+        return found
+
+    def _block(
+        self, kept: collections.OrderedDict, language: int, first: int, stop: int
+    ) -> Future[Any]:
+        """Return a block that is kept, as the last requested one, or begin to read it."""
+        found = kept.get((first, stop))
+        # A block that could not be read is read again.
+        if found is None or (found.done() and found.exception()):
+            found = kept[first, stop] = self._pool.submit(self._load, language, first, stop)
+        kept.move_to_end((first, stop))
+        return found
+
+
+def _blocks_of(places: Places) -> list[tuple[np.ndarray, int, int, int, int]]:
+    """Return the indices of the places in each block, its language, lane, first number and end."""
+    keys = np.stack([places.language, places.lane, places.first, places.stop])
+    order = np.lexsort(keys[::-1])
+    keys = keys[:, order]
+    starts = np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(axis=0)) + 1
+    return [
+        (index, *key)
+        for index, key in zip(
+            np.split(order, starts), keys[:, np.append(0, starts)].T.tolist(), strict=True
+        )
+    ]
+
+
+_Read = tuple[Places, list[Wanted] | None]  # of a batch; without a cache no blocks
+
+
+class OrderedStream(Stream):
+    """Base of streams in a `BatchOrder`. Without a `cache` no thread reads ahead."""
+
+    def __init__(self, order: BatchOrder, cache: BlockCache | None):
+        self._order, self._cache = order, cache
+        self.batch_size = order.batch_size
+        self._requested: dict[tuple[int, ...], _Read] = {}
+
+    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
+        if self._cache is not None:
+            self._requested[step, part, num_parts] = self._read(step, part, num_parts)
+
+    def _take(self, *key: int) -> _Read:
+        """Return places and blocks of a batch, whether it was requested or not, and forget it."""
+        return self._requested.pop(key, None) or self._read(*key)
+
+    def _read(self, step: int, part: int, num_parts: int) -> _Read:
+        places = self._locate(step, part, num_parts)
+        return places, self._cache.request(places) if self._cache else None
+
+    def _locate(self, step: int, part: int, num_parts: int) -> Places:
+        size = part_size(self.batch_size, num_parts)
+        return self._order.places(step, part * size, size)
+
+
+class TrainingStream(OrderedStream):
     """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3).
 
     They need not sum to one. Without a cache of `training_rows`, sequences are read one by one.
     """
 
-    types: Mapping[str, np.dtype] = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
+    types = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
     def __init__(
         self,
@@ -157,14 +246,9 @@ class TrainingStream:
         self._rows, self._length = training_rows(store), store.length
         self._vocab_size = store.vocab_size
         shares = np.array([probabilities[language] for language in self.languages])
-        rows = np.array([len(r) for r in self._rows])
-        blocks = np.array(
-            [settings.block_rows(r.dtype.itemsize * store.length) for r in self._rows]
-        )
-        shares = shares / shares.sum()
-        self._order = BatchOrder(seed, rows, shares, batch_size, blocks, settings)
-        self._batch_size = batch_size
-        self._requested = RequestedBatches(self._locate, cache) if cache else None
+        row_bytes = [one.dtype.itemsize * store.length for one in self._rows]
+        rows = list(map(len, self._rows))
+        super().__init__(BatchOrder(seed, rows, shares, batch_size, row_bytes, settings), cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
@@ -172,15 +256,12 @@ class TrainingStream:
         int32 `tokens` [B / num_parts, L] and `language` [B / num_parts], an index into
         `self.languages`. Raise ValueError if the batch does not divide or a file is damaged.
         """
-        if self._requested is None:
-            places = self._locate(step, part, num_parts)
-            tokens = np.empty((len(places.row), self._length), np.int32)
-            where = zip(tokens, places.language, places.row, strict=True)
-            for copy, language, row in where:
+        places, wanted = self._take(step, part, num_parts)
+        tokens = np.empty((len(places.row), self._length), np.int32)
+        if wanted is None:
+            for copy, language, row in zip(tokens, places.language, places.row, strict=True):
                 copy[:] = self._rows[language].entry(int(row))
         else:
-            places, wanted = self._requested.take(step, part, num_parts)
-            tokens = np.empty((len(places.row), self._length), np.int32)
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
         if has_damage(tokens, self._vocab_size):
@@ -188,27 +269,14 @@ class TrainingStream:
             raise self._rows[places.language[example]].damaged(int(places.row[example]))
         return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
-    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
-        if self._requested is not None:
-            self._requested.request(step, part, num_parts)
-
     def kind(self, step: int) -> str:
         return PACKED
-
-    def step_values(self, step: int) -> dict[str, float]:
-        return {}
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return language, and index in its training sequences, of each example of a batch."""
         places = self._locate(step, 0, 1)
-        return [
-            (self.languages[language], int(row))
-            for language, row in zip(places.language, places.row, strict=True)
-        ]
-
-    def _locate(self, step: int, part: int, num_parts: int) -> Places:
-        size = part_size(self._batch_size, num_parts)
-        return self._order.places(step, part * size, size)
+        names = (self.languages[language] for language in places.language)
+        return list(zip(names, places.row.tolist(), strict=True))
 
 
 def training_rows(store: PackedDataset) -> list[ShardedRows]:

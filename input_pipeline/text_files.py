@@ -8,6 +8,7 @@ document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of t
 import bz2
 import functools
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -18,20 +19,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from input_pipeline import zstd
+from xlm.common import packages
 from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
 
-# By suffix, "" for plain files.
-OPENERS: dict[str, Callable[..., Any]] = {
-    "": open,
-    "gz": gzip.open,
-    "xz": lzma.open,
-    "bz2": bz2.open,
-    "zst": zstd.open_file,
-}
 _COMPRESSION = 4  # approximate bytes of text per compressed byte
+CONVERT = (
+    "convert the file: iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
+)
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
@@ -41,6 +37,75 @@ _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
+
+
+# Level 19 and --long use windows of up to 2 GiB; the decoder's default refuses those above 128 MiB.
+_MAX_WINDOW = 1 << 31
+_CHUNK = 1 << 16
+# A frame of one repeated byte has 32,768 times its compressed bytes: 64 MiB at most at a time.
+_COMPRESSED_CHUNK = 1 << 11
+
+
+def _open_zstd(path: pathlib.Path, mode: str = "rb") -> io.BufferedReader:
+    """Open a `.zst` file, of one frame or several, for reading bytes.
+
+    Raise ValueError if zstandard is not installed. Reading damage raises EOFError or OSError.
+    """
+    with packages.needed(str(path)):
+        import zstandard  # noqa: F401
+    return io.BufferedReader(_ZstdFrames(path), _CHUNK)
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Decompressed bytes of all frames; zstandard's own reader ends silently at a cut-off frame."""
+
+    def __init__(self, path: pathlib.Path):
+        import zstandard
+
+        self._file = path.open("rb")
+        self._error = zstandard.ZstdError
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._frame: Any = None  # decoder of a frame that was read in part
+        self._compressed = b""
+        self._found = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer) -> int:
+        while not self._found:
+            self._compressed = self._compressed or self._file.read(_COMPRESSED_CHUNK)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end of its last frame")
+                return 0
+            if self._frame is None:
+                self._frame = self._decoder.decompressobj()
+            try:
+                self._found = memoryview(self._frame.decompress(self._compressed))
+            except self._error as error:
+                raise EOFError(str(error)) from error
+            self._compressed = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._found))
+        buffer[:size] = self._found[:size]
+        self._found = self._found[size:]
+        return size
+
+
+# By suffix, "" for plain files.
+OPENERS: dict[str, Callable[..., Any]] = {
+    "": open,
+    "gz": gzip.open,
+    "xz": lzma.open,
+    "bz2": bz2.open,
+    "zst": _open_zstd,
+}
 
 
 def file_format(path: pathlib.Path) -> tuple[str, str, str] | None:
@@ -93,8 +158,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
     file_type = file_format(path)
     if file_type is None:
         raise ValueError(
-            f"{path}: not a text file; expected .txt, .jsonl, .tsv or .ids, or these "
-            ".gz/.xz/.bz2/.zst"
+            f"{path}: not a text file, .txt, .jsonl, .tsv or .ids, or these .gz/.xz/.bz2/.zst"
         )
     number, origin = 0, f" after byte {start}" if start else ""
     left = max_text_bytes(path)
@@ -117,8 +181,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {number}{origin}: not UTF-8 (byte 0x{error.object[error.start]:02x} at "
-            f"position {error.start + 1}); convert the file: iconv -f ENCODING -t utf-8, where "
-            "ENCODING is often latin1, cp1252 or utf-16"
+            f"position {error.start + 1}); {CONVERT}"
         ) from error
     except _DAMAGE as error:
         # Missing files and broken disks have an error number, damaged files do not.
@@ -157,8 +220,7 @@ def check_regular(path: pathlib.Path) -> int:
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise ValueError(
-            f"{path}: is a pipe, a device or a socket; write the text to a regular file, or remove "
-            "this one"
+            f"{path}: is a pipe, a device or a socket; write to a regular file, or remove this one"
         )
     return found.st_size
 
@@ -236,8 +298,7 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{where}: the text holds {text[error.start]!r}, half of a character "
-                "that was cut in two; remove it"
+                f"{where}: the text holds {text[error.start]!r}, half of a character; remove it"
             ) from error
         if "\0" in text:
             raise ValueError(f"{where}: the text holds a NUL character, \\u0000; remove it")
@@ -258,41 +319,33 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
     """
     lines = enumerate(read_lines(path), start=1)
     file_type = file_format(path)
-    pair = file_type[0].split(".")[-1].split("-") if file_type else []
-    has_header = not (len(pair) == 2 and all(is_language(code) for code in pair))
+    languages = file_type[0].split(".")[-1].split("-") if file_type else []
+    has_header = not (len(languages) == 2 and all(map(is_language, languages)))
     if has_header:
         header = next(lines)[1].split("\t")
-        if len(header) < 3 or header[0] != "id" or not all(map(is_language, header[1:])):
+        languages = header[1:]
+        if len(header) < 3 or header[0] != "id" or not all(map(is_language, languages)):
             raise ValueError(
                 f"{path}, line 1: expected a header such as 'id<TAB>en<TAB>de', found "
                 f"{header[:4]}; or call the file <lang>-<lang>.tsv and give it two columns"
             )
-        languages = tuple(header[1:])
-    else:
-        languages = (pair[0], pair[1])
-    return languages, _parallel_rows(path, languages, has_header, lines)
 
+    def rows() -> Iterator[tuple[str, ...]]:
+        width, is_blank = len(languages) + has_header, True
+        for number, line in lines:
+            if not line.strip():
+                yield ()
+                continue
+            cells = line.split("\t")
+            if len(cells) != width:
+                raise ValueError(
+                    f"{path}, line {number}: {len(cells)} columns, expected {width} "
+                    f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, "
+                    "and a missing translation keeps its empty cell"
+                )
+            is_blank = False
+            yield tuple(cell.strip() for cell in cells[has_header:])
+        if is_blank:
+            raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
 
-def _parallel_rows(
-    path: pathlib.Path,
-    languages: tuple[str, ...],
-    has_header: bool,
-    lines: Iterator[tuple[int, str]],
-) -> Iterator[tuple[str, ...]]:
-    width = len(languages) + has_header
-    is_blank = True
-    for number, line in lines:
-        if not line.strip():
-            yield ()
-            continue
-        cells = line.split("\t")
-        if len(cells) != width:
-            raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns, expected {width} "
-                f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, and a "
-                "missing translation keeps its empty cell"
-            )
-        is_blank = False
-        yield tuple(cell.strip() for cell in cells[has_header:])
-    if is_blank:
-        raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
+    return tuple(languages), rows()

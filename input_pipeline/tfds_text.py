@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import itertools
-import json
 import pathlib
 import re
 from collections.abc import Iterator
@@ -132,7 +131,7 @@ def write_text(
     ):
         for lines in found:
             count += 1
-            file.write(json.dumps({"text": "\n".join(lines)}, ensure_ascii=False) + "\n")
+            file.write(text_files.json_line(lines))
         if not count:
             raise ValueError(f"{dataset.name.format(language)} has no text of {language!r}")
     return count
@@ -146,7 +145,6 @@ def check_number_of_files(folder: pathlib.Path, language: str, total: int) -> No
         stem, _, count = text_files.shard_of(name) or (name, 0, 1)
         if stem == language and count != total:
             raise ValueError(
-                f"{path} is one of {count} files of {language!r}, of which {total} are to be "
-                f"written now, so that its text would be read twice; give --shards={count} as "
-                "before, or remove it and the others of its kind"
+                f"{path} is one of {count} files of {language!r}, not of {total}, so that its text "
+                f"would be read twice; give --shards={count}, or remove the {count} files"
             )

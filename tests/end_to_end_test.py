@@ -65,15 +65,15 @@ INTERRUPTED_TRAIN = """
 import os, runpy, signal
 from input_pipeline import dataset
 
-whole = dataset.batches
+whole = dataset.StreamedData.batches
 
-def batches(stream, steps, **kwargs):
-    for step, batch in zip(steps, whole(stream, steps, **kwargs)):
+def batches(data, steps):
+    for step, batch in zip(steps, whole(data, steps)):
         if step == 50:
             os.kill(os.getpid(), signal.NUMBER)
         yield batch
 
-dataset.batches = batches
+dataset.StreamedData.batches = batches
 runpy.run_path("train.py", run_name="__main__")
 """
 

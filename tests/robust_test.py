@@ -93,7 +93,8 @@ class PhasesTest(absltest.TestCase):
 
         def observed(step: int, record: PairRecord):
             rng = np.random.default_rng(step)
-            weights = record.weights_at(step)
+            in_force = [one.weights for one in record.phases if one.step <= step]
+            weights = [record.base, *in_force][-1]
             pair = rng.choice(len(NAMES), 32, p=[weights[name] for name in NAMES])
             losses = floor[pair] + 5 / (1 + step) + rng.normal(0, 0.1, 32)
             return pair_sums(jnp.asarray(losses), jnp.ones(32), jnp.asarray(pair), len(NAMES))

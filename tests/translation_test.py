@@ -358,7 +358,7 @@ class PredictTest(RunCase):
 
     @parameterized.parameters(
         ("--language=en-fr", "no symbol for 'fr', only for de; choose"),
-        ("--language=german", "translation direction 'german' must be the codes"),
+        ("--language=german", "translation direction 'german' must be two codes"),
         ("--input=/gone", "/gone: no such file; correct --input"),
     )
     def test_what_cannot_be_translated_is_named(self, flag, error):
@@ -396,12 +396,12 @@ class WrongInputTest(RunCase):
         self.check("1 of 4 pairs have an empty side .line 2.*; remove these lines",
                    task__root=self.data(dev_de="the\n\nthe\nthe\n"))  # fmt: skip
         self.check("en-xx: no files of .*train.xx", task__train_languages=("en-xx",))
-        self.check("direction 'ende' must be the codes", task__train_languages=("ende",))
+        self.check("direction 'ende' must be two codes", task__train_languages=("ende",))
         self.check("task.test: en-de and en-fr have the same text, .*test.en and .*test.de; put",
                    task__test_languages=("en-de", "en-fr"),
                    task__test=("test.en", "test.de"))  # fmt: skip
         tiny_tasks.write(self.folder / "data" / "dev.tsv", "fr\ten\nthe\tcat\n")
-        self.check("dev.tsv, line 1: names the languages fr and en, but is read for en-de; name",
+        self.check("dev.tsv, line 1: names the languages fr and en, but is read for en-de; correct",
                    task__root=str(self.folder / "data"), task__validation=("dev.tsv",),
                    task__test_languages=("en-fr",))  # fmt: skip
         self.check("no symbol for the target language fr; the model was made for de",

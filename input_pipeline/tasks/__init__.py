@@ -1,7 +1,6 @@
 """Data of the downstream tasks: from the datasets' own files to batches of token ids.
 
 `loading` reads examples (`examples`) by the readers of a kind of tasks (`text_pairs`, `tagged`,
-`questions`, `sentences`, or `tfds_examples` for tensorflow-datasets). `features` and
-`question_features` turn them into token ids. `batches` makes batches of similar lengths.
-Translation has `loading.load_translations`, `translation_features` and `token_batches`.
+`questions`, `translation`, or `tfds_examples` for tensorflow-datasets). `features` turns
+them into token ids, of which `batches` makes batches.
 """

@@ -1,31 +1,94 @@
-"""Batches of features of similar lengths: to train on, by step, and to evaluate on, in one pass."""
+"""Batches of features: to train on, by step, and to evaluate on, in one pass.
+
+They have as many rows each, of similar lengths, or, of features with two sides, about as many
+tokens each.
+"""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from input_pipeline.order import hashed, permute
-from input_pipeline.stream import part_size
+from input_pipeline.stream import Stream, part_size
 from input_pipeline.tasks.features import Feature
 
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
 # that a batch is made of other examples each epoch.
 _CHUNK_BATCHES = 50
-# Kind of the batches of `FeatureStream`.
+# Kind of the batches to train on.
 EXAMPLES = "examples"
 # Purposes of keys.
 _EXAMPLES, _BATCHES = 0, 1
 
+_Batch = tuple[int, np.ndarray]  # length of the rows, and the number of each row's feature
 
-class FeatureStream:
-    """Batches to train on, addressed by step: a `stream.Stream`.
 
-    A pure function of (seed, step). An epoch is every feature once in a seeded order. Its last
-    batch is filled up with repeated features, different ones each epoch; all have weight 1. Runs of
-    some batches are sorted by length. Then the epoch's batches get a seeded order. They are padded
-    to `buckets`, which ascend.
+class SizedFeature(Feature, Protocol):
+    """A feature whose arrays all fit into the length `size`."""
+
+    @property
+    def size(self) -> int: ...
+
+
+class _EpochStream(Stream):
+    """Base of batches to train on: a pure function of (seed, step).
+
+    An epoch is every feature once in a seeded order. Its batches get a seeded order, too. One is
+    filled up with repeated features, different ones each epoch; all have weight 1.
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], steps_per_epoch: int, longest: int, seed: int, pad: int
+    ):
+        self._features, self._seed, self._pad = features, seed, pad
+        self.steps_per_epoch = steps_per_epoch
+        arrays = _stacked(features[:1], longest, pad)
+        self.types = {name: array.dtype for name, array in arrays.items()}
+        self._known: tuple[int, list[_Batch]] = (-1, [])
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
+
+        The arrays of the features, [B / num_parts, ...], padded to the bucket of the whole batch,
+        and `weights` [B / num_parts] float32. Raise ValueError if the batch does not divide.
+        """
+        length, rows = self._batch(step)
+        size = part_size(len(rows), num_parts)
+        mine = rows[part * size : (part + 1) * size]
+        return _stacked([self._features[row] for row in mine], length, self._pad)
+
+    def kind(self, step: int) -> str:
+        return EXAMPLES
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        return [("feature", int(row)) for row in self._batch(step)[1]]
+
+    def _batch(self, step: int) -> _Batch:
+        epoch, number = divmod(step, self.steps_per_epoch)
+        known, batches = self._known  # read at once: loaders ask from several threads
+        if known != epoch:
+            found = self._cut(self._permuted(len(self._features), epoch, _EXAMPLES))
+            order = self._permuted(len(found), epoch, _BATCHES)
+            batches = [found[place] for place in order]
+            self._known = epoch, batches
+        return batches[number]
+
+    def _cut(self, order: np.ndarray) -> list[_Batch]:
+        """Cut the features of an epoch, in a seeded order, into full batches."""
+        raise NotImplementedError
+
+    def _permuted(self, count: int, epoch: int, purpose: int) -> np.ndarray:
+        """Return a permutation of range(count): one for each seed, purpose and epoch."""
+        return permute(np.arange(count), count, hashed(epoch, hashed(purpose, self._seed)))
+
+
+class FeatureStream(_EpochStream):
+    """Batches to train on of `batch_size` features, padded to the shortest bucket that holds them.
+
+    Runs of some batches are sorted by length. `buckets` ascend.
 
     Raise ValueError if there are no features, buckets do not ascend, or one is too long for them.
     """
@@ -38,58 +101,49 @@ class FeatureStream:
         seed: int,
         pad: int,
     ):
-        self._features, self._pad, self._seed = features, pad, seed
         self._lengths = _checked_lengths(features, buckets)
-        self._batch_size, self._buckets = batch_size, np.asarray(buckets)
-        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0))
-        self.steps_per_epoch = math.ceil(len(features) / batch_size)
-        arrays = stacked(features[:1], int(self._buckets[-1]), pad)
-        self.types: Mapping[str, np.dtype] = {name: array.dtype for name, array in arrays.items()}
+        self._batch_size, self._buckets = batch_size, buckets
+        super().__init__(features, math.ceil(len(features) / batch_size), buckets[-1], seed, pad)
 
-    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
-        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
+    def _cut(self, order: np.ndarray) -> list[_Batch]:
+        rows = np.resize(order, self.steps_per_epoch * self._batch_size)
+        chunk = np.arange(len(rows)) // (_CHUNK_BATCHES * self._batch_size)
+        rows = rows[np.lexsort((self._lengths[rows], chunk))].reshape(-1, self._batch_size)
+        return [(_bucket(self._buckets, self._lengths[one].max()), one) for one in rows]
 
-        The arrays of the features, [B / num_parts, ...], padded to the shortest bucket that holds
-        the whole batch, and `weights` [B / num_parts] float32. Raise ValueError if parts differ.
-        """
-        rows = self._rows(step)
-        length = _bucket(self._buckets, self._lengths[rows].max())
-        size = part_size(self._batch_size, num_parts)
-        mine = rows[part * size : (part + 1) * size]
-        return stacked([self._features[row] for row in mine], length, self._pad)
 
-    def kind(self, step: int) -> str:
-        return EXAMPLES
+class TokenStream(_EpochStream):
+    """Batches to train on, of one bucket each.
 
-    def step_values(self, step: int) -> dict[str, float]:
-        return {}
+    A batch has as many rows of its bucket's length as fit into `tokens` of one side, padding
+    included, rounded down to a multiple of `multiple` (devices times parts of a batch). So there is
+    one shape per bucket. Features left over from a bucket's whole batches move to the next longer
+    one. The last batch of the longest bucket is filled up.
 
-    def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        return [("feature", int(row)) for row in self._rows(step)]
+    Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
+    last one, or no row of it fits into a batch.
+    """
 
-    def _rows(self, step: int) -> np.ndarray:
-        """Return the features [B] of a step."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        known, order = self._order  # read at once: loaders ask from several threads
-        if known != epoch:
-            order = self._epoch(epoch)
-            self._order = epoch, order
-        return order[number]
+    def __init__(
+        self,
+        features: Sequence[SizedFeature],
+        tokens: int,
+        buckets: Sequence[int],
+        seed: int,
+        pad: int,
+        multiple: int = 1,
+    ):
+        self._buckets, self._of_features = buckets, _buckets_of(features, buckets)
+        self._sizes = batch_sizes("train.batch_tokens", tokens, buckets, multiple)
+        num_batches = len(self._cut(np.arange(len(features))))
+        super().__init__(features, num_batches, buckets[-1], seed, pad)
 
-    def _epoch(self, epoch: int) -> np.ndarray:
-        """Return the features [steps, B] of the batches of an epoch."""
-        count, size = len(self._features), self._batch_size
-        place = np.arange(self.steps_per_epoch * size)
-        # The first features of the permutation repeat until the last batch is full.
-        rows = permute(place % count, count, self._key(epoch, _EXAMPLES))
-        chunk = place // (_CHUNK_BATCHES * size)
-        rows = rows[np.lexsort((self._lengths[rows], chunk))].reshape(-1, size)
-        batches = np.arange(self.steps_per_epoch)
-        return rows[permute(batches, len(batches), self._key(epoch, _BATCHES))]
-
-    def _key(self, epoch: int, purpose: int) -> np.ndarray:
-        """Return the uint64 key of a permutation: one for each seed, purpose and epoch."""
-        return hashed(epoch, hashed(purpose, self._seed))
+    def _cut(self, order: np.ndarray) -> list[_Batch]:
+        batches = list(_by_bucket(order, self._of_features, self._sizes))
+        bucket, rows = batches[-1]
+        missing = self._sizes[bucket] - len(rows)
+        batches[-1] = bucket, np.append(rows, np.resize(order, missing))
+        return [(self._buckets[bucket], rows) for bucket, rows in batches]
 
 
 def length_batches(
@@ -99,20 +153,44 @@ def length_batches(
 
     A batch has arrays [B, ...], padded to the shortest bucket that holds it, with `weights` [B]
     float32. The last one is filled up with empty rows of weight 0. With it comes [B] int64, the
-    number of each row's feature, -1 for an empty row. Raise ValueError as `check_buckets`, but
-    without features yield nothing.
+    number of each row's feature, -1 for an empty row. Without features yield nothing. Raise
+    ValueError if the buckets do not hold them.
     """
     if not features:
         return
     lengths = _checked_lengths(features, buckets)
     for rows in _sorted_batches(lengths, batch_size):
-        length = _bucket(np.asarray(buckets), lengths[rows].max())
-        arrays = stacked([features[row] for row in rows], length, pad)
-        empty = batch_size - len(rows)
-        yield (
-            {name: filled(name, array, empty, pad) for name, array in arrays.items()},
-            np.pad(rows, (0, empty), constant_values=-1),
+        yield _filled(features, rows, _bucket(buckets, lengths[rows].max()), batch_size, pad)
+
+
+def token_batches(
+    features: Sequence[SizedFeature], sizes: Sequence[int], buckets: Sequence[int], pad: int
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Yield all features once, sorted by length within buckets, as `length_batches`.
+
+    The longest buckets come last. `sizes` are those of `batch_sizes`. Raise ValueError if the
+    buckets do not ascend, or a feature is longer than the last one.
+    """
+    if not features:
+        return
+    order = np.argsort([feature.size for feature in features], kind="stable")
+    for bucket, rows in _by_bucket(order, _buckets_of(features, buckets), sizes):
+        yield _filled(features, rows, buckets[bucket], sizes[bucket], pad)
+
+
+def batch_sizes(key: str, tokens: int, buckets: Sequence[int], multiple: int = 1) -> list[int]:
+    """Return the rows of a batch of each bucket: the largest fitting multiple of `multiple`.
+
+    Raise ValueError, which names the config key `key` of `tokens`, if no row of a bucket fits.
+    """
+    sizes = [tokens // length // multiple * multiple for length in buckets]
+    if not all(sizes):
+        raise ValueError(
+            f"{key} is {tokens}, too few for {multiple} rows of {max(buckets)} tokens "
+            "(task.max_length), one for each device and, of a batch to train on, each of "
+            "train.accumulation_steps; raise it, or lower one of these"
         )
+    return sizes
 
 
 def padding_ratio(
@@ -121,7 +199,7 @@ def padding_ratio(
     """Return the tokens of rows padded to `max_length` over those of `length_batches`."""
     lengths = _checked_lengths(features, buckets)
     longest = [lengths[rows].max() for rows in _sorted_batches(lengths, batch_size)]
-    return len(longest) * max_length / sum(_bucket(np.asarray(buckets), one) for one in longest)
+    return len(longest) * max_length / sum(_bucket(buckets, one) for one in longest)
 
 
 def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
@@ -132,10 +210,10 @@ def _sorted_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray
 
 
 def _checked_lengths(features: Sequence[Feature], buckets: Sequence[int]) -> np.ndarray:
-    return check_buckets([len(feature.tokens) for feature in features], buckets)
+    return _check_buckets([len(feature.tokens) for feature in features], buckets)
 
 
-def check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndarray:
+def _check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndarray:
     """Return lengths as [N] int64; ValueError if there are none or the buckets do not hold them."""
     if not of_features:
         raise ValueError("there are no examples to make batches of; name files that have some")
@@ -150,11 +228,34 @@ def check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndar
     return lengths
 
 
-def _bucket(buckets: np.ndarray, length: int) -> int:
-    return int(buckets[np.searchsorted(buckets, length)])
+def _bucket(buckets: Sequence[int], length: int) -> int:
+    return buckets[int(np.searchsorted(buckets, length))]
 
 
-def stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.ndarray]:
+def _buckets_of(features: Sequence[SizedFeature], buckets: Sequence[int]) -> np.ndarray:
+    """Return the [N] int64 index of the shortest bucket that holds each feature."""
+    return np.searchsorted(buckets, _check_buckets([one.size for one in features], buckets))
+
+
+def _by_bucket(
+    order: np.ndarray, of_features: np.ndarray, sizes: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield bucket and features of whole batches; the rest moves to the next longer bucket.
+
+    Only the last batch may not be whole.
+    """
+    left = order[:0]
+    last = int(of_features.max())
+    for bucket, size in enumerate(sizes[: last + 1]):
+        rows = np.concatenate([left, order[of_features[order] == bucket]])
+        whole = len(rows) // size * size
+        yield from ((bucket, one) for one in rows[:whole].reshape(-1, size))
+        left = rows[whole:]
+    if len(left):
+        yield last, left
+
+
+def _stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.ndarray]:
     """Return the arrays of some features, one row each, with a weight of 1."""
     rows = [feature.arrays(length, pad) for feature in features]
     if any(row.keys() != rows[0].keys() for row in rows):
@@ -165,12 +266,18 @@ def stacked(features: Sequence[Feature], length: int, pad: int) -> dict[str, np.
     return {**arrays, "weights": np.ones(len(rows), np.float32)}
 
 
-def filled(name: str, array: np.ndarray, count: int, pad: int) -> np.ndarray:
-    """Return `array` with `count` empty rows at its end."""
+def _filled(
+    features: Sequence[Feature], rows: np.ndarray, length: int, size: int, pad: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the arrays of a batch of `size` rows, empty ones at its end, and their features."""
+    arrays = _stacked([features[row] for row in rows], length, pad)
+    empty = size - len(rows)
     # A softmax over nothing is NaN, which a weight of 0 does not remove.
-    fill = {
+    fills = {
         "tokens": pad, "target_inputs": pad, "words": -1, "tags": -1, "target_outputs": -1,
         "answerable": True,
-    }.get(name, 0)  # fmt: skip
-    widths = [(0, count), *[(0, 0)] * (array.ndim - 1)]
-    return np.pad(array, widths, constant_values=fill)
+    }  # fmt: skip
+    for name, array in arrays.items():
+        widths = [(0, empty), *[(0, 0)] * (array.ndim - 1)]
+        arrays[name] = np.pad(array, widths, constant_values=fills.get(name, 0))
+    return arrays, np.pad(rows, (0, empty), constant_values=-1)

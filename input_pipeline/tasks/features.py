@@ -1,23 +1,47 @@
-"""From examples to token ids: texts, pairs of texts, and tagged words.
+"""From examples to token ids: texts, pairs, tagged words, questions, translations.
 
 A feature is one row of a batch: a whole example, or a window of one longer than a row.
+
+A window of a question is `<s> question </s> </s> part of the context </s>`. Windows begin every
+`stride` tokens and overlap. `has_max_context` marks the window that gives a token the most context
+on both sides, the one to read its score from (the rule of BERT's run_squad.py).
+
+Offsets count characters of the original context. SentencePiece normalises it (NFKC, spaces), but
+tells which characters a piece comes from. Three rules settle the rest. Spaces before a word are not
+part of its piece. If a character becomes several pieces, such as a ligature, each has its offsets.
+A piece that is only a space stands for the joiners and direction marks that became this space,
+since answers may begin or end with them.
 """
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 import sentencepiece as spm
 
 from input_pipeline.bitext import NUM_SPECIALS, join_pair
 from input_pipeline.packed_dataset import SpecialIds
-from input_pipeline.tasks.examples import TaggedExample, TextExample
+from input_pipeline.tasks.examples import (
+    Answer,
+    QuestionExample,
+    TaggedExample,
+    TextExample,
+    TranslationExample,
+)
 
+SPACE = "▁"
 MIN_LENGTH = 8  # tokens of a row
 _NAMED = 5  # examples that a message names
 _REMEDY = "raise task.max_length of finetune.py, up to the positions of the encoder, or split them"
+
+Unit = Literal["example", "line"]
+_REMEDIES: dict[Unit, str] = {
+    "example": "raise task.max_length, up to the positions of the encoder",
+    "line": "split them, such as into sentences",
+}
 
 
 class Feature(Protocol):
@@ -210,3 +234,264 @@ def _windows(lengths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
         used += length
     if lengths:
         yield start, len(lengths)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuestionFeature:
+    """A question with a window of its context.
+
+    Attributes:
+      offsets: [L, 2] int32 first and past-last character of each token in the context; both equal
+        for tokens that stand for no character of it.
+      has_max_context: [L] bool, whether this is the token's best window.
+      start, end: first and last token of the first answer; both 0 (`<s>`) if it is not all here.
+    """
+
+    example: int
+    tokens: np.ndarray
+    offsets: np.ndarray
+    has_max_context: np.ndarray
+    start: int
+    end: int
+
+    @property
+    def answerable(self) -> np.ndarray:
+        """[L] bool, where an answer may begin and end: the context, and `<s>` for no answer."""
+        found = self.offsets[:, 0] < self.offsets[:, 1]
+        found[0] = True
+        return found
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        return {
+            **token_arrays(self.tokens, length, pad),
+            "starts": np.asarray(self.start, np.int32),
+            "ends": np.asarray(self.end, np.int32),
+            "answerable": padded(self.answerable, length, False),
+        }
+
+
+def question_features(
+    examples: Sequence[QuestionExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+    max_query_length: int,
+    stride: int,
+) -> list[QuestionFeature]:
+    """Return the windows of each question, one after the other.
+
+    `max_query_length` is how many tokens of a question are kept, `stride` the distance between the
+    beginnings of two windows, at most one window of context. Raise ValueError if there is no room
+    for a context, or one of the two is not positive.
+    """
+    _check_lengths(max_length, max_query_length, stride)
+    questions = processor.encode([one.question for one in examples], return_type="numpy")
+    # XQuAD and MLQA ask several questions about a context.
+    texts = list(dict.fromkeys(one.context for one in examples))
+    encoded = processor.encode(texts, return_type="offset_mapping", return_bytes=False)
+    contexts = {
+        text: (np.array(one["ids"], np.int32), token_offsets(text, one["pieces"], one["offsets"]))
+        for text, one in zip(texts, encoded, strict=True)
+    }
+    windows = []
+    for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
+        head = np.concatenate(
+            [[special.bos], question[:max_query_length], [special.eos, special.eos]]
+        )
+        context, offsets = contexts[example.context]
+        span = token_span(offsets, example.answers[0]) if example.answers else None
+        room = max_length - len(head) - 1
+        step = min(stride, room)
+        starts = range(0, max(len(context) - room, 0) + step, step)  # only the last reaches the end
+        best = _best_windows(starts, room, len(context))
+        for which, first in enumerate(starts):
+            last = min(first + room, len(context))
+            tokens = np.concatenate([head, context[first:last], [special.eos]]).astype(np.int32)
+            part = slice(len(head), len(tokens) - 1)
+            places = np.zeros((len(tokens), 2), np.int32)
+            places[part] = offsets[first:last]
+            has_max_context = np.zeros(len(tokens), bool)
+            has_max_context[part] = best[first:last] == which
+            start = end = 0
+            if span is not None and first <= span[0] and span[1] < last:
+                start, end = (place - first + len(head) for place in span)
+            window = QuestionFeature(number, tokens, places, has_max_context, start, end)
+            windows.append(window)
+    return windows
+
+
+def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
+    check_length(max_length)
+    if min(stride, max_query_length) < 1:
+        raise ValueError(
+            f"stride is {stride} and max_query_length is {max_query_length}; both must be positive"
+        )
+    if max_query_length >= max_length - NUM_SPECIALS:
+        raise ValueError(
+            f"max_query_length is {max_query_length} of max_length {max_length}, which leaves no "
+            "room for the context; choose a smaller one"
+        )
+
+
+def token_offsets(
+    text: str, pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """Return [tokens, 2] int32 first and past-last character of each token, without spaces around.
+
+    Both are equal if a piece stands for nothing else. `offsets` are those that SentencePiece
+    reports. They cover the text up to the last word's end. If a character becomes several pieces,
+    all but the last are empty ones at its beginning.
+    """
+    found = np.zeros((len(pieces), 2), np.int32)
+    for row, piece, (start, end) in zip(found, pieces, offsets, strict=True):
+        surface = text[start:end]
+        first = end - len(surface.lstrip())
+        last = first + len(surface.strip())
+        if first == last and piece.strip(SPACE):
+            if surface and not piece.startswith(SPACE):
+                first, last = start, end  # a character that only Python counts as a space
+            else:
+                # The character that it was made from belongs to a later piece as well.
+                last = min(first + 1, len(text))
+        row[:] = first, last
+    return found
+
+
+def token_span(offsets: np.ndarray, answer: Answer) -> tuple[int, int] | None:
+    """Return first and last token of an answer, or None; `offsets` are [tokens, 2]."""
+    is_text = offsets[:, 0] < offsets[:, 1]
+    end = answer.start + len(answer.text)
+    inside = np.flatnonzero(is_text & (offsets[:, 1] > answer.start) & (offsets[:, 0] < end))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+def _best_windows(starts: Sequence[int], room: int, length: int) -> np.ndarray:
+    """Return [length] the number of the window in which each context token has the most context.
+
+    That is the smaller number of tokens before and after it in the window, plus a hundredth of the
+    window's length. The first of two equal windows wins.
+    """
+    first = np.asarray(starts)[:, None]
+    last = np.minimum(first + room, length)
+    index = np.arange(length)
+    context = np.minimum(index - first, last - 1 - index) + 0.01 * (last - first)
+    inside = (index >= first) & (index < last)
+    return np.argmax(np.where(inside, context, -1.0), axis=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TranslationFeature:
+    """A source `<s> x </s>`, [S] int32 `tokens`, and a target `symbol y </s>` if it is known.
+
+    `symbol` is the decoder's first input. `target` is [T] int32 `y </s>`, or None.
+    """
+
+    example: int
+    tokens: np.ndarray
+    symbol: int
+    target: np.ndarray | None
+
+    @property
+    def size(self) -> int:
+        """Tokens of the longer side."""
+        return max(len(self.tokens), 0 if self.target is None else len(self.target))
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        """Return the source as other features have it, and the target, int32.
+
+        `first_token` [] is the symbol, `target_inputs` [length] the symbol and y, and
+        `target_outputs` [length] the next tokens, y and `</s>`, -1 for none.
+        """
+        arrays = {
+            **token_arrays(self.tokens, length, pad),
+            "first_token": np.array(self.symbol, np.int32),
+        }
+        if self.target is not None:
+            inputs = np.concatenate([[self.symbol], self.target[:-1]]).astype(np.int32)
+            arrays["target_inputs"] = padded(inputs, length, pad)
+            arrays["target_outputs"] = padded(self.target, length, -1)
+        return arrays
+
+
+def language_symbols(
+    languages: Sequence[str],
+    vocab_size: int,
+    pieces: Mapping[str, str],
+    piece_id: Callable[[str], int],
+    special: SpecialIds,
+) -> dict[str, int]:
+    """Return the ids of the symbols that a decoder's input begins with, by target language.
+
+    `pieces` names the pieces of some languages, such as {"de": "▁<2de>"}; of specials only `</s>`,
+    as other decoders begin with it. Any other language gets a row of the embedding table after
+    those of the pieces, which tokenizer and softmax do not know. A later run may append to
+    `languages` and keep the symbols. `piece_id` gives `<unk>` for unknown pieces.
+
+    Raise ValueError for a piece that is unknown, special, or of two languages, or for a language
+    that is no target.
+    """
+    if unknown := sorted(set(pieces) - set(languages)):
+        raise ValueError(
+            f"translation.language_pieces names {', '.join(map(repr, unknown))}, but the target "
+            f"languages are {', '.join(dict.fromkeys(languages))}; correct or remove the codes"
+        )
+    found: dict[str, int] = {}
+    rows = itertools.count(vocab_size)
+    for language in dict.fromkeys(languages):
+        if language not in pieces:
+            found[language] = next(rows)
+            continue
+        symbol = piece_id(pieces[language])
+        if symbol == special.unk:
+            fault = "is no piece of the vocabulary; name one that is, or none"
+        elif symbol in special.special_ids() and symbol != special.eos:
+            fault = "is a special token; name another piece, or none"
+        elif other := [one for one, row in found.items() if row == symbol]:
+            fault = f"is that of {other[0]!r}, too; name another piece, or none"
+        else:
+            found[language] = symbol
+            continue
+        raise ValueError(
+            f"translation.language_pieces: {pieces[language]!r} of {language!r} {fault}"
+        )
+    return found
+
+
+def translation_features(
+    examples: Sequence[TranslationExample],
+    processor: spm.SentencePieceProcessor,
+    special: SpecialIds,
+    max_length: int,
+    symbols: Mapping[str, int],
+    unit: Unit = "example",
+) -> list[TranslationFeature]:
+    """Return a feature of each pair; sides that are too long are cut, with a warning that counts.
+
+    `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. `unit` says what
+    ids number: examples of a run's data, or lines of a text for a finished model. Raise ValueError
+    if `max_length` is too short, or a target language has no symbol.
+    """
+    check_length(max_length)
+    wanted = {example.target_language for example in examples}
+    if missing := sorted(wanted - set(symbols)):
+        raise ValueError(
+            f"no symbol for the target language {', '.join(missing)}; the model was made for "
+            f"{', '.join(symbols)}: train on a direction into it, or correct the direction"
+        )
+    sources = processor.encode([one.source for one in examples], return_type="numpy")
+    targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
+    ids = [one.id for one in examples]
+    for what, texts, room in (
+        ("sources", sources, max_length - 2),
+        ("targets", targets, max_length - 1),
+    ):
+        warn_of_cuts(what, [len(one) for one in texts], room, ids, unit, _REMEDIES[unit])
+    found = []
+    for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
+        source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])
+        target = None
+        if example.target is not None:
+            target = np.append(y[: max_length - 1], special.eos).astype(np.int32)
+        symbol = symbols[example.target_language]
+        found.append(TranslationFeature(number, source.astype(np.int32), symbol, target))
+    return found

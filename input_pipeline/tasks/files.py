@@ -6,6 +6,7 @@ languages of their examples themselves, as the original XNLI files do, or are in
 """
 
 import codecs
+import dataclasses
 import fnmatch
 import functools
 import glob
@@ -17,6 +18,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from input_pipeline import text_files
+from input_pipeline.tasks.tasks import Task
+
+Pair = tuple[str, str]
 
 PLACEHOLDER = "{language}"
 _COMPRESSED = {  # first bytes, which tell a compression under any file name
@@ -84,8 +88,7 @@ def _decompressed(path: pathlib.Path) -> bytes:
         if not kind:
             raise
         raise ValueError(
-            f"{path}: cannot be read ({error}); the file may be cut off or damaged: copy or "
-            "download it again"
+            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
         ) from error
     if len(raw) > most:
         raise ValueError(text_files.too_large_message(str(path)))
@@ -98,10 +101,9 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        name = encoding.upper()
         raise ValueError(
-            f"{path}, line {line}: not {name} (byte 0x{raw[error.start]:02x}); convert the file: "
-            "iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
+            f"{path}, line {line}: not {encoding.upper()} (byte 0x{raw[error.start]:02x}); "
+            f"{text_files.CONVERT}"
         ) from error
 
 
@@ -112,10 +114,64 @@ def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
         yield f"{path}, line {number}", line
 
 
-def spellings(language: str, language_codes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the codes of a language in file names; `language_codes` are such as {"deu": "de"}."""
-    own = () if language_codes.get(language, language) != language else (language,)
-    return (*own, *(name for name, code in language_codes.items() if code == language))
+def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
+    """Yield place, first and second cell of each line; ValueError if one has other columns."""
+    for where, line in numbered_lines(path):
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise ValueError(
+                f"{where}: {len(cells)} columns, expected two, with one tab between them"
+            )
+        yield where, cells[0].strip(), cells[1].strip()
+
+
+def read_pairs(paths: Sequence[pathlib.Path]) -> list[Pair]:
+    """Read pairs of texts from one file of two columns, or from two files, line by line.
+
+    Raise ValueError for a line without two columns, or files of unequal length.
+    """
+    if len(paths) == 1:
+        return [(one, two) for _, one, two in read_columns(paths[0])]
+    one, two = ([line.strip() for _, line in numbered_lines(path)] for path in paths)
+    if len(one) != len(two):
+        raise ValueError(
+            f"{paths[0]}: {len(one)} lines, but {paths[1]} has {len(two)}; line i of both must say "
+            "the same: take both files from one version of the dataset"
+        )
+    return list(zip(one, two, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the examples of a task in a language are.
+
+    Attributes:
+      root: folder that the patterns start from.
+      patterns: of files, or splits of tensorflow-datasets as "tfds:NAME:SPLIT".
+      language_codes: other names of languages in files, such as {"deu": "de"}.
+      data_dir: where tensorflow-datasets keeps its data; None for its own default.
+    """
+
+    task: Task
+    root: pathlib.Path
+    patterns: Sequence[str]
+    language: str = "en"
+    language_codes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data_dir: str | None = None
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes of the language in file names."""
+        return self.codes_of(self.language)
+
+    def codes_of(self, language: str) -> tuple[str, ...]:
+        known = self.language_codes
+        own = () if known.get(language, language) != language else (language,)
+        return (*own, *(name for name, code in known.items() if code == language))
+
+    def matching(self, pattern: str) -> list[pathlib.Path]:
+        """Return the files of a pattern; ValueError if a plain name is missing."""
+        return matching(self.root, pattern, self.codes)
 
 
 def matching(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> list[pathlib.Path]:

@@ -1,13 +1,16 @@
 """Loading of a task's examples for one language, from files or from tensorflow-datasets."""
 
 import dataclasses
+import hashlib
+import itertools
+import json
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from input_pipeline.tasks import files, tfds_examples, translation
 from input_pipeline.tasks.examples import SentencePairs, TranslationExample
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import Task
 
 Found = Iterable[tuple[str | None, Any]]  # languages and examples
@@ -36,183 +39,155 @@ class PairsReader(NamedTuple):
 
 # Language of files whose name and content do not tell it.
 _DEFAULT_LANGUAGE = "en"
-_NO_CODES: Mapping[str, str] = MappingProxyType({})
 
 
-def load_examples(
-    readers: Readers,
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-    data_dir: str | None = None,
-) -> list[Any]:
+def load_examples(readers: Readers, source: Source) -> list[Any]:
     """Return the examples of a language in the order of the patterns and their files.
 
-    Args:
-      root: folder that the patterns start from.
-      patterns: as in `files`, or splits of tensorflow-datasets as "tfds:NAME:SPLIT".
-      language_codes: other names of languages in files, such as {"deu": "de"}.
-      data_dir: where tensorflow-datasets keeps its data; None for its own default.
-
-    Raises:
-      ValueError: there are no examples, a file is malformed, or two examples have the same id.
+    Raise ValueError if there are none, a file is malformed, or two examples have the same id.
     """
-    codes = files.spellings(language, language_codes)
     examples: list[Any] = []
     looked_for: list[str] = []
-    for pattern in patterns:
+    for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
-            args = (pattern, task, language, looked_for, data_dir)
-            sources: Iterable[Found] = [tfds_examples.read_examples(readers.tfds, *args)]
+            read = tfds_examples.read_examples(readers.tfds, pattern, source, looked_for)
+            found: Iterable[Found] = [read]
         else:
-            paths = files.matching(root, pattern, codes)
-            sources = (readers.file(path, task) for path in paths)
-            looked_for.append(_described(root, pattern, codes))
-        wanted = None if files.PLACEHOLDER in pattern else codes
-        examples += _of_language(sources, wanted)
+            found = (readers.file(path, source.task) for path in source.matching(pattern))
+            looked_for.append(_described(source, pattern))
+        examples += _of_language(found, pattern, source)
     if not examples:
-        there = available_languages(readers, task, root, patterns, language_codes)
-        raise _no_data(task, language, looked_for, there)
-    return _with_ids(examples, f"{task.name}, {language}")
+        raise _no_data(source, looked_for, available_languages(readers, source))
+    return _with_ids(examples, source)
 
 
-def load_pairs(
-    reader: PairsReader,
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-    data_dir: str | None = None,
-) -> SentencePairs:
+def load_pairs(reader: PairsReader, source: Source) -> SentencePairs:
     """Read the two sides of a search, a language and English, from one pattern for each file.
 
     Raise ValueError if a pattern matches no file or several, or a file is malformed.
     """
-    looked_for: list[str] = []
+    task, patterns, looked_for = source.task, source.patterns, list[str]()
     if any(map(tfds_examples.is_tfds, patterns)):
-        pairs = tfds_examples.read_pairs(patterns[0], task, language, looked_for, data_dir)
+        if len(patterns) > 1:
+            raise ValueError(
+                f"{task.name}: {len(patterns)} patterns {list(patterns)}, but a split of "
+                "tensorflow-datasets holds both sides; name one split, or files only"
+            )
+        pairs = tfds_examples.read_pairs(patterns[0], source, looked_for)
         if pairs is None:
-            raise _no_data(task, language, looked_for, set())
+            raise _no_data(source, looked_for, set())
         return pairs
     if len(patterns) not in reader.numbers:
         raise ValueError(
             f"{task.name}: {len(patterns)} patterns {list(patterns)}, expected "
             f"{' or '.join(map(str, reader.numbers))}: {reader.content}"
         )
-    codes = files.spellings(language, language_codes)
-    matches = [files.matching(root, pattern, codes) for pattern in patterns]
-    looked_for += [_described(root, pattern, codes) for pattern in patterns]
+    matches = list(map(source.matching, patterns))
     if not all(matches):
-        there = available_languages(None, task, root, patterns, language_codes)
-        raise _no_data(task, language, looked_for, there)
+        looked_for = [_described(source, pattern) for pattern in patterns]
+        raise _no_data(source, looked_for, available_languages(None, source))
     for pattern, paths in zip(patterns, matches, strict=True):
         if len(paths) > 1:
             raise ValueError(
-                f"{task.name}: {pattern} matches {len(paths)} files for {language!r}, such as "
-                f"{paths[0]} and {paths[1]}; make the pattern name one of them"
+                f"{task.name}: {pattern} matches {len(paths)} files for {source.language!r}, such "
+                f"as {paths[0]} and {paths[1]}; make the pattern name one of them"
             )
     return reader.read([paths[0] for paths in matches])
 
 
-def load_translations(
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-    data_dir: str | None = None,
-    *,
-    languages: Collection[str] = (),
-) -> list[TranslationExample]:
-    """Read the sentence pairs of a direction such as "en-de", the given `language`.
+def load_translations(source: Source, languages: Collection[str] = ()) -> list[TranslationExample]:
+    """Read the sentence pairs of a direction such as "en-de", the language of `source`.
 
-    Args:
-      patterns: any number of texts, joined in this order: a TSV file of two columns (*.tsv,
-        compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". File
-        names may hold {source} and {target}, the codes of the direction. Names of datasets may hold
-        {language}, which becomes the direction's entry in `Task.tfds_codes`.
-      languages: all languages of the run, see `translation.read_files`.
+    Its patterns name any number of texts, joined in this order: a TSV file of two columns (*.tsv,
+    compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". File
+    names may hold {source} and {target}, the codes of the direction. Names of datasets may hold
+    {language}, which becomes the direction's entry in `Task.tfds_codes`. `languages` are those of
+    the run, see `translation.read_files`.
 
-    Raises:
-      ValueError: there are no pairs, or a file is malformed or has no partner.
+    Raise ValueError if there are no pairs, or a file is malformed or has no partner.
     """
     found: list[TranslationExample] = []
     looked_for: list[str] = []
-    for names in _texts(task, patterns):
+    for names in _texts(source):
         if tfds_examples.is_tfds(names[0]):
-            args = (names[0], task, language, looked_for, data_dir)
-            read = tfds_examples.read_examples(tfds_examples.translation_examples, *args)
+            convert = tfds_examples.translation_examples
+            read = tfds_examples.read_examples(convert, names[0], source, looked_for)
             found += [example for _, example in read]
-            continue
-        paths = [translation.matching(root, name, language, language_codes) for name in names]
-        found += translation.read_files(paths, language, language_codes, languages)
+        else:
+            paths = [translation.matching(source, name) for name in names]
+            found += translation.read_files(paths, source, languages)
     if not found:
-        raise _no_data(task, language, looked_for, set())
-    return _with_ids(found, f"{task.name}, {language}")
+        raise _no_data(source, looked_for, set())
+    return _with_ids(found, source)
 
 
-def translation_files(
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-) -> list[list[pathlib.Path]]:
+def translation_files(source: Source) -> list[list[pathlib.Path]]:
     """Return the one or two files of each text of a direction; ValueError if one is missing."""
     return [
-        [translation.matching(root, name, language, language_codes) for name in names]
-        for names in _texts(task, patterns)
+        [translation.matching(source, name) for name in names]
+        for names in _texts(source)
         if not tfds_examples.is_tfds(names[0])
     ]
 
 
-def _texts(task: Task, patterns: Sequence[str]) -> Iterator[list[str]]:
+def _texts(source: Source) -> Iterator[list[str]]:
     """Yield the patterns of each text of a direction: one file or split, or two files."""
-    rest = list(patterns)
+    rest = list(source.patterns)
     while rest:
         names = [pattern := rest.pop(0)]
-        if tfds_examples.is_tfds(pattern):
-            yield names
-            continue
-        if ".tsv" not in pathlib.PurePath(pattern).suffixes:
+        is_whole = tfds_examples.is_tfds(pattern)
+        if not is_whole and ".tsv" not in pathlib.PurePath(pattern).suffixes:
             if not rest or tfds_examples.is_tfds(rest[0]):
                 raise ValueError(
-                    f"{task.name}: {pattern} has no partner; name the file of the other language "
-                    "after it, or one file of two columns as *.tsv"
+                    f"{source.task.name}: {pattern} has no partner; name the file of the other "
+                    "language after it, or one file of two columns as *.tsv"
                 )
             names.append(rest.pop(0))
         yield names
 
 
-def load_labels(
-    readers: Readers,
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-    data_dir: str | None = None,
-) -> list[str]:
+def load_labels(readers: Readers, source: Source) -> list[str]:
     """Return the label names in a language's files, one for each occurrence.
 
     Raise ValueError for a pattern of tensorflow-datasets or a malformed file.
     """
-    del data_dir
-    assert readers.labels is not None, f"{task.name} has no classes"
-    codes = files.spellings(language, language_codes)
+    assert readers.labels is not None, f"{source.task.name} has no classes"
     found: list[str] = []
-    for pattern in patterns:
+    for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
-            raise ValueError(
-                f"{task.name}: labels of {pattern} cannot be looked up; list them in task.labels"
-            )
-        paths = files.matching(root, pattern, codes)
-        sources = (readers.labels(path, task) for path in paths)
-        found += _of_language(sources, None if files.PLACEHOLDER in pattern else codes)
+            raise ValueError(f"{source.task.name}: list the labels of {pattern} in task.labels")
+        read = (readers.labels(path, source.task) for path in source.matching(pattern))
+        found += _of_language(read, pattern, source)
     return found
+
+
+def held_out_part(
+    examples: Sequence[Any], share: float, *, held_out: bool, where: str
+) -> list[Any]:
+    """Return the examples that are `held_out` as development data, or the others.
+
+    `share` of the different texts, at least one, is held out: those with the smallest hashes. So a
+    text is on one side only, whatever its label and place, and adding examples moves few others.
+    Raise ValueError unless 0 < share < 1 and there are enough texts for both sides.
+    """
+    if not 0 < share < 1:
+        raise ValueError(
+            f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
+        )
+    content = (json.dumps(example.content, ensure_ascii=False) for example in examples)
+    keys = [hashlib.sha256(text.encode()).digest() for text in content]
+    texts = sorted(set(keys))
+    count = max(round(share * len(texts)), 1)
+    if count >= len(texts):
+        raise ValueError(
+            f"{where}: there is no development file, and of {len(texts)} different training texts "
+            f"task.validation_share = {share} leaves {len(texts) - count} to train on; add a "
+            "development file (task.validation), or more examples"
+        )
+    last = texts[count - 1]
+    return [
+        example for example, key in zip(examples, keys, strict=True) if (key <= last) == held_out
+    ]
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
@@ -228,64 +203,49 @@ def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
     )
 
 
-def sources(
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-) -> set[tuple[Any, ...]]:
+def identities(source: Source) -> set[tuple[Any, ...]]:
     """Return identities of a language's files and datasets; two links to one file share one."""
     found: set[tuple[Any, ...]] = {
-        (pattern.replace(files.PLACEHOLDER, language),)
-        for pattern in patterns
+        (pattern.replace(files.PLACEHOLDER, source.language),)
+        for pattern in source.patterns
         if tfds_examples.is_tfds(pattern)
     }
-    for path in matching_files(root, patterns, language, language_codes):
+    for path in matching_files(source):
         status = path.stat()  # links, symbolic or hard, are the same file
         found.add((status.st_dev, status.st_ino))
     return found
 
 
-def matching_files(
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language: str,
-    language_codes: Mapping[str, str] = _NO_CODES,
-) -> list[pathlib.Path]:
+def matching_files(source: Source) -> list[pathlib.Path]:
     """Return all files that may hold text of a language; ValueError as in `has_files`."""
-    codes = files.spellings(language, language_codes)
-    own = (pattern for pattern in patterns if not tfds_examples.is_tfds(pattern))
-    return [path for pattern in own for path in files.matching(root, pattern, codes)]
+    own = (pattern for pattern in source.patterns if not tfds_examples.is_tfds(pattern))
+    return [path for pattern in own for path in source.matching(pattern)]
 
 
-def available_languages(
-    readers: Readers | None,
-    task: Task,
-    root: pathlib.Path,
-    patterns: Sequence[str],
-    language_codes: Mapping[str, str] = _NO_CODES,
-) -> set[str]:
+def available_languages(readers: Readers | None, source: Source) -> set[str]:
     """Return the languages of files; without `readers`, only those that file names tell."""
     found: set[str] = set()
-    for pattern in patterns:
+    for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
             continue
         if files.PLACEHOLDER in pattern:
-            found |= files.languages_of_names(root, pattern)
+            found |= files.languages_of_names(source.root, pattern)
         elif readers is not None:
-            for path in files.matching(root, pattern, [""]):
-                found |= {code or _DEFAULT_LANGUAGE for code, _ in readers.file(path, task)}
-    return {language_codes.get(code, code) for code in found}
+            for path in files.matching(source.root, pattern, [""]):
+                read = readers.file(path, source.task)
+                found |= {code or _DEFAULT_LANGUAGE for code, _ in read}
+    return {source.language_codes.get(code, code) for code in found}
 
 
-def _of_language(sources: Iterable[Found], wanted: Sequence[str] | None) -> Iterator[Any]:
-    for source in sources:
-        for code, example in source:
-            if wanted is None or (code or _DEFAULT_LANGUAGE) in wanted:
-                yield example
+def _of_language(found: Iterable[Found], pattern: str, source: Source) -> Iterator[Any]:
+    """Yield the examples of the language, or all if the pattern names it."""
+    is_named, codes = files.PLACEHOLDER in pattern, source.codes
+    for code, example in itertools.chain.from_iterable(found):
+        if is_named or (code or _DEFAULT_LANGUAGE) in codes:
+            yield example
 
 
-def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
+def _with_ids(examples: Sequence[Any], source: Source) -> list[Any]:
     """Number the examples that have no id, and raise ValueError if two have the same."""
     found: dict[str, Any] = {}
     for number, example in enumerate(examples):
@@ -293,22 +253,24 @@ def _with_ids(examples: Sequence[Any], where: str) -> list[Any]:
             example = dataclasses.replace(example, id=str(number))
         if example.id in found:
             raise ValueError(
-                f"{where}: two files hold the example {example.id!r}; name each file once, and "
-                "no two versions of a dataset"
+                f"{source.task.name}, {source.language}: two files hold the example "
+                f"{example.id!r}; name each file once, and no two versions of a dataset"
             )
         found[example.id] = example
     return list(found.values())
 
 
-def _described(root: pathlib.Path, pattern: str, codes: Sequence[str]) -> str:
+def _described(source: Source, pattern: str) -> str:
     if files.PLACEHOLDER not in pattern:
-        return f"{root / pattern} (in English, unless it says otherwise)"
-    return " or ".join(str(root / pattern.replace(files.PLACEHOLDER, code)) for code in codes)
+        return f"{source.root / pattern} (in English, unless it says otherwise)"
+    names = (pattern.replace(files.PLACEHOLDER, code) for code in source.codes)
+    return " or ".join(str(source.root / name) for name in names)
 
 
-def _no_data(task: Task, language: str, looked_for: Sequence[str], there: set[str]) -> ValueError:
+def _no_data(source: Source, looked_for: Sequence[str], there: set[str]) -> ValueError:
     return ValueError(
-        f"{task.name} has no data for language {language!r}; looked for {'; '.join(looked_for)}; "
+        f"{source.task.name} has no data for language {source.language!r}; looked for "
+        f"{'; '.join(looked_for)}; "
         f"there are files for {', '.join(sorted(there)) or 'no language'}: add the files, leave "
         "the language out, or map the code that file names use to it in language_codes"
     )

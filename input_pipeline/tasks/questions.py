@@ -39,8 +39,7 @@ def read_questions(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None,
             continue
         if (old.question, old.context) != (example.question, example.context):
             raise ValueError(
-                f"{path}: two questions have the id {example.id!r}; give one of them another id, "
-                "or remove it"
+                f"{path}: two questions have the id {example.id!r}; rename or remove one"
             )
         answers = tuple(dict.fromkeys((*old.answers, *example.answers)))
         found[example.id] = QuestionExample(example.id, old.question, old.context, answers)
@@ -91,8 +90,7 @@ def _examples(data: Any, path: pathlib.Path) -> Iterator[QuestionExample]:
         ) from error
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{path}: {where}, a text holds {error.object[error.start]!r}, half of a character "
-            "that was cut in two; remove it"
+            f"{path}: {where}, remove {error.object[error.start]!r}, half of a character"
         ) from error
 
 
@@ -118,9 +116,5 @@ def _example(context: str, question: dict[str, Any]) -> QuestionExample:
         for one in answers
         if one["text"]
     ]
-    return QuestionExample(
-        str(question["id"]),
-        question["question"],
-        context,
-        tuple(dict.fromkeys(found)),  # those of several annotators are often the same
-    )
+    distinct = tuple(dict.fromkeys(found))  # those of several annotators are often the same
+    return QuestionExample(str(question["id"]), question["question"], context, distinct)

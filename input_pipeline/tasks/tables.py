@@ -123,8 +123,7 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
             ) from None
         if not isinstance(found, dict):
             raise ValueError(
-                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object; one is expected "
-                "for each row"
+                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object, as each row must be"
             )
         yield number, found
 
@@ -179,8 +178,7 @@ def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
     if len(fitting) > 1:
         raise ValueError(
             f"{path}: {' and '.join(_SEPARATORS[one] for one in fitting)} both cut all lines into "
-            "equally many columns; give the file a first line with names, and set the columns to "
-            "these"
+            "equally many columns; give the file a first line of names, and set the columns to them"
         )
     # If none fits, the error names the first row of another width.
     return fitting[0] if fitting else max(_SEPARATORS, key=lambda one: len(_first(first, one)))
@@ -234,8 +232,7 @@ def _split_csv(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[
         except csv.Error as error:
             raise ValueError(
                 f"{path}, line {number}: not CSV of {_SEPARATORS[separator]} ({error}); put a cell "
-                "with a separator, a line end or a quotation mark in quotation marks, and double "
-                "those within"
+                "with a separator, line end or quotation mark in quotation marks, those in it twice"
             ) from None
         if cells is None:
             return

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from input_pipeline.tasks import files, unlabelled
 from input_pipeline.tasks.examples import TaggedExample
-from input_pipeline.tasks.tasks import Task, is_span_tag
+from input_pipeline.tasks.tasks import NO_SPAN, Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
 _FORM, _UPOS = 1, 3  # columns of CoNLL-U, unless the task names others
@@ -45,7 +45,8 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     for sentence in sentences:
         if task.skips_underscores:
             sentence = [word for word in sentence if _NOTHING not in word[1:]]
-        tags = [_tag(word, task) for word in sentence] if has_tags else []
+        named = [(_named_tag(word), word[0]) for word in sentence] if has_tags else []
+        tags = [task.class_index(*one) for one in named]
         texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
         if texts:
             yield None, TaggedExample("", texts, tuple(tags))
@@ -58,9 +59,7 @@ def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
-                    f"{word[0]}: {tag[:40]!r} is no tag of a span such as O, B-NAME, I-NAME; "
-                    "correct it or task.label_column, or to score each word on its own, write "
-                    '"words," before the folder: --config=configs/finetune/tags.py:words,DATA'
+                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column"
                 )
             yield None, tag
 
@@ -102,8 +101,7 @@ def _check_tabs(lines: list[tuple[str, str]]) -> None:
         if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
             raise ValueError(
                 f"{tabbed}: has a tab, as words in CoNLL have, but line "
-                f"{where.rpartition(' ')[2]} has none; write a blank in place of it in a sentence "
-                "of words, or call a file with a word a line *.conll"
+                f"{where.rpartition(' ')[2]} has none; write a blank, or call CoNLL *.conll"
             )
 
 
@@ -152,10 +150,6 @@ def _columns(task: Task) -> tuple[int, int]:
             "of the words and of their tags; correct one of them"
         )
     return int(word) - (int(word) > 0), int(tag) - (int(tag) > 0)
-
-
-def _tag(word: _Word, task: Task) -> int:
-    return task.class_index(_named_tag(word), word[0])
 
 
 def _named_tag(word: _Word) -> str:
@@ -248,8 +242,7 @@ def _word(cells: list[str], width: int, columns: tuple[int, int], where: str) ->
     if len(cells) != width:
         raise ValueError(
             f"{where}: {len(cells)} columns, expected {width} as in the first line of the file; a "
-            "line is a word, other columns and its tag, separated by tabs, or by blanks in a file "
-            "without tabs"
+            "line is a word, other columns and its tag, separated by tabs, or, without any, blanks"
         )
     word, tag = (cells[place] for place in columns)
     return where, word, tag.strip()

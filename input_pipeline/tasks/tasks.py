@@ -21,6 +21,10 @@ _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
 _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
+NO_SPAN = (
+    'no tag of a span such as O, B-NAME, I-NAME; to score each word on its own, write "words," '
+    "before the folder: --config=configs/finetune/tags.py:words,DATA"
+)
 # Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
 _SPAN_TAG = re.compile("O|[BIESLUM]-.+")
 
@@ -40,8 +44,7 @@ class Task:
     Attributes:
       kind: of `xlm.experiment.task_kinds`, such as "tagging": how it is read, trained and scored.
       labels: classes or tags in the dataset's order, also by number in files; () for a regression.
-      languages: sorted, as XTREME or the dataset's paper reports them; of translation the
-        directions, () for any.
+      languages: sorted, as XTREME or the dataset's paper reports them; directions, or () for any.
       metrics: all that are computed; the first one is reported.
       tfds: "tfds:NAME:SPLIT" in tensorflow-datasets, by split.
       tfds_codes: names of languages in tensorflow-datasets, if they are not their codes.
@@ -116,11 +119,7 @@ class Task:
             )
         wrong = [one for one in labels if not is_span_tag(one)]
         if wrong and self.has_spans:
-            raise ValueError(
-                f"{self.name}: {wrong[0]!r} is no tag of a span such as O, B-NAME, I-NAME; to "
-                'score each word on its own, write "words," before the folder: '
-                "--config=configs/finetune/tags.py:words,DATA"
-            )
+            raise ValueError(f"{self.name}: {wrong[0]!r} is {NO_SPAN}")
         return dataclasses.replace(self, labels=labels, columns=columns)
 
     def label(self, text: str, where: str) -> int | float | None:
@@ -200,6 +199,46 @@ _XTREME = (
     ("english 1", "english 2", "sentence1", "sentence2", "label"),
 )
 _PREMISE_TFDS = ("premise", "hypothesis")
+# Universal POS tags, version 2.
+_UPOS = _words("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X")
+_TYDIQA_NAMES = {
+    "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id",
+    "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te",
+}  # fmt: skip
+
+
+def _tfds(name: str, *splits: str, **more: str) -> dict[str, str]:
+    """Return the splits of a dataset of tensorflow-datasets, and `more` "NAME:SPLIT" by split."""
+    found = {split: f"{name}:{split}" for split in splits} | more
+    return {split: f"tfds:{place}" for split, place in found.items()}
+
+
+_MNLI = _tfds("glue/mnli", "train")
+
+
+def _nli(name: str, languages: str, tfds: Mapping[str, str], **more: Any) -> Task:
+    return Task(
+        name, "classification", _NLI, _words(languages), ("accuracy",), tfds,
+        tfds_texts=_PREMISE_TFDS, columns=_PREMISE, **more,
+    )  # fmt: skip
+
+
+def _questions(name: str, languages: str, tfds: Mapping[str, str], **more: Any) -> Task:
+    metrics = ("f1", "exact_match")
+    return Task(name, "extractive_qa", (), _words(languages), metrics, tfds, **more)
+
+
+def _glue(
+    name: str,
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    columns: Columns,
+    splits: tuple[str, ...] = _SPLITS,
+    **more: Any,
+) -> Task:
+    tfds = _tfds(f"glue/{name}", *splits)
+    kind = "classification" if labels else "regression"
+    return Task(name, kind, labels, ("en",), metrics, tfds, columns=columns, **more)
 
 
 def _own(name: str, kind: str, metrics: tuple[str, ...], **more: Any) -> Task:
@@ -212,242 +251,96 @@ _OWN_TEXTS: dict[str, Any] = {
     "tfds_texts": ("text", None),
 }
 
-
-def _glue(
-    name: str,
-    labels: tuple[str, ...],
-    metrics: tuple[str, ...],
-    columns: Columns,
-    splits: tuple[str, ...] = _SPLITS,
-    **more: Any,
-) -> Task:
-    tfds = {split: f"tfds:glue/{name}:{split}" for split in splits}
-    kind = "classification" if labels else "regression"
-    return Task(name, kind, labels, ("en",), metrics, tfds, columns=columns, **more)
-
-
-# Universal POS tags, version 2.
-_UPOS = _words("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X")
-
 _ALL = [
-    Task(
-        "xnli",
-        "classification",
-        _NLI,
-        _words("ar bg de el en es fr hi ru sw th tr ur vi zh"),
-        ("accuracy",),
-        {
-            "train": "tfds:glue/mnli:train",
-            "translate_train": "tfds:xtreme_xnli:train",
-            "validation": "tfds:xnli:validation",
-            "test": "tfds:xnli:test",
-        },
-        tfds_texts=_PREMISE_TFDS,
-        columns=_PREMISE,
-        headerless=_XTREME,
-        xtreme_name="xnli",
+    _nli(
+        "xnli", "ar bg de el en es fr hi ru sw th tr ur vi zh",
+        _MNLI | _tfds("xnli", "validation", "test", translate_train="xtreme_xnli:train"),
+        headerless=_XTREME, xtreme_name="xnli",
     ),
     Task(
-        "pawsx",
-        "classification",
-        _YES_NO,
-        _words("de en es fr ja ko zh"),
-        ("accuracy",),
-        {
-            "train": "tfds:paws_x_wiki/{language}:train",
-            "translate_train": "tfds:xtreme_pawsx/{language}:train",
-            "validation": "tfds:paws_x_wiki/{language}:validation",
-            "test": "tfds:paws_x_wiki/{language}:test",
-        },
-        columns=_PAIR,
-        headerless=_XTREME,
-        has_broken_lines=True,
-        xtreme_name="pawsx",
+        "pawsx", "classification", _YES_NO, _words("de en es fr ja ko zh"), ("accuracy",),
+        _tfds("paws_x_wiki/{language}", *_SPLITS,
+              translate_train="xtreme_pawsx/{language}:train"),
+        columns=_PAIR, headerless=_XTREME, has_broken_lines=True, xtreme_name="pawsx",
     ),
+    _nli("americasnli", "aym bzd cni gn hch nah oto quy shp tar", _MNLI),
     Task(
-        "americasnli",
-        "classification",
-        _NLI,
-        _words("aym bzd cni gn hch nah oto quy shp tar"),
-        ("accuracy",),
-        {"train": "tfds:glue/mnli:train"},
-        tfds_texts=_PREMISE_TFDS,
-        columns=_PREMISE,
-    ),
-    Task(
-        "udpos",
-        "tagging",
-        _UPOS,
-        _words(
-            "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl "
-            "tr ur vi yo zh"
-        ),
+        "udpos", "tagging", _UPOS,
+        _words("af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th "
+               "tl tr ur vi yo zh"),
         ("f1", "accuracy"),
-        {
-            "train": "tfds:xtreme_pos/xtreme_pos_{language}:train",
-            "validation": "tfds:xtreme_pos/xtreme_pos_{language}:dev",
-            "test": "tfds:xtreme_pos/xtreme_pos_{language}:test",
-        },
+        _tfds("xtreme_pos/xtreme_pos_{language}", "train", "test",
+              validation="xtreme_pos/xtreme_pos_{language}:dev"),
         # tensorflow-datasets reads the Tagalog treebanks for "ta" and the Tamil ones for "tl".
         {"ta": "tl", "tl": "ta"},
-        tfds_label="upos",
-        skips_underscores=True,
-        scorer="part_of_speech",
-        xtreme_name="udpos",
+        tfds_label="upos", skips_underscores=True, scorer="part_of_speech", xtreme_name="udpos",
     ),
     Task(
-        "wikiann",
-        "tagging",
-        _ENTITIES,
-        _words(
-            "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl "
-            "pt ru sw ta te th tl tr ur vi yo zh"
-        ),
-        ("f1", "precision", "recall"),
-        {
-            "train": "tfds:wikiann/{language}:train",
-            "validation": "tfds:wikiann/{language}:validation",
-            "test": "tfds:wikiann/{language}:test",
-        },
-        tfds_label="tags",
-        xtreme_name="panx",
+        "wikiann", "tagging", _ENTITIES,
+        _words("af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my "
+               "nl pt ru sw ta te th tl tr ur vi yo zh"),
+        ("f1", "precision", "recall"), _tfds("wikiann/{language}", *_SPLITS),
+        tfds_label="tags", xtreme_name="panx",
     ),
-    Task(
-        "xquad",
-        "extractive_qa",
-        (),
-        _words("ar de el en es hi ru th tr vi zh"),
-        ("f1", "exact_match"),
-        {
-            "train": "tfds:squad/v1.1:train",
-            "translate_train": "tfds:xquad/{language}:translate-train",
-            "validation": "tfds:squad/v1.1:validation",
-            "test": "tfds:xquad/{language}:test",
-        },
+    _questions(
+        "xquad", "ar de el en es hi ru th tr vi zh",
+        _tfds("squad/v1.1", "train", "validation", test="xquad/{language}:test",
+              translate_train="xquad/{language}:translate-train"),
         xtreme_name="xquad",
     ),
-    Task(
-        "mlqa",
-        "extractive_qa",
-        (),
-        _words("ar de en es hi vi zh"),
-        ("f1", "exact_match"),
-        {
-            "train": "tfds:squad/v1.1:train",
-            "translate_train": "tfds:xquad/{language}:translate-train",
-            "validation": "tfds:mlqa/{language}:validation",
-            "test": "tfds:mlqa/{language}:test",
-        },
-        normalizer="mlqa",
-        xtreme_name="mlqa",
+    _questions(
+        "mlqa", "ar de en es hi vi zh",
+        _tfds("mlqa/{language}", "validation", "test", train="squad/v1.1:train",
+              translate_train="xquad/{language}:translate-train"),
+        normalizer="mlqa", xtreme_name="mlqa",
     ),
-    Task(
-        "tydiqa",
-        "extractive_qa",
-        (),
-        _words("ar bn en fi id ko ru sw te"),
-        ("f1", "exact_match"),
-        {
-            "train": "tfds:tydi_qa/goldp:train",
-            "translate_train": "tfds:tydi_qa/goldp:translate-train-{language}",
-            "validation": "tfds:tydi_qa/goldp:validation-{language}",
-            "test": "tfds:tydi_qa/goldp:validation-{language}",
-        },
-        id_languages={
-            "arabic": "ar",
-            "bengali": "bn",
-            "english": "en",
-            "finnish": "fi",
-            "indonesian": "id",
-            "korean": "ko",
-            "russian": "ru",
-            "swahili": "sw",
-            "telugu": "te",
-        },
-        xtreme_name="tydiqa",
+    _questions(
+        "tydiqa", "ar bn en fi id ko ru sw te",
+        _tfds("tydi_qa/goldp", "train",
+              translate_train="tydi_qa/goldp:translate-train-{language}",
+              validation="tydi_qa/goldp:validation-{language}",
+              test="tydi_qa/goldp:validation-{language}"),
+        id_languages=_TYDIQA_NAMES, xtreme_name="tydiqa",
     ),
-    Task(
-        "squad",
-        "extractive_qa",
-        (),
-        ("en",),
-        ("f1", "exact_match"),
-        {"train": "tfds:squad/v1.1:train", "validation": "tfds:squad/v1.1:validation"},
-    ),
-    Task(
-        "squad2",
-        "extractive_qa",
-        (),
-        ("en",),
-        ("f1", "exact_match"),
-        {"train": "tfds:squad/v2.0:train", "validation": "tfds:squad/v2.0:validation"},
-        has_unanswerable=True,
-    ),
+    _questions("squad", "en", _tfds("squad/v1.1", "train", "validation")),
+    _questions("squad2", "en", _tfds("squad/v2.0", "train", "validation"),
+               has_unanswerable=True),
     # tensorflow-datasets has only the pairs of BUCC, not the texts to find them in.
     Task(
-        "bucc",
-        "mining",
-        (),
-        _words("de fr ru zh"),
-        ("f1", "precision", "recall"),
-        None,
+        "bucc", "mining", (), _words("de fr ru zh"), ("f1", "precision", "recall"), None,
         xtreme_name="bucc2018",
     ),
     Task(
-        "tatoeba",
-        "retrieval",
-        (),
-        _words(
-            "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw "
-            "ta te th tl tr ur vi zh"
-        ),
-        ("accuracy",),
-        {"test": "tfds:tatoeba/tatoeba_{language}:train"},
-        xtreme_name="tatoeba",
+        "tatoeba", "retrieval", (),
+        _words("af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru "
+               "sw ta te th tl tr ur vi zh"),
+        ("accuracy",), {"test": "tfds:tatoeba/tatoeba_{language}:train"}, xtreme_name="tatoeba",
     ),
     Task("translation", "translation", (), (), _TRANSLATION_METRICS, None),
     Task(
-        "wmt14",
-        "translation",
-        (),
-        ("de-en", "en-de", "en-fr", "fr-en"),
-        _TRANSLATION_METRICS,
-        {split: f"tfds:wmt14_translate/{{language}}:{split}" for split in _SPLITS},
+        "wmt14", "translation", (), ("de-en", "en-de", "en-fr", "fr-en"), _TRANSLATION_METRICS,
+        _tfds("wmt14_translate/{language}", *_SPLITS),
         # Its datasets are named by their pair, English last.
         tfds_codes={"en-de": "de-en", "en-fr": "fr-en"},
     ),
     _glue(
-        "cola",
-        _YES_NO,
-        ("matthews",),
-        _SENTENCE,
-        tfds_texts=("sentence", None),
+        "cola", _YES_NO, ("matthews",), _SENTENCE, tfds_texts=("sentence", None),
         headerless=(("source", "label", "mark", "sentence"),),
     ),
     _glue("sst2", _YES_NO, ("accuracy",), _SENTENCE, tfds_texts=("sentence", None)),
     _glue("mrpc", _YES_NO, ("f1", "accuracy"), _PAIR),
     _glue("stsb", (), ("pearson", "spearman"), _PAIR),
     _glue(
-        "qqp",
-        _YES_NO,
-        ("f1", "accuracy"),
-        _QUESTIONS,
-        tfds_texts=("question1", "question2"),
+        "qqp", _YES_NO, ("f1", "accuracy"), _QUESTIONS, tfds_texts=("question1", "question2"),
         has_broken_lines=True,
     ),
     _glue(
-        "mnli",
-        _NLI,
-        ("accuracy",),
-        _PREMISE,
+        "mnli", _NLI, ("accuracy",), _PREMISE,
         ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched"),
         tfds_texts=_PREMISE_TFDS,
     ),
     _glue(
-        "qnli",
-        _TWO_WAY_NLI,
-        ("accuracy",),
-        Columns(("question",), ("sentence",), ("label",)),
+        "qnli", _TWO_WAY_NLI, ("accuracy",), Columns(("question",), ("sentence",), ("label",)),
         tfds_texts=("question", "sentence"),
     ),
     _glue("rte", _TWO_WAY_NLI, ("accuracy",), _PAIR),
@@ -455,6 +348,6 @@ _ALL = [
     _own("text_numbers", "regression", ("pearson", "spearman"), **_OWN_TEXTS),
     _own("tag_spans", "tagging", ("f1", "precision", "recall")),
     _own("tag_words", "tagging", ("macro_f1", "accuracy"), scorer="words"),
-]
+]  # fmt: skip
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

@@ -4,10 +4,9 @@ One reader for all: the task says what its columns may be called, and which colu
 header have. Cells are never quoted: in these datasets a quotation mark is text.
 """
 
-import dataclasses
 import logging
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from input_pipeline.tasks import files
 from input_pipeline.tasks.examples import TextExample
@@ -20,18 +19,6 @@ _NO_AGREEMENT = "-"
 _MAX_BROKEN = 0.01
 
 
-@dataclasses.dataclass(frozen=True)
-class _Columns:
-    """Column numbers of a file: of the text, the second text, the label and the language."""
-
-    width: int
-    text: int
-    pair: int | None
-    label: int | None
-    language: int | None
-    has_header: bool
-
-
 def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
     """Yield (language, example) of a file, with the id ""; language None unless a column names it.
 
@@ -39,12 +26,12 @@ def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None
     ValueError for a header without the task's columns, a row of another width or an unknown label.
     """
     lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
-    columns = _columns(*lines[0], task)
-    rows = lines[columns.has_header :]
+    width, places, has_header = _columns(*lines[0], task)
+    rows = lines[has_header:]
     broken = []
     for where, line in rows:
         try:
-            found = _example(line.split("\t"), columns, task, where)
+            found = _example(line.split("\t"), width, places, task, where)
         except ValueError as error:
             if not task.has_broken_lines:
                 raise
@@ -59,27 +46,24 @@ def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None
         logging.warning("%s; they are left out", message)
 
 
-def _columns(where: str, line: str, task: Task) -> _Columns:
+def _columns(where: str, line: str, task: Task) -> tuple[int, dict[str, int], bool]:
+    """Return the number of columns, the places of the task's, and whether the line names them."""
     cells: Sequence[str] = [cell.strip() for cell in line.split("\t")]
     assert task.columns is not None, f"{task.name} is not read from columns"
-    texts, pairs, labels = task.columns
-    has_header = any(name in cells for name in texts)
+    has_header = any(name in cells for name in task.columns.text)
     if not has_header:
         cells = _headerless(cells, task)
-
-    def place(names: Sequence[str]) -> int | None:
-        return next((cells.index(name) for name in names if name in cells), None)
-
-    text, pair = place(texts), place(pairs)
-    if text is None or (pairs and pair is None):
-        wanted = [" or ".join(names) for names in (texts, pairs) if names]
+    names = {**task.columns._asdict(), "language": (_LANGUAGE,) if has_header else ()}
+    there = {key: [one for one in known if one in cells] for key, known in names.items()}
+    places = {key: cells.index(known[0]) for key, known in there.items() if known}
+    texts = [key for key in ("text", "pair") if names[key]]
+    if not places.keys() >= set(texts):
+        *wanted, last = (" or ".join(names[key]) for key in (*texts, "label"))
         raise ValueError(
             f"{where}: no header of {task.name}; the first line must name the columns "
-            f"{', '.join(wanted)} and {' or '.join(labels)}, separated by tabs, but is "
-            f"{line[:80]!r}"
+            f"{', '.join(wanted)} and {last} between tabs, but is {line[:80]!r}"
         )
-    language = place((_LANGUAGE,)) if has_header else None
-    return _Columns(len(cells), text, pair, place(labels), language, has_header)
+    return len(cells), places, has_header
 
 
 def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
@@ -94,20 +78,16 @@ def _headerless(cells: Sequence[str], task: Task) -> Sequence[str]:
 
 
 def _example(
-    cells: list[str], columns: _Columns, task: Task, where: str
+    cells: list[str], width: int, places: Mapping[str, int], task: Task, where: str
 ) -> tuple[str | None, TextExample] | None:
     """Return the example of a row, or None if the annotators did not agree."""
-    if len(cells) != columns.width:
+    if len(cells) != width:
         raise ValueError(
-            f"{where}: {len(cells)} columns, expected {columns.width} as in the first line; a text "
-            "may hold no tab: correct or remove the row"
+            f"{where}: {len(cells)} columns, expected {width} as in the first line; a text may "
+            "hold no tab: correct or remove the row"
         )
-    cells = [cell.strip() for cell in cells]
-    label = None
-    if columns.label is not None:
-        if cells[columns.label] == _NO_AGREEMENT:
-            return None
-        label = task.label(cells[columns.label], where)
-    pair = None if columns.pair is None else cells[columns.pair]
-    language = None if columns.language is None else cells[columns.language]
-    return language, TextExample("", cells[columns.text], pair, label)
+    found = {key: cells[place].strip() for key, place in places.items()}
+    if found.get("label") == _NO_AGREEMENT:
+        return None
+    label = task.label(found["label"], where) if "label" in found else None
+    return found.get("language"), TextExample("", found["text"], found.get("pair"), label)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from input_pipeline import tfds_text
-from input_pipeline.tasks import files, questions, sentences, translation
+from input_pipeline.tasks import files, questions, translation
 from input_pipeline.tasks.examples import (
     Answer,
     QuestionExample,
@@ -17,6 +17,7 @@ from input_pipeline.tasks.examples import (
     TextExample,
     TranslationExample,
 )
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import Task
 
 _PREFIX = "tfds:"
@@ -30,20 +31,15 @@ def is_tfds(pattern: str) -> bool:
 
 
 def read_examples(
-    convert: Convert,
-    pattern: str,
-    task: Task,
-    language: str,
-    looked_for: list[str],
-    data_dir: str | None,
+    convert: Convert, pattern: str, source: Source, looked_for: list[str]
 ) -> Iterator[tuple[str | None, Any]]:
     """Yield (language, example) of a split; the language is None unless the example names it.
 
     Raise ValueError if labels are numbered in another way, or answers are misplaced.
     """
-    found = _load(pattern, task, language, looked_for, data_dir)
+    found = _load(pattern, source, looked_for)
     if found is not None:
-        yield from convert(*found, task, language, pattern)
+        yield from convert(*found, source.task, source.language, pattern)
 
 
 def text_examples(
@@ -88,27 +84,22 @@ def translation_examples(
         yield None, TranslationExample("", source, target, two)
 
 
-def read_pairs(
-    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
-) -> SentencePairs | None:
+def read_pairs(pattern: str, source: Source, looked_for: list[str]) -> SentencePairs | None:
     """Return the two sides of a search for translations, or None if there are none."""
-    found = _load(pattern, task, language, looked_for, data_dir)
+    found = _load(pattern, source, looked_for)
     if found is None:
         return None
     rows = [(_text(row["source_sentence"]), _text(row["target_sentence"])) for row in found[0]]
-    source, target = zip(*rows, strict=True)
-    return sentences.aligned_pairs(source, target)
+    return translation.aligned_pairs(rows)
 
 
-def _load(
-    pattern: str, task: Task, language: str, looked_for: list[str], data_dir: str | None
-) -> tuple[Any, Any] | None:
+def _load(pattern: str, source: Source, looked_for: list[str]) -> tuple[Any, Any] | None:
     """Return the rows of a split and their features, or None if it does not exist."""
-    code = task.tfds_codes.get(language, language)
+    code = source.task.tfds_codes.get(source.language, source.language)
     looked_for.append(pattern.replace(files.PLACEHOLDER, code))
     name, _, split = looked_for[-1].removeprefix(_PREFIX).rpartition(":")
     try:
-        rows, info = tfds_text.load_split(name, split, data_dir)
+        rows, info = tfds_text.load_split(name, split, source.data_dir)
     except tfds_text.NoSplitError as error:
         looked_for[-1] += f" ({error})"
         return None
@@ -150,9 +141,5 @@ def _question(row: dict[str, Any]) -> QuestionExample:
     starts = [int(start) for start in answers["answer_start"]]
     # Impossible questions (SQuAD 2.0) have their answers under another name.
     found = [Answer(*one) for one in zip(texts, starts, strict=True) if one[0]]
-    return QuestionExample(
-        row["id"].decode("utf-8"),
-        row["question"].decode("utf-8"),
-        row["context"].decode("utf-8"),
-        tuple(dict.fromkeys(found)),
-    )
+    name, question, context = (row[key].decode("utf-8") for key in ("id", "question", "context"))
+    return QuestionExample(name, question, context, tuple(dict.fromkeys(found)))

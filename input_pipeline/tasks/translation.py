@@ -1,4 +1,4 @@
-"""Texts and their translations: two line-aligned files, or one of two columns."""
+"""Texts and their translations, to train on or to search for: aligned files, or two columns."""
 
 import itertools
 import logging
@@ -6,9 +6,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from input_pipeline.tasks import files
-from input_pipeline.tasks.examples import TranslationExample
-
-Pair = tuple[str, str]
+from input_pipeline.tasks.examples import SentencePairs, Sentences, TranslationExample
+from input_pipeline.tasks.files import Pair, Source
 
 _SOURCE, _TARGET = "{source}", "{target}"
 # Share of the pairs of a source that may have an empty side.
@@ -21,31 +20,28 @@ def direction(language: str) -> Pair:
     source, _, target = language.partition("-")
     if not source or not target or "-" in target or source == target:
         raise ValueError(
-            f"translation direction {language!r} must be the codes of two languages with a hyphen "
-            "between them, such as en-de; correct it in task.train_languages, "
-            "task.validation_languages or task.test_languages"
+            f"translation direction {language!r} must be two codes, such as en-de; correct it in "
+            "task.train_languages, task.validation_languages or task.test_languages"
         )
     return source, target
 
 
-def matching(
-    root: pathlib.Path, pattern: str, language: str, language_codes: Mapping[str, str]
-) -> pathlib.Path:
+def matching(text: Source, pattern: str) -> pathlib.Path:
     """Return the file of a pattern, in which {source} and {target} stand for the direction's codes.
 
     Raise ValueError if there is no such file, or one for each of several codes.
     """
-    spellings = (files.spellings(code, language_codes) for code in direction(language))
+    spellings = map(text.codes_of, direction(text.language))
     names = dict.fromkeys(
         pattern.replace(_SOURCE, source).replace(_TARGET, target)
         for source, target in itertools.product(*spellings)
     )
-    found = [root / name for name in names if (root / name).is_file()]
+    found = [text.root / name for name in names if (text.root / name).is_file()]
     if len(found) != 1:
-        looked_for = " and ".join(str(root / name) for name in names)
+        looked_for = " and ".join(str(text.root / name) for name in names)
         raise ValueError(
-            f"{language}: {len(found) or 'no'} files of {looked_for}, expected one; add or remove "
-            f"files, or correct the pattern, in which {_SOURCE} and {_TARGET} stand for codes"
+            f"{text.language}: {len(found) or 'no'} files of {looked_for}, expected one; add or "
+            f"remove files, or correct the codes {_SOURCE} and {_TARGET} in the pattern"
         )
     return found[0]
 
@@ -73,8 +69,12 @@ def check_distinct(
             owner = owners.setdefault(files_of_text, language)
             if owner == language:
                 continue
-            are_opposite = direction(owner) == direction(language)[::-1]
-            if not (are_opposite and _is_named(paths, language, language_codes)):
+            is_named = False
+            if len(paths) == 1 and direction(owner) == direction(language)[::-1]:
+                _, line = next(files.numbered_lines(paths[0]))
+                codes = _codes(line.split("\t"), language_codes)
+                is_named = codes in (direction(owner), direction(language))
+            if not is_named:
                 raise ValueError(
                     f"{where}: {owner} and {language} have the same text, {names}; put {_SOURCE} "
                     f"and {_TARGET} into the names of files, where they stand for codes, or name "
@@ -82,26 +82,12 @@ def check_distinct(
                 )
 
 
-def _is_named(
-    paths: Sequence[pathlib.Path], language: str, language_codes: Mapping[str, str]
-) -> bool:
-    """Return whether a text is one file whose first line names the languages of a direction."""
-    if len(paths) != 1:
-        return False
-    _, line = next(files.numbered_lines(paths[0]))
-    names = _codes(line.split("\t"), language_codes)
-    return names in (direction(language), direction(language)[::-1])
-
-
 def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(language_codes.get(cell.strip(), cell.strip()) for cell in cells)
 
 
 def read_files(
-    paths: Sequence[pathlib.Path],
-    language: str,
-    language_codes: Mapping[str, str],
-    languages: Collection[str] = (),
+    paths: Sequence[pathlib.Path], text: Source, languages: Collection[str]
 ) -> list[TranslationExample]:
     """Read pairs from two line-aligned files, source and target, or from a TSV file of both.
 
@@ -113,18 +99,19 @@ def read_files(
       ValueError: files of unequal length, a line without two columns, a first line that names other
         languages, more than one pair in a hundred with an empty side, or only such pairs.
     """
-    first, pairs = 1, []
+    first, pairs, wanted = 1, files.read_pairs(paths), direction(text.language)
     if len(paths) == 1:
-        pairs = _columns(paths[0])
-        if _names_columns(paths[0], pairs[0], language, language_codes, languages):
-            is_turned = _codes(pairs[0], language_codes) != direction(language)
-            first, pairs = 2, [pair[::-1] if is_turned else pair for pair in pairs[1:]]
-    else:
-        pairs = _aligned(*paths)
+        names = _codes(pairs[0], text.language_codes)
+        if names in (wanted, wanted[::-1]):
+            first, pairs = 2, [pair[::-1] if names != wanted else pair for pair in pairs[1:]]
+        elif {*names} <= {*wanted, *languages}:
+            raise ValueError(
+                f"{paths[0]}, line 1: names the languages {' and '.join(pairs[0])}, but is read "
+                f"for {text.language}; correct it, or name a file by its {_SOURCE} and {_TARGET}"
+            )
     where = " and ".join(map(str, paths))
-    target_language = direction(language)[1]
     found = [
-        TranslationExample("", source, target, target_language)
+        TranslationExample("", source, target, wanted[1])
         for source, target in without_empty(pairs, where, "line", first)
     ]
     if not found:
@@ -151,44 +138,43 @@ def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) 
     yield from (pair for pair in pairs if all(pair))
 
 
-def _aligned(source: pathlib.Path, target: pathlib.Path) -> list[Pair]:
-    one, two = ([line.strip() for _, line in files.numbered_lines(p)] for p in (source, target))
-    if len(one) != len(two):
-        raise ValueError(
-            f"{source}: {len(one)} lines, but {target} has {len(two)}; line i of both must say the "
-            "same: take both files from one version of the dataset"
-        )
-    return list(zip(one, two, strict=True))
+def aligned_pairs(pairs: Sequence[Pair]) -> SentencePairs:
+    """Return sentences of which the i-th ones of both sides are translations of each other."""
+    ids = tuple(map(str, range(len(pairs))))
+    source, target = (Sentences(ids, side) for side in zip(*pairs, strict=True))
+    return SentencePairs(source, target, tuple(zip(ids, ids, strict=True)))
 
 
-def _columns(path: pathlib.Path) -> list[Pair]:
-    pairs: list[Pair] = []
-    for where, line in files.numbered_lines(path):
-        cells = [cell.strip() for cell in line.split("\t")]
-        if len(cells) != 2:
-            raise ValueError(
-                f"{where}: {len(cells)} columns, expected two separated by one tab; a text may "
-                "hold no tab"
-            )
-        pairs.append((cells[0], cells[1]))
-    return pairs
+def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
+    """Read Tatoeba: one file of two columns, or two files (LASER); see `files.read_pairs`."""
+    return aligned_pairs(files.read_pairs(paths))
 
 
-def _names_columns(
-    path: pathlib.Path,
-    cells: Pair,
-    language: str,
-    language_codes: Mapping[str, str],
-    languages: Collection[str],
-) -> bool:
-    """Return whether a first line names the columns; ValueError if it names another direction."""
-    names, pair = _codes(cells, language_codes), direction(language)
-    if names in (pair, pair[::-1]):
-        return True
-    if {*names} <= {*pair, *languages}:
-        raise ValueError(
-            f"{path}, line 1: names the languages {' and '.join(cells)}, but is read for {language}"
-            f"; name another file, in which {_SOURCE} and {_TARGET} stand for codes, or correct "
-            "the line"
-        )
-    return False
+def read_mining(paths: Sequence[pathlib.Path]) -> SentencePairs:
+    """Read BUCC 2018: the text, the English text, and the gold pairs unless they are hidden.
+
+    Lines are id, tab, sentence; those of the gold file id, tab, English id. Raise ValueError for a
+    line without two columns, a repeated id, or a gold id that is not in the text.
+    """
+    sides = [_sentences(path) for path in paths[:2]]
+    known = [set(side.ids) for side in sides]
+    gold = []
+    for path in paths[2:]:
+        for where, *pair in files.read_columns(path):
+            for number, sentence in enumerate(pair):
+                if sentence not in known[number]:
+                    raise ValueError(
+                        f"{where}: {sentence!r} is no id of {paths[number]}; the gold file must be "
+                        "of the same texts, with the English id second"
+                    )
+            gold.append((pair[0], pair[1]))
+    return SentencePairs(sides[0], sides[1], tuple(gold))
+
+
+def _sentences(path: pathlib.Path) -> Sentences:
+    found: dict[str, str] = {}
+    for where, name, text in files.read_columns(path):
+        if name in found:
+            raise ValueError(f"{where}: the id {name!r} comes a second time; remove one line")
+        found[name] = text
+    return Sentences(tuple(found), tuple(found.values()))

@@ -17,7 +17,8 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample]:
     A tab in a single text is a blank, but ends a column in a file called *.tsv. Raise ValueError if
     there is no file, or a line has too few or too many tabs.
     """
-    rows = _cells(path, task, "two texts" if task.is_of_pairs else "one text")
+    wanted = "two texts with one tab between them" if task.is_of_pairs else "one text without tab"
+    rows = _cells(path, task, 1 + task.is_of_pairs, wanted)
     return [
         TextExample(name, cells[0], cells[1] if task.is_of_pairs else None, None)
         for name, cells in rows
@@ -33,7 +34,7 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample]:
     """Read a question, a tab and its context a line, or JSON of SQuAD from *.json(.gz, ...)."""
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
-    rows = _cells(path, task, "question and context")
+    rows = _cells(path, task, 2, "question and context with one tab between them")
     return [QuestionExample(name, question, context, ()) for name, (question, context) in rows]
 
 
@@ -43,17 +44,16 @@ def read_sentences(path: pathlib.Path) -> Sentences:
     return Sentences(tuple(name for name, _ in rows), tuple(text for _, text in rows))
 
 
-def _cells(path: pathlib.Path, task: Task, wanted: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the number of each line and its one cell or two, which `wanted` names."""
-    count = 1 if wanted == "one text" else 2
+def _cells(
+    path: pathlib.Path, task: Task, count: int, wanted: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the number of each line and its `count` cells, which `wanted` describes."""
     has_columns = count == 2 or ".tsv" in path.suffixes
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in (line.split("\t") if has_columns else [line])]
         if len(cells) != count:
             raise ValueError(
-                f"{where}: {len(cells)} columns, but {task.name} takes {wanted} "
-                + ("with one tab between them" if count == 2 else "without tab")
-                + "; correct the line"
+                f"{where}: {len(cells)} columns, but {task.name} takes {wanted}; correct the line"
             )
         yield name, cells
 

@@ -121,7 +121,7 @@ class RecordTest(parameterized.TestCase):
         readers = KINDS[options.task.kind].readers
         for split, sizes in {"train": [24], "validation": [12], "test": [12] * len(tested)}.items():
             examples = [
-                loading.load_examples(readers, *options.source(split, language))
+                loading.load_examples(readers, options.source(split, language))
                 for language in task_data.languages(options, split)
             ]
             self.assertEqual(list(map(len, examples)), sizes)

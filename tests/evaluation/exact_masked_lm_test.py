@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.packed_dataset import PackedDataset, pack_rows
+from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
+from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation.masked_lm import ExactMaskedLM, LanguageLoss
 from xlm.models.encoder import output_table
 from xlm.objectives.masked_lm import MaskedLM

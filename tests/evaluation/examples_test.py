@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.packed_dataset import PackedDataset, pack_rows
+from input_pipeline.packed_dataset import PackedDataset
 from tests import factories, golden
 from tests.factories import SPECIAL_IDS as SPECIAL
+from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation import examples
 from xlm.evaluation.examples import Example, Examples, choose, examples_table
 from xlm.models.encoder import output_table

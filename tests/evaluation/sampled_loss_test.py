@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.packed_dataset import PackedDataset, pack_rows
+from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
 from tests import factories, processes
 from tests.factories import SPECIAL_IDS as SPECIAL
+from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.masked_lm import ExactMaskedLM
 from xlm.evaluation.sampled_loss import SampledLoss

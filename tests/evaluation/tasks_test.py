@@ -5,8 +5,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.tasks.examples import Answer, QuestionExample, TaggedExample, TextExample
-from input_pipeline.tasks.features import TaggedFeature, TextFeature
-from input_pipeline.tasks.question_features import QuestionFeature
+from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks
 from xlm.evaluation import tasks

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.tasks.translation_features import TranslationFeature
+from input_pipeline.tasks.features import TranslationFeature
 from knn_sampling.exact_layers import FullSoftmax
 from tests.models import encoder_test
 from tests.models.factories import random_params

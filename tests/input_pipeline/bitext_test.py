@@ -25,7 +25,7 @@ from input_pipeline.bitext import (
     pair_streams,
     token_counts,
 )
-from input_pipeline.block_order import NO_BLOCKS, BlockSettings
+from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
@@ -325,7 +325,7 @@ class PairStreamTest(parameterized.TestCase):
             for name, array in whole.items():
                 self.assertEqual(array.dtype, np.int32)
                 np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
-        with self.assertRaisesRegex(ValueError, "batch of 4 pairs does not divide into 3"):
+        with self.assertRaisesRegex(ValueError, "batch of 4 rows does not divide into 3"):
             stream.batch(0, 0, 3)
         other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
         first = pair_streams(self.store, SETTINGS, seed=0)[0][0]

@@ -11,10 +11,9 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
-from input_pipeline.block_order import BlockSettings, Places
-from input_pipeline.block_reader import BlockCache
+from input_pipeline.order import BlockSettings, Places
 from input_pipeline.packed_dataset import PackedDataset
-from input_pipeline.stream import AlphaPhases, TrainingStream, row_cache
+from input_pipeline.stream import AlphaPhases, BlockCache, TrainingStream, row_cache
 from tests.factories import SPECIAL_IDS
 
 _ROWS = {"en": 900, "sw": 30, "de": 400}
@@ -100,10 +99,8 @@ class StreamTest(parameterized.TestCase):
             for cache in (row_cache(self.store, ThreadPoolExecutor(3), _SETTINGS), None)
         )
         steps, num_parts = range(1, 20, 2), 1 if parts == (0,) else 4
-        found = dataset.batches(
-            cached, steps, loader=loader, parts=parts, num_parts=num_parts, read_ahead=read_ahead
-        )
-        for step, batch in zip(steps, found, strict=True):
+        data = dataset.StreamedData(cached, loader, parts, num_parts, read_ahead=read_ahead)
+        for step, (_, batch) in zip(steps, data.batches(steps), strict=True):
             each = [plain.batch(step, part, num_parts) for part in parts]
             expected = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
             self.assert_equal(batch, expected)
@@ -122,10 +119,8 @@ class StreamTest(parameterized.TestCase):
 
         cached = self.stream(BlockCache(load, ThreadPoolExecutor(2), _SETTINGS.window_blocks))
         # 115 steps of 6 examples, 60 % of them English, of which lane 1 has 450 sequences.
-        batches = dataset.batches(
-            cached, range(115), loader="threads", parts=(1,), num_parts=2, read_ahead=8
-        )
-        self.assertLen(list(batches), 115)
+        data = dataset.StreamedData(cached, "threads", (1,), num_parts=2, read_ahead=8)
+        self.assertLen(list(data.batches(range(115))), 115)
         of_large = [(first, stop) for language, first, stop in reads if language == 1]
         self.assertEqual({n for (language, *_), n in reads.items() if language == 1}, {1})
         self.assertBetween(len(of_large), 25, 29)

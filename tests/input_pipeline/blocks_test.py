@@ -4,7 +4,7 @@ import itertools
 
 from absl.testing import absltest, parameterized
 
-from input_pipeline import blocks
+from input_pipeline import selection as blocks
 from xlm.common import long_lines
 
 

@@ -30,6 +30,11 @@ class _CountingStream(TrainingStream):
         return super().batch(step, part, num_parts)
 
 
+def loaded(stream, steps, loader, **settings):
+    data = dataset.StreamedData(stream, loader, **settings)
+    return (batch for _, batch in data.batches(steps))
+
+
 class BatchesTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -56,15 +61,15 @@ class BatchesTest(parameterized.TestCase):
         prefetch=(1, 20),
     )  # fmt: skip
     def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
-        found = dataset.batches(self.stream, steps, loader=loader, prefetch=prefetch)
+        found = loaded(self.stream, steps, loader, prefetch=prefetch)
         self.assert_batches(found, steps)
 
     @parameterized.parameters(*dataset.LOADERS)
     def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):
-        list(dataset.batches(self.stream, range(5, 25), loader=loader))
+        list(loaded(self.stream, range(5, 25), loader))
         self.assertCountEqual(self.stream.asked, range(5, 25))
         self.stream.asked.clear()
-        found = dataset.batches(self.stream, range(10**9), loader=loader, prefetch=2)
+        found = loaded(self.stream, range(10**9), loader, prefetch=2)
         self.assert_batches(itertools.islice(found, 3), range(3))
         del found
         self.assertLess(max(self.stream.asked), 20)
@@ -73,7 +78,7 @@ class BatchesTest(parameterized.TestCase):
     def test_a_failure_to_read_reaches_the_loop(self, loader):
         stream = self.make_stream(fail_at=3)
         with self.assertRaisesRegex(OSError, "^the disk is gone$"):
-            list(dataset.batches(stream, range(5), loader=loader))
+            list(loaded(stream, range(5), loader))
 
     @parameterized.parameters(*dataset.LOADERS)
     def test_a_stream_as_the_loop_wants_it(self, loader):
@@ -92,6 +97,6 @@ class BatchesTest(parameterized.TestCase):
     def test_without_tensorflow_the_other_loader_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"tensorflow": None}),
-            self.assertRaisesRegex(ImportError, 'config.data.loader = "threads"'),
+            self.assertRaisesRegex(ValueError, 'config.data.loader="threads"'),
         ):
-            dataset.batches(self.stream, range(3), loader="tf.data")
+            dataset.StreamedData(self.stream, "tf.data")

@@ -10,6 +10,7 @@ from input_pipeline import manifest, packed_dataset
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from tests.factories import write_rows
 from tests.folders import FolderTest
+from tests.input_pipeline import reading
 from xlm.common import artifacts
 
 _SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
@@ -21,7 +22,7 @@ def _documents(*lengths: int) -> list[np.ndarray]:
 
 
 def _pack(documents: list[np.ndarray], length: int = 16) -> np.ndarray:
-    return packed_dataset.pack_rows(documents, length, _SPECIAL, np.dtype(np.uint16))
+    return reading.pack_rows(documents, length, _SPECIAL, np.dtype(np.uint16))
 
 
 def _segments(row: np.ndarray) -> tuple[list[list[int]], int]:

@@ -38,19 +38,11 @@ class PairRecordTest(absltest.TestCase):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.path = folder / "train" / "pair_weights.json"
 
-    def test_weights_in_force(self):
-        one = record(10, 20)
-        weights = [one.base, one.phases[0].weights, one.phases[1].weights]
-        for step, phase in ((0, 0), (9, 0), (10, 1), (19, 1), (20, 2), (10**9, 2)):
-            self.assertEqual(one.weights_at(step), weights[phase], step)
-
     def test_record_as_of_a_step_tells_what_was_in_force_until_then(self):
         whole = record(10, 20, 30)
         for step, count in ((0, 0), (9, 0), (10, 1), (11, 1), (20, 2), (29, 2), (30, 3), (99, 3)):
             cut = whole.as_of(step)
             self.assertEqual((cut.base, cut.phases), (whole.base, whole.phases[:count]))
-            for until in range(step + 1):
-                self.assertEqual(cut.weights_at(until), whole.weights_at(until))
             # Solving the dropped phases again restores the record.
             for phase in whole.phases[count:]:
                 cut = cut.extended(phase)

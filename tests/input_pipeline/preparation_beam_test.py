@@ -15,7 +15,6 @@ import numpy as np
 from absl.testing import absltest
 
 from input_pipeline import packed_dataset, preparation, preparation_beam
-from input_pipeline.executors import LocalProcesses
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
@@ -55,7 +54,7 @@ class BeamTest(FolderTest):
 
     def finish(self, job: Job) -> dict[str, bytes]:
         found = preparation.find(job)
-        with LocalProcesses(1) as execute:
+        with preparation.LocalProcesses(1) as execute:
             preparation.run(job, found, self.model, execute)
         preparation.finish(job, found)
         return {path.name: path.read_bytes() for path in job.folder.iterdir() if path.is_file()}

@@ -16,22 +16,22 @@ from absl import app
 from absl.testing import parameterized
 
 from input_pipeline import (
-    input_records,
     manifest,
     packed_dataset,
     preparation,
+    preparation_plan,
     selection,
     text_files,
     tokenization,
 )
 from input_pipeline.corpus import load_corpus
-from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import processes
 from tests.folders import FolderTest
+from tests.input_pipeline import reading
 from vocap import merge
 from xlm.common import artifacts, entry_point
 
@@ -114,7 +114,7 @@ def fail_or_wait(job: Job, task: _Task) -> None:
     if not task.number:
         raise ValueError("wrong")
     time.sleep(1)
-    job.write_note(str(task.number), "")
+    (job.work / f"{task.number}.json").touch()
 
 
 def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
@@ -156,7 +156,7 @@ class ContentsTest(_PreparationTest):
         for split, part in (("train", corpus.train), ("heldout", corpus.heldout)):
             for language, found in part.items():
                 tokens = encoded(found)
-                expected = packed_dataset.pack_rows(tokens, 64, store.special, np.dtype("u2"))
+                expected = reading.pack_rows(tokens, 64, store.special, np.dtype("u2"))
                 np.testing.assert_array_equal(store.rows(language, split), expected)
                 flat = np.concatenate(tokens)
                 statistics = {
@@ -237,7 +237,8 @@ class TasksTest(_PreparationTest):
     def test_the_bytes_do_not_depend_on_who_runs_the_tasks(self):
         prepare(self.job("one", _SHARDED))
         prepare(self.job("back", _SHARDED), backwards)
-        with LocalProcesses(2, bytes_a_process=1) as execute:
+        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
+        with preparation.LocalProcesses(2) as execute:
             prepare(self.job("two", _SHARDED), execute)
         expected = contents(self.folder / "one")
         self.assertGreater(len(expected), 10)
@@ -309,7 +310,7 @@ class TasksTest(_PreparationTest):
         def recorded(function, job, tasks, name) -> None:
             for task in tasks:
                 function(job, task)
-                ran.extend([task.name] if name == "scan" else [])
+                ran.extend([task.id] if name == "scan" else [])
 
         good = (self.root / "sw.txt").read_bytes()
         (self.root / "sw.txt").write_bytes(good + b"\n\n\xff\n")
@@ -348,7 +349,7 @@ class TasksTest(_PreparationTest):
 
     def test_notes_of_unknown_settings_are_not_used(self):
         job = self.job()
-        job.write_note("scan-en-00000-of-00001", "unknown")
+        artifacts.write_json(job.work / "scan-en-00000-of-00001.json", {"made_from": "unknown"})
         preparation.begin(job, _MODEL)
         self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
 
@@ -360,8 +361,8 @@ class TasksTest(_PreparationTest):
     def test_a_damaged_note_is_named(self, name, field, value, message):
         job = self.job()
         preparation.run(job, preparation.find(job), _MODEL, in_order)
-        note = artifacts.read_json(job.note(name))
-        artifacts.write_json(job.note(name), {**note, field: value})
+        path = job.work / f"{name}.json"
+        artifacts.write_json(path, {**artifacts.read_json(path), field: value})
         with self.assertRaisesRegex(
             ValueError, f"{name}.json: {message}.*; remove .* run the same"
         ):
@@ -369,7 +370,8 @@ class TasksTest(_PreparationTest):
 
     def test_no_task_goes_on_behind_an_error(self):
         job = self.job()
-        with LocalProcesses(2, bytes_a_process=1) as execute:
+        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
+        with preparation.LocalProcesses(2) as execute:
             with self.assertRaisesRegex(ValueError, "wrong"):
                 execute(fail_or_wait, job, [_Task(number) for number in range(6)], "tasks")
             left = sorted(job.work.glob("*"))
@@ -395,7 +397,7 @@ class TasksTest(_PreparationTest):
                 file.write("\nmore\tmore\n")
             return ""
 
-        self.enterContext(mock.patch.object(input_records, "source_digest", digest))
+        self.enterContext(mock.patch.object(preparation_plan, "source_digest", digest))
         with self.assertRaisesRegex(ValueError, "en-sw.tsv: has changed while it was read"):
             prepare(self.job())
 

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline.block_order import BlockSettings
-from input_pipeline.order import StreamOrder, largest_remainder, permute
+from input_pipeline.order import BlockSettings, StreamOrder, largest_remainder, permute
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream, row_cache
 from tests import processes
@@ -27,6 +26,12 @@ def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
         rows[:, 0], rows[:, 1] = place, np.arange(num_rows[language])
         np.save(folder / f"{language}.train.npy", rows)
     return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
+
+
+def locate(order: StreamOrder, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Languages and sequences of examples of the stream."""
+    language, occurrence = order.draw(examples)
+    return language, order.sequence(language, occurrence)
 
 
 class LargestRemainderTest(parameterized.TestCase):
@@ -80,9 +85,9 @@ class StreamOrderTest(parameterized.TestCase):
     @parameterized.product(first_cycle=(0, 1_000_000), num_cycles=(1, 3))
     def test_whole_cycles_hold_exact_shares_and_visit_all_rows_alike(self, first_cycle, num_cycles):
         rows, shares = [1, 7, 1000, 30_000, 200_000], np.array([0.001, 0.099, 0.2, 0.3, 0.4])
-        order = StreamOrder.create(5, rows, shares)
+        order = StreamOrder(5, rows, shares)
         start = first_cycle * _CYCLE
-        language, row = order.locate(np.arange(start, start + num_cycles * _CYCLE))
+        language, row = locate(order, np.arange(start, start + num_cycles * _CYCLE))
         drawn = np.bincount(language)
         np.testing.assert_array_equal(drawn, num_cycles * order.counts)
         np.testing.assert_allclose(drawn / drawn.sum(), shares, atol=1 / _CYCLE)
@@ -94,8 +99,8 @@ class StreamOrderTest(parameterized.TestCase):
 
     def test_no_row_comes_again_before_all_have_been(self):
         rows = [3, 70, 1000]
-        order = StreamOrder.create(0, rows, np.array([0.1, 0.2, 0.7]))
-        language, row = order.locate(np.arange(3 * _CYCLE // 2))
+        order = StreamOrder(0, rows, np.array([0.1, 0.2, 0.7]))
+        language, row = locate(order, np.arange(3 * _CYCLE // 2))
         for i, num_rows in enumerate(rows):
             visits = row[language == i]
             epochs = visits[: len(visits) // num_rows * num_rows].reshape(-1, num_rows)
@@ -103,8 +108,8 @@ class StreamOrderTest(parameterized.TestCase):
 
     def test_epochs_of_a_language_are_different_permutations(self):
         # An epoch lasts two cycles; each half shows half of the rows.
-        order = StreamOrder.create(0, [2 * _CYCLE], np.ones(1))
-        halves = [order.locate(np.arange(c * _CYCLE, (c + 1) * _CYCLE))[1] for c in range(4)]
+        order = StreamOrder(0, [2 * _CYCLE], np.ones(1))
+        halves = [locate(order, np.arange(c * _CYCLE, (c + 1) * _CYCLE))[1] for c in range(4)]
         self.assertEmpty(set(halves[0]) & set(halves[1]))
         self.assertEmpty(set(halves[2]) & set(halves[3]))
         shared = len(set(halves[0]) & set(halves[2]))
@@ -112,8 +117,8 @@ class StreamOrderTest(parameterized.TestCase):
 
     def test_languages_and_seeds_have_orders_of_their_own(self):
         def first_cycle(seed):
-            order = StreamOrder.create(seed, [_CYCLE, _CYCLE], np.full(2, 0.5))
-            language, row = order.locate(np.arange(_CYCLE))
+            order = StreamOrder(seed, [_CYCLE, _CYCLE], np.full(2, 0.5))
+            language, row = locate(order, np.arange(_CYCLE))
             return language, set(row[language == 0]), set(row[language == 1])
 
         language, first, second = first_cycle(0)
@@ -128,7 +133,7 @@ class TurnsTest(parameterized.TestCase):
         ((0.5, 0.5), "01" * 6), ((0.75, 0.25), "001000100010"), ((0.5, 0.25, 0.25), "012001200120")
     )
     def test_shares_are_spread_evenly(self, shares, expected):
-        order = StreamOrder.create(0, np.ones(len(shares)), np.array(shares), in_turns=True)
+        order = StreamOrder(0, np.ones(len(shares)), np.array(shares), in_turns=True)
         for start in (0, 4000, 7 * _CYCLE):
             which, numbers = order.draw(np.arange(start, start + 12))
             self.assertEqual("".join(map(str, which)), expected)
@@ -149,8 +154,8 @@ class TrainingStreamTest(parameterized.TestCase):
     @parameterized.parameters(0, 1, 1_000_000)
     def test_a_batch_holds_the_rows_that_the_order_names(self, step):
         batch = self.stream.batch(step)
-        order = StreamOrder.create(3, [100, 300, 20], np.array([0.3, 0.6, 0.1]))
-        language, row = order.locate(np.arange(8 * step, 8 * step + 8))
+        order = StreamOrder(3, [100, 300, 20], np.array([0.3, 0.6, 0.1]))
+        language, row = locate(order, np.arange(8 * step, 8 * step + 8))
         self.assertEqual(self.stream.languages, ("de", "en", "sw"))
         for value in batch.values():
             self.assertEqual(value.dtype, np.int32)

@@ -73,7 +73,7 @@ class TfdsTextTest(FolderTest):
             for language in ("zh", "zh-Latn"):
                 tfds_text.write_text(DATASETS["c4"], language, self.folder, shard=before)
             there = sorted(self.folder.iterdir())
-            with self.assertRaisesRegex(ValueError, f"read twice; give --shards={count} as before"):
+            with self.assertRaisesRegex(ValueError, f"read twice; give --shards={count}, or"):
                 tfds_text.write_text(DATASETS["c4"], "zh", self.folder, shard=after)
             self.assertEqual(sorted(self.folder.iterdir()), there)
             tfds_text.write_text(DATASETS["c4"], "sw", self.folder, shard=after)

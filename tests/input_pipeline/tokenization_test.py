@@ -7,8 +7,9 @@ import sentencepiece as spm
 from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from input_pipeline import array_files, packed_dataset, tokenization
+from input_pipeline import array_files, tokenization
 from tests.folders import FolderTest
+from tests.input_pipeline import reading
 from vocap import merge
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
@@ -36,10 +37,7 @@ class RowWriterTest(FolderTest):
             for document in documents:
                 writer.add(document)
             found = writer.finish()
-        expected, flat = (
-            packed_dataset.pack_rows(tokens, 64, special, dtype),
-            np.concatenate(tokens),
-        )
+        expected, flat = (reading.pack_rows(tokens, 64, special, dtype), np.concatenate(tokens))
         np.testing.assert_array_equal(np.load(path), expected)
         counts = np.bincount(flat, minlength=len(writer.counts))
         np.testing.assert_array_equal(writer.counts, counts)

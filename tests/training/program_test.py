@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, pack_rows
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from tests.input_pipeline.reading import pack_rows
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators as evaluator_builders
 from xlm.experiment import model as builders

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags, logging
 from tqdm import tqdm
 
-from input_pipeline import blocks, text_files
+from input_pipeline import selection, sources, text_files
 from vocap import run_tables
 from xlm.common import entry_point, outputs
 
@@ -38,7 +38,7 @@ _HELDOUT_BY = flags.DEFINE_enum(
     "sentences, as vocap.count_beam does.",
 )
 _BLOCK_BYTES = flags.DEFINE_integer(
-    "block_bytes", blocks.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
+    "block_bytes", sources.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
 )
 _MAX_RUNS = flags.DEFINE_integer(
     "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
@@ -91,9 +91,9 @@ def _count(
 def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:
     counts = [0, 0]
     for path in tqdm(paths, desc="count", unit="file"):
-        for block in blocks.cut_blocks(text_files.read_marked(path), _BLOCK_BYTES.value):
-            digest = blocks.text_digest(block, _HELDOUT_SEED.value)
-            side = blocks.is_heldout(digest, _HELDOUT_FRACTION.value)
+        for block in selection.cut_blocks(text_files.read_marked(path), _BLOCK_BYTES.value):
+            digest = selection.text_digest(block, _HELDOUT_SEED.value)
+            side = selection.is_heldout(digest, _HELDOUT_FRACTION.value)
             counts[side] += 1
             yield block, side
     if not counts[True]:

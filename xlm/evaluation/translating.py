@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from input_pipeline.tasks.token_batches import batch_sizes, token_batches
-from input_pipeline.tasks.translation_features import TranslationFeature
+from input_pipeline.tasks.batches import batch_sizes, token_batches
+from input_pipeline.tasks.features import TranslationFeature
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search
 from xlm.evaluation.settings import DecodingSettings

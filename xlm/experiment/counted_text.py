@@ -4,7 +4,7 @@ import logging
 import pathlib
 from typing import NamedTuple
 
-from input_pipeline.corpus_stream import CorpusStream
+from input_pipeline.corpus import CorpusStream
 from input_pipeline.sources import CorpusSpec
 from vocap import entries, run_tables
 from vocap.building import Progress

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from input_pipeline.block_order import BlockSettings
+from input_pipeline.order import BlockSettings
 from input_pipeline.pair_sampling import PairSamplingSettings
 from xlm.common import schema
 
@@ -16,7 +16,7 @@ class DataSettings:
       loader: "tf.data", or "threads" where TensorFlow is not installed.
       prefetch: number of prefetched batches.
       block_bytes, window_blocks, lanes: order of large languages by blocks, see
-        `input_pipeline.block_order.BlockSettings`.
+        `input_pipeline.order.BlockSettings`.
       read_threads: threads that read blocks; 0 to read what is needed when it is needed. Without
         `block_bytes` there are none.
       read_ahead: number of batches whose blocks are requested before they are made.

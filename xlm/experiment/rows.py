@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline import input_records, preparation, sources
+from input_pipeline import preparation, sources
+from input_pipeline import preparation_plan as plans
 from input_pipeline.corpus import load_corpus
-from input_pipeline.executors import LocalProcesses
 from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
@@ -51,7 +51,7 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
     _check_parallel(config, job, found)
     with (
         artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
-        LocalProcesses(settings.num_workers) as execute,
+        preparation.LocalProcesses(settings.num_workers) as execute,
     ):
         if folders.read_tokenizer() != tokenizer:
             raise ValueError(
@@ -135,10 +135,10 @@ def _recorded_text(config: ConfigDict, job: Job) -> str:
     Raises:
       ValueError: the dataset was made under other settings.
     """
-    path = job.folder / input_records.INPUTS
+    path = job.folder / plans.INPUTS
     if not path.exists():  # of a version that kept no records, and a digest of another kind
         return load_corpus(job.spec).digest()
-    recorded = input_records.read(path)
-    _stage(config, job, input_records.text_digest(recorded))
+    recorded = plans.read_inputs(path)
+    _stage(config, job, plans.text_digest(recorded))
     shard_bytes = job.settings.shard_bytes
-    return input_records.text_digest(input_records.read_again(recorded, job.spec, shard_bytes))
+    return plans.text_digest(plans.read_again(recorded, job.spec, shard_bytes))

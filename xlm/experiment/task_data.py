@@ -10,7 +10,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks import held_out, loading
+from input_pipeline.tasks import loading
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 from xlm.evaluation.tasks import TaskData
@@ -52,7 +52,7 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
     readers = readers._replace(file=readers.labels)
     counts: collections.Counter[str] = collections.Counter()
     for language in languages(options, "train", readers):
-        counts.update(loading.load_labels(readers, *options.source("train", language)))
+        counts.update(loading.load_labels(readers, options.source("train", language)))
     named = ", ".join(f"{label} {count}" for label, count in counts.most_common(20))
     logging.info("%d labels in the training data: %s", len(counts), named)
     _check_spelling(options.task, counts)
@@ -110,9 +110,7 @@ def languages(
     task, patterns = options.task, options.patterns(split)
     if readers is None and task.kind in KINDS:
         readers = KINDS[task.kind].readers
-    found = loading.available_languages(
-        readers, task, pathlib.Path(options.root), patterns, options.language_codes
-    )
+    found = loading.available_languages(readers, options.source(split))
     if any(pattern.startswith("tfds:") for pattern in patterns):
         found |= set(task.languages)
     if not found:
@@ -172,11 +170,11 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
     source = "train" if is_split else split
     for language in languages(options, split):
         _check_scored(options, split, language)
-        examples = loading.load_examples(readers, *options.source(source, language))
+        examples = loading.load_examples(readers, options.source(source, language))
         _check_labels(options, source, language, examples)
         if language in shared:
             is_out, where = split == "validation", f"{options.name}, {language}"
-            examples = held_out.part(
+            examples = loading.held_out_part(
                 examples, options.validation_share, held_out=is_out, where=where
             )
             if is_out:
@@ -214,8 +212,7 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
         if split == "test" and not _has_test(options):
             continue
         for language in languages(options, "test" if is_search else split):
-            _, root, patterns, _, codes, _ = options.source(split, language)
-            found += loading.matching_files(root, patterns, language, codes)
+            found += loading.matching_files(options.source(split, language))
     return found
 
 
@@ -278,8 +275,7 @@ def selected_on_test(options: TaskSettings, chosen_on: Sequence[str]) -> list[st
         return []
 
     def sources(split: str, language: str) -> set[tuple[Any, ...]]:
-        _, root, patterns, _, codes, _ = options.source(split, language)
-        return loading.sources(root, patterns, language, codes)
+        return loading.identities(options.source(split, language))
 
     tested = set(languages(options, "test"))
     return [
@@ -355,7 +351,7 @@ def read_pairs(options: TaskSettings, split: str, language: str) -> SentencePair
     """
     patterns = options.patterns(split, language)
     reader = SEARCHES[options.task.kind].reader
-    pairs = loading.load_pairs(reader, *options.source(split, language))
+    pairs = loading.load_pairs(reader, options.source(split, language))
     if not pairs.gold:
         raise ValueError(
             f"{options.name}, {language}: {', '.join(patterns)} have no gold pairs; name their "

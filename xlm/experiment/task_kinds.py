@@ -15,15 +15,14 @@ from input_pipeline.tasks import (
     delimited,
     features,
     questions,
-    sentences,
     tagged,
     text_pairs,
     tfds_examples,
+    translation,
     unlabelled,
 )
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.loading import PairsReader, Readers
-from input_pipeline.tasks.question_features import question_features
 from input_pipeline.tasks.tasks import Task
 from xlm.evaluation import search, tasks
 from xlm.evaluation.metrics.questions import normalizer
@@ -115,7 +114,7 @@ class SearchKind:
 
 
 def _question_features(options, *args):
-    return question_features(*args, options.max_query_length, options.stride)
+    return features.question_features(*args, options.max_query_length, options.stride)
 
 
 def _mined(options, pairs, source, target, threshold):
@@ -206,13 +205,15 @@ KINDS: dict[str, TaskKind] = {
 }
 SEARCHES: dict[str, SearchKind] = {
     "retrieval": SearchKind(
-        PairsReader(range(1, 3), "both sides, or the text and its English", sentences.read_aligned),
+        PairsReader(
+            range(1, 3), "both sides, or the text and its English", translation.read_aligned
+        ),
         search=lambda options, pairs, *args: (*search.retrieved(pairs, *args[:2]), None),
         find=lambda options, pairs, *args: search.nearest(pairs.source, pairs.target, *args[:2]),
         options=("layer",),
     ),
     "mining": SearchKind(
-        PairsReader(range(2, 4), "the text, its English, the gold pairs", sentences.read_mining),
+        PairsReader(range(2, 4), "the text, its English, the gold pairs", translation.read_mining),
         search=_mined,
         find=_above,
         options=("layer", "margin"),

@@ -8,6 +8,7 @@ import sentencepiece as spm
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
 from xlm.common import declarations, schema
@@ -182,11 +183,11 @@ class TaskSettings:
             )
         return (known[split],)
 
-    def source(self, split: str, language: str) -> tuple[Any, ...]:
-        """A split in a language, as `loading.load_examples` and `load_pairs` want it."""
+    def source(self, split: str, language: str = "en") -> Source:
+        """Where a split in a language is."""
         root, data_dir = pathlib.Path(self.root), self.data_dir or None
         patterns = self.patterns(split, language)
-        return self.task, root, patterns, language, self.language_codes, data_dir
+        return Source(self.task, root, patterns, language, self.language_codes, data_dir)
 
 
 End = Literal["first", "last"]

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
+from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.token_batches import TokenStream
-from input_pipeline.tasks.translation_features import Unit, language_symbols, translation_features
+from input_pipeline.tasks.features import Unit, language_symbols, translation_features
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from xlm.common.schema import settings
 from xlm.evaluation.decoding import TokenIds
@@ -111,7 +111,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
       ValueError: two directions have the same text; and see there.
     """
     found = directions(options, split)
-    texts = {one: loading.translation_files(*options.source(split, one)[:-1]) for one in found}
+    texts = {one: loading.translation_files(options.source(split, one)) for one in found}
     translation.check_distinct(texts, options.language_codes, f"task.{split}")
     languages = {
         code
@@ -119,10 +119,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
         for one in directions(options, some)
         for code in translation.direction(one)
     }
-    return {
-        one: loading.load_translations(*options.source(split, one), languages=languages)
-        for one in found
-    }
+    return {one: loading.load_translations(options.source(split, one), languages) for one in found}
 
 
 def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import translation
-from input_pipeline.tasks.tfds_examples import is_tfds
+from input_pipeline.tasks.loading import translation_files
 from xlm.common import artifacts
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
@@ -45,12 +45,10 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
     Raises:
       ValueError: one is missing.
     """
-    found = []
+    found: list[pathlib.Path] = []
     for split in _SPLITS:
         for direction in builders.directions(options, split):
-            _, root, patterns, _, codes, _ = options.source(split, direction)
-            own = (pattern for pattern in patterns if not is_tfds(pattern))
-            found += [translation.matching(root, pattern, direction, codes) for pattern in own]
+            found += itertools.chain(*translation_files(options.source(split, direction)))
     return found
 
 

@@ -8,8 +8,7 @@ from absl.testing import parameterized
 
 from input_pipeline import dataset
 from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
-from input_pipeline.tasks.features import TaggedFeature, TextFeature
-from input_pipeline.tasks.question_features import QuestionFeature
+from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
 
 PAD = 1
 BUCKETS = (8, 16, 24)
@@ -103,8 +102,8 @@ class FeatureStreamTest(parameterized.TestCase):
     @parameterized.parameters(*dataset.LOADERS)
     def test_loaders_bring_its_batches(self, loader):
         stream = self.stream(100, 8)
-        found = dataset.batches(stream, range(5, 25), loader=loader)
-        for step, batch in zip(range(5, 25), found, strict=True):
+        found = dataset.StreamedData(stream, loader).batches(range(5, 25))
+        for step, (_, batch) in zip(range(5, 25), found, strict=True):
             expected = stream.batch(step)
             self.assertCountEqual(batch, expected)
             for name, array in expected.items():

@@ -7,8 +7,9 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from input_pipeline.tasks import delimited, held_out, tagged
+from input_pipeline.tasks import delimited, tagged
 from input_pipeline.tasks.examples import TaggedExample, TextExample
+from input_pipeline.tasks.loading import held_out_part
 from input_pipeline.tasks.tasks import TASKS, Columns
 
 LABELS = ("neg", "pos")
@@ -340,25 +341,25 @@ class TagsTest(Case):
 class HeldOutTest(absltest.TestCase):
     def test_a_share_that_depends_on_the_texts_alone(self):
         examples = [TextExample(str(i), f"text {i % 500}", None, i % 3) for i in range(1000)]
-        out = held_out.part(examples, 0.1, held_out=True, where="")
-        rest = held_out.part(examples, 0.1, held_out=False, where="")
+        out = held_out_part(examples, 0.1, held_out=True, where="")
+        rest = held_out_part(examples, 0.1, held_out=False, where="")
         self.assertLen({one.text for one in out}, 50)
         self.assertLen(out, 100)  # each text is there twice, with other labels
         self.assertEqual({*out, *rest}, {*examples})
         self.assertEmpty({one.text for one in out} & {one.text for one in rest})
         # In another order and with other labels it is the same part, and of fewer texts most of it.
         other = [dataclasses.replace(one, id="", label=None) for one in reversed(examples)]
-        again = {one.text for one in held_out.part(other, 0.1, held_out=True, where="")}
+        again = {one.text for one in held_out_part(other, 0.1, held_out=True, where="")}
         self.assertEqual(again, {one.text for one in out})
-        fewer = held_out.part(examples[:450], 0.1, held_out=True, where="")
+        fewer = held_out_part(examples[:450], 0.1, held_out=True, where="")
         self.assertGreater(len({one.text for one in fewer} & again), 38)
 
     def test_few_texts(self):
         examples = [TaggedExample(str(i), (f"w{i}",), (0,)) for i in range(3)]
-        self.assertLen(held_out.part(examples, 0.1, held_out=True, where=""), 1)
+        self.assertLen(held_out_part(examples, 0.1, held_out=True, where=""), 1)
         for count, share, message in (
             (1, 0.5, "mine, en: .* of 1 different training texts .* 0 to"),
             (3, 0.0, "validation_share is 0.0, must be between 0 and 1"),
         ):
             with self.assertRaisesRegex(ValueError, message):
-                held_out.part(examples[:count], share, held_out=True, where="mine, en")
+                held_out_part(examples[:count], share, held_out=True, where="mine, en")

@@ -16,6 +16,7 @@ from input_pipeline.tasks.examples import (
     TaggedExample,
     TextExample,
 )
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import available_languages, load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
 from tests.folders import FolderTest
@@ -32,11 +33,12 @@ class Folder(FolderTest):
 
     def load(self, task: str, *patterns: str, language: str = "en", **codes: str) -> list:
         readers = KINDS[TASKS[task].kind].readers
-        return load_examples(readers, TASKS[task], self.folder, patterns, language, codes)
+        return load_examples(readers, Source(TASKS[task], self.folder, patterns, language, codes))
 
     def available(self, task: str, *patterns: str, **codes: str) -> set[str]:
         kind = KINDS.get(TASKS[task].kind)
-        return available_languages(kind and kind.readers, TASKS[task], self.folder, patterns, codes)
+        source = Source(TASKS[task], self.folder, patterns, language_codes=codes)
+        return available_languages(kind and kind.readers, source)
 
 
 def table(*rows: str) -> str:
@@ -273,7 +275,7 @@ class QuestionsTest(Folder):
 class PairsTest(Folder):
     def pairs(self, task: str, *patterns: str, language: str = "de", **codes: str):
         reader = SEARCHES[TASKS[task].kind].reader
-        return load_pairs(reader, TASKS[task], self.folder, patterns, language, codes)
+        return load_pairs(reader, Source(TASKS[task], self.folder, patterns, language, codes))
 
     def test_both_forms_of_tatoeba(self):
         self.write("de-en.tsv", table("Ja. | Yes.", "Nein! | No!"))
@@ -313,7 +315,7 @@ class PairsTest(Folder):
         with self.assertRaisesRegex(ValueError, message):
             self.bucc(**changes)
         names = self.write("a", "Ja.\nNein!\n"), self.write("b", "Yes.\n")
-        with self.assertRaisesRegex(ValueError, "b: 1 lines, but .*a has 2; line i of both"):
+        with self.assertRaisesRegex(ValueError, "a: 2 lines, but .*b has 1; line i of both"):
             self.pairs("tatoeba", *names)
 
     def test_patterns_that_do_not_fit(self):
@@ -325,6 +327,12 @@ class PairsTest(Folder):
             self.pairs("tatoeba", "*.{language}")
         with self.assertRaisesRegex(ValueError, "no data for language 'fr'.*a.fr.*files for de:"):
             self.pairs("tatoeba", "a.{language}", language="fr")
+        for patterns in (
+            ("tfds:tatoeba/tatoeba_de:train", "a.{language}"),
+            ("a.{language}", "tfds:a:b"),
+        ):
+            with self.assertRaisesRegex(ValueError, "2 patterns .*, but a split of tensorflow-"):
+                self.pairs("tatoeba", *patterns)
 
 
 class FilesTest(Folder):

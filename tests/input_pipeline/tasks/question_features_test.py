@@ -7,7 +7,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import Answer, QuestionExample
-from input_pipeline.tasks.question_features import question_features, token_offsets, token_span
+from input_pipeline.tasks.features import question_features, token_offsets, token_span
 from input_pipeline.tokenization import special_ids
 from vocap import merge
 

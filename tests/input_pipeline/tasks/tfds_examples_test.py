@@ -6,6 +6,7 @@ import tensorflow_datasets as tfds
 from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import Answer
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
 from tests.folders import FolderTest
@@ -64,7 +65,7 @@ def squad_rows(prefix: str, is_version_2: bool = False) -> list[dict]:
 class TfdsExamplesTest(FolderTest):
     def load(self, task: str, pattern: str, language: str) -> list:
         readers = KINDS[TASKS[task].kind].readers
-        return load_examples(readers, TASKS[task], self.folder, [pattern], language)
+        return load_examples(readers, Source(TASKS[task], self.folder, [pattern], language))
 
     def check(self, task: str, split: str, language: str, values: list[dict], text: str) -> list:
         """Loads the rows and the file, expects equal examples, and returns them."""
@@ -188,8 +189,9 @@ class TfdsExamplesTest(FolderTest):
                   for one, two in (("Ja.", "Yes."), ("Äh?", "Eh?"))]  # fmt: skip
         reader = SEARCHES[task.kind].reader
         with rows(*values):
-            found = load_pairs(reader, task, self.folder, [task.tfds["test"]], "de")
-        self.assertEqual(found, load_pairs(reader, task, self.folder, ["{language}-en.tsv"], "de"))
+            found = load_pairs(reader, Source(task, self.folder, [task.tfds["test"]], "de"))
+        files = Source(task, self.folder, ["{language}-en.tsv"], "de")
+        self.assertEqual(found, load_pairs(reader, files))
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),

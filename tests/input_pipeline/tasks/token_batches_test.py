@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline.tasks.token_batches import TokenStream, batch_sizes, token_batches
-from input_pipeline.tasks.translation_features import TranslationFeature
+from input_pipeline.tasks.batches import TokenStream, batch_sizes, token_batches
+from input_pipeline.tasks.features import TranslationFeature
 
 PAD = 1
 BUCKETS = (8, 16, 32)

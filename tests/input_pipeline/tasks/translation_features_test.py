@@ -5,7 +5,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.translation_features import language_symbols, translation_features
+from input_pipeline.tasks.features import language_symbols, translation_features
 from input_pipeline.tokenization import special_ids
 from vocap import merge
 

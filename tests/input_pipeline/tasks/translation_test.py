@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from input_pipeline.tasks import translation
 from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import load_translations, translation_files
 from input_pipeline.tasks.tasks import Task
 
@@ -50,7 +51,7 @@ class TranslationTest(parameterized.TestCase):
 
     def load(self, *patterns: str, language: str = "en-de", codes=None, languages=()):
         return load_translations(
-            TASK, self.root, patterns, language, codes or {}, languages=languages
+            Source(TASK, self.root, patterns, language, codes or {}), languages
         )
 
     @parameterized.parameters(*COMPRESS)
@@ -143,7 +144,8 @@ class TranslationTest(parameterized.TestCase):
 
     def check_distinct(self, *patterns: str, codes=None, languages: tuple[str, ...]):
         sources = {
-            one: translation_files(TASK, self.root, patterns, one, codes or {}) for one in languages
+            one: translation_files(Source(TASK, self.root, patterns, one, codes or {}))
+            for one in languages
         }
         translation.check_distinct(sources, codes or {}, "task.train")
 
