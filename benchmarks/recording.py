@@ -47,6 +47,10 @@ from xlm.common import artifacts, entry_point
 QUICKSTART = "configs/quickstart.py"
 # Short, but with all events of a run: refreshes, evaluations, full-softmax steps.
 OVERRIDES: dict[str, Any] = {
+    # As before these keys had other defaults, for recordings of then.
+    "corpus.heldout_by": "position",
+    "corpus.deduplicate": False,
+    "corpus.block_bytes": 0,
     "vocab.compare": (),
     "vocab.num_workers": 1,
     "store.num_workers": 1,

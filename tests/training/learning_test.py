@@ -11,7 +11,6 @@ from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 from tests.factories import SPECIAL_IDS
 from tests.input_pipeline.reading import pack_rows
-from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators, objectives, streams
 from xlm.experiment import model as builders
 from xlm.training.loop import train
