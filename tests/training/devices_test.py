@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from benchmarks.collectives import collectives_of
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
 from tests import factories
@@ -21,7 +22,6 @@ from xlm.objectives.objective import Extra, gathered_rows
 from xlm.objectives.settings import ContrastSettings, MaskSettings
 from xlm.objectives.translation_lm import TranslationLM
 from xlm.training.accumulation import Accumulation
-from xlm.training.collectives import collectives_of
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh, traced_on
 from xlm.training.step import TrainFunctions

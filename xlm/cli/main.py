@@ -25,7 +25,6 @@ VERBS = {
     "export": "export_model",
     "prune": "prune_model",
     "table": "xtreme_table",
-    "forgetting": "forgetting",
 }
 
 

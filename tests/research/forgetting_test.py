@@ -1,9 +1,7 @@
 """Two checkpoints compared on rows: against the evaluators themselves, and what is refused."""
 
-import contextlib
 import dataclasses
 import functools
-import io
 import pathlib
 import tempfile
 from unittest import mock
@@ -14,19 +12,17 @@ from absl.testing import absltest
 
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import commands, factories, golden, tiny_tasks
+from research import forgetting
+from research.forgetting import AUC, LOSS
+from tests import factories, golden, tiny_tasks
 from tests.task_results import task_results
 from xlm.common import artifacts
-from xlm.evaluation import forgetting
-from xlm.evaluation.forgetting import AUC, LOSS
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, model, objectives
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.experiment.pretrained import read_run
 from xlm.training.checkpoint import Checkpoints
 from xlm.training.state import TrainState
-
-tool = commands.load("forgetting")
 
 SPECIAL = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
 LENGTH = 16
@@ -68,7 +64,10 @@ def config_of(objective: str = "replaced_token", **changes):
 
 def initial_state(objective: str, store: PackedDataset) -> TrainState:
     """A random state, for all runs of an objective."""
-    config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+    config, mesh = (
+        config_of(objective),
+        forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1]),
+    )
     made = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, made, mesh)
     return factories.first_state(functions, factories.random_params(made))
@@ -91,7 +90,7 @@ class ForgettingTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.enterClassContext(mock.patch.object(tool, "read_run", functools.cache(read_run)))
+        cls.enterClassContext(mock.patch.object(forgetting, "read_run", functools.cache(read_run)))
         tokenizer = tiny_tasks.tokenizer()
         cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
         # The second run's rows are of one of the first's languages, and other text.
@@ -115,26 +114,23 @@ class ForgettingTest(absltest.TestCase):
             for one in found
         }
 
-    def report(self, before: pathlib.Path, after: pathlib.Path, *args: str, rows="") -> str:
-        printed = io.StringIO()
+    def report(self, before: pathlib.Path, after: pathlib.Path, *tasks, rows=(), **options) -> str:
         self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
-        rows = rows or f"{self.first},{self.second}"
-        given = (f"--before={before}", f"--after={after}", f"--rows={rows}")
-        with (
-            commands.parsed("forgetting", *given, f"--output={self.output}", *args) as rest,
-            contextlib.redirect_stdout(printed),
-        ):
-            tool.main(rest)
-        return printed.getvalue()
+        rows = rows or (str(self.first), str(self.second))
+        tasks = [str(self.folder / name) for name in tasks]
+        return forgetting.compare(before, after, rows, self.output, tasks=tasks, **options)
 
     def test_scores_are_those_of_the_evaluators(self):
-        printed = self.report(self.first, self.second, rows=str(self.first))
+        printed = self.report(self.first, self.second, rows=[str(self.first)])
         changes = self.changes()
         self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
         # The second model on rows of the first's, in a language that its own do not have.
-        trained, store = tool.read_run(data_builders.Folders(self.second)), self.stores[self.first]
-        config, mesh = config_of(), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+        trained, store = (
+            forgetting.read_run(data_builders.Folders(self.second)),
+            self.stores[self.first],
+        )
+        config, mesh = config_of(), forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1])
         config.evaluation.max_sequences = 0
         exact = evaluators.exact_masked_lm(
             config, masked_lm_of(trained.objective), store, mesh, in_training=False
@@ -150,15 +146,15 @@ class ForgettingTest(absltest.TestCase):
                 self.assertNotAlmostEqual(before, after, places=3)
 
     def test_a_run_and_itself(self):
-        self.report(self.masked, self.masked, "--sequences=2", rows=str(self.second))
+        self.report(self.masked, self.masked, max_sequences=2, rows=[str(self.second)])
         ((key, change),) = self.changes().items()
         self.assertEqual(key, ("second", LOSS))
         before, after = change["aa"]
         self.assertEqual(before, after)
-        self.report(self.masked, self.masked, rows=str(self.second))
+        self.report(self.masked, self.masked, rows=[str(self.second)])
         self.assertNotEqual(self.changes()[key]["aa"][0], before)
 
-    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
+    @mock.patch.object(forgetting, "scores", lambda *_: {LOSS: {"aa": 4.0}})
     def test_scores_of_a_task(self):
         for task, split, title in (
             ("udpos", "test", "udpos, f1"),
@@ -167,13 +163,12 @@ class ForgettingTest(absltest.TestCase):
             for name, score in (("one", 0.5), ("two", 0.4)):
                 results = task_results(task, {"en": 0.8, "de": score}, split)
                 artifacts.write_json(self.folder / name / "results.json", results)
-            both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
-            printed = self.report(self.masked, self.masked, both)
+            printed = self.report(self.masked, self.masked, "one", "two")
             self.assertEqual([data for data, _ in self.changes()], ["first", "second", "task"])
             self.assertIn(f"## task: {title}\n", printed)
             self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
         with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
-            self.report(self.masked, self.masked, "--tasks=x")
+            self.report(self.masked, self.masked, "x")
 
     def test_tasks_that_do_not_compare_are_found_before_the_models_are_read(self):
         for name, results in (
@@ -196,14 +191,12 @@ class ForgettingTest(absltest.TestCase):
             ("report", "results.json: the object has the unknown field changes; name the --w"),
         ):
             with (
-                mock.patch.object(tool, "read_model", side_effect=AssertionError),
+                mock.patch.object(forgetting, "read_model", side_effect=AssertionError),
                 self.assertRaisesRegex(ValueError, message),
             ):
-                both = f"--tasks={self.folder / 'xnli_en'},{self.folder / f'xnli_{after}'}"
-                self.report(self.masked, self.masked, both)
+                self.report(self.masked, self.masked, "xnli_en", f"xnli_{after}")
         with self.assertRaisesRegex(ValueError, "xnli_mine .*'mine', .*yours of 'yours'; name two"):
-            both = f"--tasks={self.folder / 'xnli_mine'},{self.folder / 'xnli_yours'}"
-            self.report(self.masked, self.masked, both)
+            self.report(self.masked, self.masked, "xnli_mine", "xnli_yours")
         self.assertFalse(self.output.exists())
 
     def test_refusals(self):
@@ -213,7 +206,7 @@ class ForgettingTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "--after: .*other is no --workdir of train.py"):
             self.report(self.first, other)
         with self.assertRaisesRegex(ValueError, "--rows .*other: the vocabulary .* is not that of"):
-            self.report(self.first, self.second, rows=f"{self.first},{other}")
+            self.report(self.first, self.second, rows=[str(self.first), str(other)])
         with self.assertRaisesRegex(ValueError, "of ReplacedToken and --after of MaskedLM"):
             self.report(self.first, self.masked)
         rate = self.folder / "rate"
