@@ -2,26 +2,31 @@
 
 Look at the text of both ends. Noisy translations have high losses and are up-weighted. Near copies,
 and text that the model predicts without understanding, are down-weighted. So are pairs of languages
-that are hard or easy for the model, whatever their text. The report therefore also lists pairs by
-loss beyond their languages (`xlm.evaluation.pair_excess`), which the paper does not have.
+that are hard or easy for the model, whatever their text: that shows in all pairs of a language. So
+loss(a, b) = u_a + u_b is fitted by least squares, and the residual is due to the pair's own text.
+The report also lists pairs by this excess, which the paper does not have.
 """
 
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
 from vocap import figures
 from xlm.common import artifacts, tables
-from xlm.evaluation.pair_excess import excess_losses, mean_losses, ranked_by_excess
 
 PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
 # Ratios that should be equal, such as 1 of unseen pairs, differ in the last bits of float64.
 _DIGITS = 9
+# Least share of a pair's loss that the fit leaves to its own text; rounding is below it.
+_LEAST_SHARE = 1e-6
 
 # (name of a pair, number) -> that many or fewer of its sentence pairs.
 Examples = Callable[[str, int], Sequence[tuple[str, str]]]
@@ -77,6 +82,51 @@ def ends_by_loss(
     seen = [one for one in ranked if one["loss"] is not None]
     middle = (len(seen) + 1) // 2
     return seen[:middle][:number], seen[middle:][::-1][:number]
+
+
+def mean_losses(record: PairRecord) -> dict[str, float]:
+    """Average the loss of each pair seen, less the mean of its phase, over the last half of phases.
+
+    The mean is subtracted since losses fall in training. Raises ValueError if there are no phases.
+    """
+    if not record.phases:
+        raise ValueError("no phase was recorded; train past the first step of robust.num_phases")
+    found: dict[str, list[float]] = {}
+    for phase in record.phases[len(record.phases) // 2 :]:
+        seen = {pair: loss for pair, loss in phase.losses.items() if loss is not None}
+        mean = statistics.fmean(seen.values()) if seen else 0.0
+        for pair, loss in seen.items():
+            found.setdefault(pair, []).append(loss - mean)
+    return {pair: statistics.fmean(values) for pair, values in found.items()}
+
+
+def excess_losses(
+    losses: Mapping[str, float], languages: Mapping[str, Pair]
+) -> dict[str, float | None]:
+    """Return the loss of each pair less the one that all other pairs predict for its languages.
+
+    None for a pair whose languages no other pairs determine, such as the only pair of a language.
+    """
+    if not losses:
+        return {}
+    names = sorted(losses)
+    ordered = sorted({language for name in names for language in languages[name]})
+    design = np.array([[one in languages[name] for one in ordered] for name in names], float)
+    values = np.array([losses[name] for name in names])
+    fit = design @ np.linalg.pinv(design)
+    # The residual of a least-squares fit to the others is 1 / (1 - h) times that of the fit to all.
+    own_share = 1 - np.diag(fit)
+    left = values - fit @ values
+    return {
+        name: float(one / share) if share > _LEAST_SHARE else None
+        for name, one, share in zip(names, left, own_share, strict=True)
+    }
+
+
+def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the known excesses by pair, the highest first."""
+    known = {pair: value for pair, value in excess.items() if value is not None}
+    return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
 def write_pair_report(

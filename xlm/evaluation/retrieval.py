@@ -1,17 +1,19 @@
-"""Retrieval of translations between parallel sentences."""
+"""Retrieval of translations between parallel sentences, by the mean states of their tokens."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.evaluation.batch_layout import BatchLayout, spread_rows
 from xlm.evaluation.metrics.retrieval import nearest_accuracy
-from xlm.evaluation.sentence_vectors import mean_states
 from xlm.models.encoder import Encoder
+from xlm.models.pooling import mean_state
 from xlm.models.segments import packed_segments
 
 
@@ -124,3 +126,30 @@ class Retrieval:
             num_layers=self._layer,
             specials=self._objective.special_ids,
         )
+
+
+def mean_states(
+    encoder: Encoder,
+    params: Any,
+    tokens: jax.Array,
+    segments: jax.Array,
+    positions: jax.Array,
+    *,
+    num_layers: int,
+    specials: Sequence[int],
+) -> jax.Array:
+    """Compute the mean state of each sentence's text tokens, without padding and specials.
+
+    Tokens, segments and positions are [B, L] int32, as for `Encoder.encode`; layer 0 is the
+    embeddings. Returns [B, D] float32, with zeros for a sentence without text.
+    """
+    hidden = encoder.apply(
+        {"params": params},
+        tokens,
+        segments,
+        positions,
+        deterministic=True,
+        num_layers=num_layers,
+        method="encode",
+    )
+    return mean_state(hidden, ~jnp.isin(tokens, jnp.array(specials)))

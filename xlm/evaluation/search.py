@@ -12,7 +12,7 @@ from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import Feature
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.metrics import retrieval
-from xlm.evaluation.sentence_vectors import mean_states
+from xlm.evaluation.retrieval import mean_states
 from xlm.evaluation.tasks import Line, in_order
 from xlm.models.encoder import Encoder
 
