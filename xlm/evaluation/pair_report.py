@@ -23,7 +23,7 @@ from xlm.common import artifacts, tables
 PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
-# Ratios that should be equal, such as 1 of unseen pairs, differ in the last bits of float64.
+# Ratios and excesses that should be equal, as of unseen pairs, differ in the last bits of float64.
 _DIGITS = 9
 # Least share of a pair's loss that the fit leaves to its own text; rounding is below it.
 _LEAST_SHARE = 1e-6
@@ -126,7 +126,7 @@ def excess_losses(
 def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
     """Return the known excesses by pair, the highest first."""
     known = {pair: value for pair, value in excess.items() if value is not None}
-    return dict(sorted(known.items(), key=lambda item: -item[1]))
+    return dict(sorted(known.items(), key=lambda item: (-round(item[1], _DIGITS), item[0])))
 
 
 def write_pair_report(
