@@ -205,7 +205,7 @@ _NOTHING = Span("", 0, NO_SPAN)
 class Found:
     """Distinct spans in the windows of a question, best first, and the score of "no answer".
 
-    That is the lowest start + end at the null position of all windows.
+    That is the lowest start + end at `<s>`, the first token, of all windows.
     """
 
     spans: tuple[Span, ...]
@@ -232,7 +232,6 @@ def best_answers(
     contexts: Sequence[str],
     n_best: int = 20,
     max_answer_length: int = 30,
-    null_position: int = 0,
 ) -> list[Found]:
     """Find the best spans of each question in its sliding windows, as text of the original context.
 
@@ -248,11 +247,10 @@ def best_answers(
       answerable: [N, L] whether a token is one of the context.
       max_context: [N, L] whether no other window has more context around the token.
       examples: [N] number of each window's question, an index into `contexts` [E].
-      null_position: token whose logits stand for "no answer".
     """
     _check_windows(start, end, offsets, answerable, max_context, examples, len(contexts))
     null_scores = np.full(len(contexts), np.inf)
-    null = start[:, null_position].astype(np.float64) + end[:, null_position]
+    null = start[:, 0].astype(np.float64) + end[:, 0]
     np.minimum.at(null_scores, examples, null)
     starts = np.where(answerable & max_context, start, -np.inf)
     ends = np.where(answerable, end, -np.inf)
