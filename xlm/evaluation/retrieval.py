@@ -67,12 +67,9 @@ class Retrieval:
         max_sentences: int,
         mesh: Mesh | None = None,
     ):
-        self._objective = objective
-        self._store = store
-        self._layer = layer
-        self._pivot = pivot
+        self._objective, self._store = objective, store
+        self._layer, self._pivot, self._max_sentences = layer, pivot, max_sentences
         self._batches = BatchLayout(mesh, batch_size)
-        self._max_sentences = max_sentences
         self._encode = self._batches.jit(self._sentence_vectors)
 
     def run(self, params) -> dict[str, dict[str, RetrievalResult]]:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.batch import Batch
 from xlm.objectives.loss_and_metrics import LossAndMetrics, means
 from xlm.objectives.masked_lm import MaskedLM
@@ -36,12 +36,8 @@ class SampledLoss:
         seed: int,
         mesh: Mesh | None = None,
     ):
-        # Converted one by one, or files of all languages would stay open.
-        held_out = [
-            np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
-            for lang in store.languages
-        ]
-        rows = np.concatenate(held_out)
+        none = np.zeros((0, store.length), np.int32)
+        rows = np.concatenate([none, *heldout_rows(store, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
         self._batches = _full_batches(rows, self._layout.size)

@@ -83,21 +83,11 @@ class Variant:
     runs: tuple[Run, ...]
     center: str
 
-    @property
-    def task(self) -> str:
-        return self.runs[0].task
-
-    @property
-    def table(self) -> str:
-        return self.runs[0].table
-
-    @property
-    def model(self) -> str:
-        return self.runs[0].model
-
-    @property
-    def setting(self) -> str:
-        return self.runs[0].setting
+    # Alike in all runs.
+    task = property(lambda self: self.runs[0].task)
+    table = property(lambda self: self.runs[0].table)
+    model = property(lambda self: self.runs[0].model)
+    setting = property(lambda self: self.runs[0].setting)
 
     @property
     def languages(self) -> list[str]:
@@ -285,13 +275,10 @@ def read_run(folder: pathlib.Path) -> Run:
         # Identity of the data, unless the user named them.
         where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
         data = settings.get("task.dataset") or where
+    recorded = ("task", "model", "setting", "seed", "hyperparameters")
     return Run(
-        folder=folder,
-        task=found["task"],
-        model=found["model"],
-        setting=found["setting"],
-        seed=found["seed"],
-        hyperparameters=found["hyperparameters"],
+        folder,
+        **{key: found[key] for key in recorded},
         selected=choice.get("value"),
         split=split,
         scores=found[split],

@@ -23,14 +23,13 @@ Remaining differences from SentencePiece, all pinned in tests/interop/huggingfac
 """
 
 import base64
-import dataclasses
 import functools
 import itertools
 import json
 import pathlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
@@ -52,21 +51,12 @@ _BATCH = 1024
 _SHOWN = 20  # differences
 
 
-@dataclasses.dataclass(frozen=True)
-class Segmentation:
-    """Token ids of a text and the text of each token, without <s> and </s>."""
-
-    ids: tuple[int, ...]
-    pieces: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A text on which the exported tokenizer disagrees with SentencePiece."""
+class Difference(NamedTuple):
+    """A text that the exported tokenizer (`found`) cuts into other tokens than SentencePiece."""
 
     text: str
-    expected: Segmentation  # SentencePiece's
-    found: Segmentation
+    expected: list[str]
+    found: list[str]
 
 
 def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
@@ -107,17 +97,9 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
             "build_vocab.py builds without vocab.tokenizer"
         )
     proto = vocabulary.parse(model)
+    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
     added = [
-        {
-            "id": i,
-            "content": token,
-            "special": True,
-            "normalized": False,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-        }
-        for i, token in enumerate(SPECIALS)
+        {"id": i, "content": token, "special": True, **options} for i, token in enumerate(SPECIALS)
     ]
     return {
         "version": "1.0",
@@ -194,16 +176,9 @@ def compare(
     for batch in vocabulary.batches(texts, _BATCH):
         encodings = exported.encode_batch(batch)
         for text, own, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
-            expected = [theirs[i] for i in own]
-            if encoding.ids != [theirs[BOS_ID], *expected, theirs[EOS_ID]]:
+            if encoding.ids != [theirs[i] for i in (BOS_ID, *own, EOS_ID)]:
                 pieces = processor.encode(text, out_type=str)
-                differences.append(
-                    Difference(
-                        text,
-                        Segmentation(tuple(expected), tuple(pieces)),
-                        Segmentation(tuple(encoding.ids[1:-1]), tuple(encoding.tokens[1:-1])),
-                    )
-                )
+                differences.append(Difference(text, pieces, encoding.tokens[1:-1]))
     return differences
 
 
@@ -213,8 +188,8 @@ def describe(differences: Sequence[Difference]) -> str:
     for difference in differences[:_SHOWN]:
         lines += [
             f"\n{difference.text}",
-            f"  SentencePiece  {' '.join(difference.expected.pieces)}",
-            f"  tokenizers     {' '.join(difference.found.pieces)}",
+            f"  SentencePiece  {' '.join(difference.expected)}",
+            f"  tokenizers     {' '.join(difference.found)}",
         ]
     if len(differences) > _SHOWN:
         lines.append(f"\nand {len(differences) - _SHOWN} more")

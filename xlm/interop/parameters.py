@@ -4,7 +4,7 @@ A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernel
 Parameters whose name begins with "layers" have a leading axis of layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -131,6 +131,17 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
             )
         found[name] = array
     return found
+
+
+def flattened(
+    params: Mapping[str, Any], separator: str = ".", prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of nested dicts with their names; see `nested`."""
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield prefix + name, value
 
 
 def nested(arrays: Mapping[str, np.ndarray], separator: str = ".") -> dict[str, Any]:

@@ -8,7 +8,7 @@ unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import sentencepiece as spm
@@ -132,6 +132,16 @@ def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
+def existing_file(path: pathlib.Path, remedy: str) -> pathlib.Path:
+    """Return a file, or the tokenizer of a folder; ValueError, in this case with `remedy`."""
+    found = tokenizer_file(path) if path.is_dir() else path
+    if found is None:
+        raise ValueError(f"{path} has none of {', '.join(TOKENIZER_FILES)}; {remedy}")
+    if not found.is_file():
+        raise ValueError(f"{found}: no such file; correct the path")
+    return found
+
+
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
@@ -143,17 +153,11 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
     tokenizer.json, of which the first is used. Raises ValueError if there is no such file, or it
     cannot be read or is neither unigram nor BPE.
     """
-    if path.is_dir():
-        found = tokenizer_file(path)
-        if found is None:
-            raise ValueError(
-                f"{path} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer "
-                "into it with save_pretrained, or give a --vocabulary for the model to continue "
-                "with"
-            )
-        path = found
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
+    remedy = (
+        "write the model's tokenizer into it with save_pretrained, or give a --vocabulary for the "
+        "model to continue with"
+    )
+    path = existing_file(path, remedy)
     content = artifacts.read_bytes(path)
     with declarations.of_file(path):
         if path.suffix == ".json":
@@ -225,15 +229,13 @@ def swap(
     )
 
 
-def prune(
-    model: bytes, texts: Iterable[str], keep: Collection[str] = ()
-) -> tuple[bytes, np.ndarray]:
+def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
     """Prune a unigram model to the pieces that texts use; their segmentations do not change.
 
     Kept are the special tokens, the pieces of the segmentations, all characters of these that are
-    pieces, the piece of the lowest score, and those of `keep` that exist. Returns the smaller
-    model, and the old ids [V'] int64 of its pieces, ascending. Raises ValueError if there is no
-    text, or the model is not a unigram model.
+    pieces, and the piece of the lowest score. Returns the smaller model, and the old ids [V'] int64
+    of its pieces, ascending. Raises ValueError if there is no text, or the model is not a unigram
+    model.
     """
     proto = parse(model)
     if kind(proto) == BPE:
@@ -250,7 +252,7 @@ def prune(
     if not used.any():
         raise ValueError("the texts are empty; give text in the languages that are to stay")
     # The characters of an unknown are not pieces, so these are all the relevant characters.
-    wanted = set(keep).union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    wanted = set().union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
     used |= np.array([piece.piece in wanted for piece in proto.pieces])

@@ -10,6 +10,7 @@ head's tensors, which begin with "task.". Readers of encoders leave these out.
 
 import pathlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from xlm.interop.weights import Weights
 
 MODEL_TYPE = "vocap-encoder"
 _VERSION = 1
-_HEAD = "head."  # beginning of the tensors of the masked-LM head
+HEAD = "head."  # beginning of the tensors of the masked-LM head
 REMEDY = "write the folder again with xlm export"
 
 
@@ -91,9 +92,8 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
     return {key: getattr(config, key) for key in _ARCHITECTURE}
 
 
-def has_head(folder: pathlib.Path) -> bool:
-    with Weights.open(folder, REMEDY) as weights:
-        return any(name.startswith(_HEAD) for name in weights.names)
+def open_weights(folder: pathlib.Path) -> AbstractContextManager[Weights]:
+    return Weights.open(folder, REMEDY)
 
 
 def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
@@ -103,6 +103,6 @@ def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
     another shape.
     """
     shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
-    with Weights.open(folder, REMEDY) as weights:
+    with open_weights(folder) as weights:
         weights.check_names(shapes, config.task.tensors if config.task else ())
         return {name: weights.read(name, shape) for name, shape in shapes.items()}

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -160,6 +160,7 @@ class XLMRoberta:
 
     DECLARATION = Config
     REMEDY = REMEDY
+    HEAD = _HEAD
 
     @property
     def class_name(self) -> str:
@@ -180,11 +181,7 @@ class XLMRoberta:
             )
         return "; ".join(found)
 
-    def has_head(self, folder: pathlib.Path) -> bool:
-        with self._open(folder) as weights:
-            return _has_head(weights)
-
-    def _open(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
+    def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
@@ -195,10 +192,10 @@ class XLMRoberta:
         """
         sizes, first = self._sizes(config), config.pad_token_id + 1
         width = sizes["hidden_size"]
-        with self._open(folder) as weights:
-            has_head = _has_head(weights)
+        with self.open_weights(folder) as weights:
+            has_head = weights.has(_HEAD)
             found = self._parameters(sizes, has_head=has_head)
-            drop = _dropped_prefix(weights.names)
+            drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
             names = {name for parameter in found for name in parameter.names}
             others = [] if has_head else [n for n in weights.names if n.startswith(_OTHER_HEADS)]
             weights.check_names(
@@ -296,15 +293,6 @@ XLM_R_XL = XLMRoberta(
     {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
 )
-
-
-def _has_head(weights: Weights) -> bool:
-    return any(name.startswith(_HEAD) for name in weights.names)
-
-
-def _dropped_prefix(names: Collection[str]) -> str:
-    """Return the prefix that an encoder saved alone, such as `XLMRobertaModel`, lacks."""
-    return "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
 
 
 def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
