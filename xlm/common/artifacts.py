@@ -392,14 +392,10 @@ def locked(
 
 
 def open_stage(
-    folder: str | os.PathLike[str],
-    settings: Any,
-    *,
-    defaults: Any = None,
-    uncompared: Sequence[str] = (),
-    replace: Callable[[], bool] = lambda: False,
+    folder: str | os.PathLike[str], settings: Any, *, defaults: Any = None,
+    uncompared: Sequence[str] = (), replace: Callable[[], bool] = lambda: False,
     reads: Sequence[pathlib.Path] = (),
-) -> Stage:
+) -> Stage:  # fmt: skip
     """Open `folder` for a stage with `settings` (JSON-able).
 
     Nothing is written until the stage claims the folder or finishes, so a stage that failed because

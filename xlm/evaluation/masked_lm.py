@@ -55,16 +55,9 @@ class ExactMaskedLM:
     """
 
     def __init__(
-        self,
-        objective: MaskedLM,
-        store: PackedDataset,
-        *,
-        num_folds: int,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        mesh: Mesh | None = None,
-    ):
+        self, objective: MaskedLM, store: PackedDataset, *, num_folds: int, batch_size: int,
+        max_sequences: int, seed: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
         self._objective, self._store, self._num_folds = objective, store, num_folds
         self._batches = BatchLayout(mesh, batch_size)
         self._rows = heldout_rows(store, max_sequences)

@@ -130,12 +130,9 @@ def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def write_pair_report(
-    record: PairRecord,
-    languages: Mapping[str, Pair],
-    examples: Examples,
-    folder: pathlib.Path,
+    record: PairRecord, languages: Mapping[str, Pair], examples: Examples, folder: pathlib.Path,
     number: int = 10,
-) -> str:
+) -> str:  # fmt: skip
     """Write plot, report and results to `folder`; return the text of the report.
 
     Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot.

@@ -50,17 +50,10 @@ class ReplacedTokenDetection:
     """
 
     def __init__(
-        self,
-        objective: ReplacedToken,
-        store: PackedDataset,
-        *,
-        rate: float,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        frozen: tuple[ReplacedToken, Any] | None = None,
+        self, objective: ReplacedToken, store: PackedDataset, *, rate: float, batch_size: int,
+        max_sequences: int, seed: int, frozen: tuple[ReplacedToken, Any] | None = None,
         mesh: Mesh | None = None,
-    ):
+    ):  # fmt: skip
         self._objective, self._seed = objective, seed
         self._batches = BatchLayout(mesh, batch_size)
         self._rows = heldout_rows(store, max_sequences)

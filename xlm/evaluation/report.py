@@ -33,15 +33,10 @@ class Results:
 
 
 def write_report(
-    folder: pathlib.Path,
-    results: Results,
-    *,
-    store: PackedDataset,
-    output_layer: OutputLayerSettings,
-    allocation: Mapping[str, Any] | None,
-    metrics: Metrics,
+    folder: pathlib.Path, results: Results, *, store: PackedDataset,
+    output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
     full_softmax_from: int | None,
-) -> pathlib.Path:
+) -> pathlib.Path:  # fmt: skip
     """Write report.md, its plots and results.json into `folder`; return the report's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
@@ -238,14 +233,9 @@ def _plot_candidates(metrics: Metrics, capacity: int, exact_from: int, path: pat
 
 
 def _by_step(
-    metrics: Metrics,
-    lines: Mapping[str, str],
-    level: tuple[str, float],
-    label: str,
-    exact_from: float = float("inf"),
-    *,
-    sampled_only: bool = False,
-):
+    metrics: Metrics, lines: Mapping[str, str], level: tuple[str, float], label: str,
+    exact_from: float = float("inf"), *, sampled_only: bool = False,
+):  # fmt: skip
     """Draw a line for each metric, by label, and a labelled level; shade the exact steps."""
     figure, axes = figures.new()
     for name, metric in lines.items():

@@ -57,16 +57,9 @@ class Retrieval:
     """
 
     def __init__(
-        self,
-        objective: HasEncoder,
-        store: PackedDataset,
-        *,
-        layer: int,
-        pivot: str,
-        batch_size: int,
-        max_sentences: int,
-        mesh: Mesh | None = None,
-    ):
+        self, objective: HasEncoder, store: PackedDataset, *, layer: int, pivot: str,
+        batch_size: int, max_sentences: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
         self._objective, self._store = objective, store
         self._layer, self._pivot, self._max_sentences = layer, pivot, max_sentences
         self._batches = BatchLayout(mesh, batch_size)
@@ -115,38 +108,22 @@ class Retrieval:
             tokens, bos=self._objective.bos, pad=self._objective.pad, across_documents=False
         )
         return mean_states(
-            self._objective.encoder,
-            self._objective.encoder_params(params),
-            tokens,
-            segments,
-            positions,
-            num_layers=self._layer,
-            specials=self._objective.special_ids,
-        )
+            self._objective.encoder, self._objective.encoder_params(params), tokens, segments,
+            positions, num_layers=self._layer, specials=self._objective.special_ids,
+        )  # fmt: skip
 
 
 def mean_states(
-    encoder: Encoder,
-    params: Any,
-    tokens: jax.Array,
-    segments: jax.Array,
-    positions: jax.Array,
-    *,
-    num_layers: int,
-    specials: Sequence[int],
-) -> jax.Array:
+    encoder: Encoder, params: Any, tokens: jax.Array, segments: jax.Array, positions: jax.Array, *,
+    num_layers: int, specials: Sequence[int],
+) -> jax.Array:  # fmt: skip
     """Compute the mean state of each sentence's text tokens, without padding and specials.
 
     Tokens, segments and positions are [B, L] int32, as for `Encoder.encode`; layer 0 is the
     embeddings. Returns [B, D] float32, with zeros for a sentence without text.
     """
     hidden = encoder.apply(
-        {"params": params},
-        tokens,
-        segments,
-        positions,
-        deterministic=True,
-        num_layers=num_layers,
+        {"params": params}, tokens, segments, positions, deterministic=True, num_layers=num_layers,
         method="encode",
-    )
+    )  # fmt: skip
     return mean_state(hidden, ~jnp.isin(tokens, jnp.array(specials)))

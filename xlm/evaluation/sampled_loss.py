@@ -27,15 +27,9 @@ class SampledLoss:
     """
 
     def __init__(
-        self,
-        objective: MaskedLM,
-        store: PackedDataset,
-        *,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        mesh: Mesh | None = None,
-    ):
+        self, objective: MaskedLM, store: PackedDataset, *, batch_size: int, max_sequences: int,
+        seed: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
         none = np.zeros((0, store.length), np.int32)
         rows = np.concatenate([none, *heldout_rows(store, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)

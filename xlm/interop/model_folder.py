@@ -119,14 +119,9 @@ def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
 
 
 def write_model(
-    folder: pathlib.Path,
-    params: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-    tokenizer: bytes,
-    *,
-    task_head: TaskHead | None = None,
-    card: str = "",
-) -> None:
+    folder: pathlib.Path, params: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: bytes, *,
+    task_head: TaskHead | None = None, card: str = "",
+) -> None:  # fmt: skip
     """Write a model folder, absent or empty before; commands write it to one of `outputs.folder`.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the

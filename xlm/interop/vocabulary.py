@@ -221,12 +221,9 @@ def swap(
             num_unknown += not known
             result[i] = rows[known].mean(axis=0, dtype=np.float64) if known else fallback
     return Swapped(
-        table=np.ascontiguousarray(result[:, :-1]),
-        bias=np.ascontiguousarray(result[:, -1]),
-        copied=len(sources) - len(made),
-        segmented=len(made) - num_unknown,
-        unknown=num_unknown,
-    )
+        table=np.ascontiguousarray(result[:, :-1]), bias=np.ascontiguousarray(result[:, -1]),
+        copied=len(sources) - len(made), segmented=len(made) - num_unknown, unknown=num_unknown,
+    )  # fmt: skip
 
 
 def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:

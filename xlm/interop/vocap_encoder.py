@@ -59,12 +59,9 @@ def config(
     # A folder of XLM-R lacks settings that its positions and weights need none of.
     whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
     found = Config(
-        model_type=MODEL_TYPE,
-        format_version=_VERSION,
-        masked_lm_head=has_head,
-        task=_Task(**task_head.config()) if task_head else None,
-        **msgspec.structs.asdict(whole),
-    )
+        model_type=MODEL_TYPE, format_version=_VERSION, masked_lm_head=has_head,
+        task=_Task(**task_head.config()) if task_head else None, **msgspec.structs.asdict(whole),
+    )  # fmt: skip
     return msgspec.to_builtins(found)
 
 

@@ -222,17 +222,10 @@ class Found:
 
 
 def best_answers(
-    start: np.ndarray,
-    end: np.ndarray,
-    *,
-    offsets: np.ndarray,
-    answerable: np.ndarray,
-    max_context: np.ndarray,
-    examples: np.ndarray,
-    contexts: Sequence[str],
-    n_best: int = 20,
+    start: np.ndarray, end: np.ndarray, *, offsets: np.ndarray, answerable: np.ndarray,
+    max_context: np.ndarray, examples: np.ndarray, contexts: Sequence[str], n_best: int = 20,
     max_answer_length: int = 30,
-) -> list[Found]:
+) -> list[Found]:  # fmt: skip
     """Find the best spans of each question in its sliding windows, as text of the original context.
 
     A span (s, e) scores start[s] + end[e]. Its ends are among the `n_best` highest allowed starts

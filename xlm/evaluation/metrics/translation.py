@@ -17,12 +17,9 @@ _DEFAULT_TOKENIZER = "13a"
 
 
 def scores(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    language: str,
-    *,
+    references: Sequence[str], hypotheses: Sequence[str], language: str, *,
     is_tokenized: bool = False,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Return BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
