@@ -7,12 +7,9 @@ against the unigram level and examples of predictions, plots and results.json. O
 start the same command on each with the flags that train.py has; the first writes.
 """
 
-import functools
-
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import memory, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import compilation, hosts
@@ -20,6 +17,11 @@ from xlm.training import compilation, hosts
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
+
+OPTIONS = {
+    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
+}
 
 
 def main(_) -> None:
@@ -29,11 +31,3 @@ def main(_) -> None:
     if hosts.is_first():
         print(path.read_text(encoding="utf-8"))
         print(f"report: {path.absolute()}")
-
-
-def run() -> None:
-    entry_point.run(
-        main,
-        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
-        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
-    )

@@ -9,13 +9,11 @@ and ends with status 75 (docs/training.md). On several hosts, start the same com
 other, add --coordinator, --num_processes and --process_id.
 """
 
-import functools
 import sys
 
 from absl import flags, logging
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import memory, model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
@@ -31,6 +29,11 @@ _CONTINUE_FROM = flags.DEFINE_integer(
 )
 _join_hosts = hosts.define_flags()
 
+OPTIONS = {
+    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
+}
+
 
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
@@ -41,11 +44,3 @@ def main(_) -> None:
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-
-
-def run() -> None:
-    entry_point.run(
-        main,
-        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
-        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
-    )

@@ -75,15 +75,6 @@ def extremes(
     return up[:number], down[:number]
 
 
-def ends_by_loss(
-    ranked: Sequence[PairWeight], number: int = 10
-) -> tuple[list[PairWeight], list[PairWeight]]:
-    """Select the pairs of highest and lowest loss, most extreme first, if none was re-weighted."""
-    seen = [one for one in ranked if one["loss"] is not None]
-    middle = (len(seen) + 1) // 2
-    return seen[:middle][:number], seen[middle:][::-1][:number]
-
-
 def mean_losses(record: PairRecord) -> dict[str, float]:
     """Average the loss of each pair seen, less the mean of its phase, over the last half of phases.
 
@@ -145,8 +136,10 @@ def write_pair_report(
     ends = [up, down]
     if up or down:
         plot_weights(up, down, folder / PLOT)
-    else:
-        ends = list(ends_by_loss(ranked, number))
+    else:  # those of highest and lowest loss
+        seen = [one for one in ranked if one["loss"] is not None]
+        middle = (len(seen) + 1) // 2
+        ends = [seen[:middle][:number], seen[middle:][::-1][:number]]
     shown = [one["pair"] for pairs in ends for one in pairs]
     text_of = {
         pair: list(examples(pair, NUM_EXAMPLES)) for pair in dict.fromkeys([*shown, *high, *low])
@@ -170,13 +163,10 @@ def write_pair_report(
     )
     artifacts.write_text(folder / REPORT, text)
     results = {
-        "up": [one["pair"] for one in up],
-        "down": [one["pair"] for one in down],
-        "pairs": ranked,
-        "excess": excess,
+        "up": [one["pair"] for one in up], "down": [one["pair"] for one in down],
+        "pairs": ranked, "excess": excess, "examples": text_of,
         "divergences": {phase.step: phase.divergence for phase in record.phases},
-        "examples": text_of,
-    }
+    }  # fmt: skip
     artifacts.write_json(folder / RESULTS, results)
     return text
 
@@ -236,15 +226,12 @@ def _excess_table(known: Mapping[str, float], high: Sequence[str], low: Sequence
 
 
 def _examples_table(examples: Sequence[tuple[str, str]]) -> str:
-    rows = [
-        dict(zip(("one side", "other side"), map(_short, pair), strict=True)) for pair in examples
-    ]
+    def cell(text: str) -> str:
+        text = " ".join(text.split())
+        return tables.text_cell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+
+    rows = [{"one side": cell(one), "other side": cell(other)} for one, other in examples]
     return tables.markdown(rows, left=2)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return tables.text_cell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from xlm.evaluation.metrics.retrieval import nearest_accuracy
 from xlm.models.encoder import Encoder
 from xlm.models.pooling import mean_state
 from xlm.models.segments import packed_segments
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.replaced_token import ReplacedToken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,25 +32,6 @@ class RetrievalResult:
     sentences: int
 
 
-class HasEncoder(Protocol):
-    """Objective that trains an encoder of sentences, such as `MaskedLM`."""
-
-    @property
-    def encoder(self) -> Encoder: ...
-
-    @property
-    def bos(self) -> int: ...
-
-    @property
-    def pad(self) -> int: ...
-
-    @property
-    def special_ids(self) -> tuple[int, ...]: ...
-
-    def encoder_params(self, params: Any) -> Any:
-        """Select the parameters of `encoder` from the objective's."""
-
-
 class Retrieval:
     """Evaluator of retrieval from and to `pivot` on the parallel sets of a packed dataset.
 
@@ -57,7 +40,7 @@ class Retrieval:
     """
 
     def __init__(
-        self, objective: HasEncoder, store: PackedDataset, *, layer: int, pivot: str,
+        self, objective: MaskedLM | ReplacedToken, store: PackedDataset, *, layer: int, pivot: str,
         batch_size: int, max_sentences: int, mesh: Mesh | None = None,
     ):  # fmt: skip
         self._objective, self._store = objective, store

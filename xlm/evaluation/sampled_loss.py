@@ -34,7 +34,9 @@ class SampledLoss:
         rows = np.concatenate([none, *heldout_rows(store, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
-        self._batches = _full_batches(rows, self._layout.size)
+        # Repeated, not padded: with fewer targets, V' and the sampled loss would differ.
+        count = max(len(rows) // self._layout.size, 1) if len(rows) else 0
+        self._batches = np.resize(rows, (count, self._layout.size, rows.shape[1]))
         self._key = jax.random.key(seed)
         # Without metrics per language.
         self._objective = dataclasses.replace(objective, languages=())
@@ -72,12 +74,3 @@ class SampledLoss:
             "candidates": sampled["candidates"],
             "overflow": sampled["overflow"],
         }
-
-
-def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
-    """Cut rows [N, L] into batches [n, size, L], repeating rows if they do not fill one."""
-    if not len(rows):
-        return rows.reshape(0, size, rows.shape[1])
-    # Not padded: with fewer targets, V' and the sampled loss would differ.
-    count = max(len(rows) // size, 1)
-    return np.resize(rows, (count, size, rows.shape[1]))

@@ -231,6 +231,7 @@ def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
     }
 
 
+@dataclasses.dataclass
 class Selection:
     """An evaluator of a training run that keeps the parameters with the best scores so far.
 
@@ -243,31 +244,25 @@ class Selection:
     lost if the best parameters were kept after that checkpoint.
     """
 
-    def __init__(
-        self,
-        metric: str,
-        data: Sequence[TaskData],
-        predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]],
-        score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]],
-        keep: Callable[[str, Any, int, float], None],
-        best: Mapping[str, float],
-        by_language: bool = False,
-    ):
-        self._metric, self._data, self._predictor = metric, data, predictor
-        self._score, self._keep = score, keep
-        self._best, self._by_language = dict(best), by_language
+    metric: str
+    data: Sequence[TaskData]
+    predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]]
+    score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]]
+    keep: Callable[[str, Any, int, float], None]
+    best: dict[str, float]
+    by_language: bool = False
 
     def __call__(self, state: TrainState) -> Mapping[str, float]:
         """Return scores by language and their mean, as metrics of the run."""
-        metric, scores = self._metric, {}
-        for data in self._data:
-            outputs = self._predictor(state.params, data.features)
-            scores[data.language] = self._score(data, outputs)[metric]
+        metric, scores = self.metric, {}
+        for data in self.data:
+            outputs = self.predictor(state.params, data.features)
+            scores[data.language] = self.score(data, outputs)[metric]
         mean = float(np.mean(list(scores.values())))
-        choices = {ALL: mean, **scores} if self._by_language else {ALL: mean}
+        choices = {ALL: mean, **scores} if self.by_language else {ALL: mean}
         for choice, value in choices.items():
-            if value > self._best.get(choice, -np.inf):
-                self._best[choice] = value
-                self._keep(choice, state.params, int(state.step), value)
+            if value > self.best.get(choice, -np.inf):
+                self.best[choice] = value
+                self.keep(choice, state.params, int(state.step), value)
         names = {f"validation/{metric}/{lang}": value for lang, value in scores.items()}
         return {f"validation/{metric}": mean, **names}

@@ -277,18 +277,13 @@ def _record(one: Variant, found: Statistic | None, **of: object) -> tables.Row:
     run = one.runs[0]
     chosen_on = dict.fromkeys(language for run in one.runs for language in run.selected_on_test)
     return {
-        "task": one.table,
-        "model": one.model,
-        "setting": one.setting,
-        "hyperparameters": one.hyperparameters,
-        "split": run.split,
-        "selection": run.rule,
-        "selected_on_test": "+".join(chosen_on),
-        **of,
+        "task": one.table, "model": one.model, "setting": one.setting,
+        "hyperparameters": one.hyperparameters, "split": run.split, "selection": run.rule,
+        "selected_on_test": "+".join(chosen_on), **of,
         "score": tables.shown(found and found.center, ".6f"),
         "standard_deviation": tables.shown(found and found.spread, ".6f"),
         "seeds": found.count if found else 0,
-    }
+    }  # fmt: skip
 
 
 def _plot(task: str) -> str:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import glob
+import operator
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
 
 Scores = Mapping[str, Mapping[str, float]]  # by language and metric
+selected = operator.attrgetter("selected")  # of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +130,6 @@ def label(model: str, setting: str) -> str:
         listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
         name = f"{_NAMED_SETTINGS[kind]} {listed}"
     return f"{model} ({name})"
-
-
-def selected(run: Run) -> float | None:
-    return run.selected
 
 
 def average(
@@ -279,16 +277,12 @@ def read_run(folder: pathlib.Path) -> Run:
     return Run(
         folder,
         **{key: found[key] for key in recorded},
-        selected=choice.get("value"),
-        split=split,
-        scores=found[split],
-        examples=found.get("examples", {}).get(split, {}),
-        rule=choice.get("rule", ""),
+        selected=choice.get("value"), rule=choice.get("rule", ""),
+        split=split, scores=found[split], examples=found.get("examples", {}).get(split, {}),
         selected_on_test=tuple(found.get("selected_on_test", ())),
         settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
-        table=table,
-        data=data,
-    )
+        table=table, data=data,
+    )  # fmt: skip
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from xlm.evaluation.examples import Examples
 from xlm.evaluation.masked_lm import ExactMaskedLM
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
-from xlm.evaluation.retrieval import HasEncoder, Retrieval
+from xlm.evaluation.retrieval import Retrieval
 from xlm.evaluation.sampled_loss import SampledLoss
 from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
@@ -134,7 +134,7 @@ def sampled_loss(
 
 
 def retrieval(
-    config: ConfigDict, encoder: HasEncoder, store: PackedDataset, mesh: Mesh
+    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset, mesh: Mesh
 ) -> Retrieval:
     """Build retrieval on the parallel sets of the packed dataset.
 
@@ -155,7 +155,9 @@ def retrieval(
     )
 
 
-def _check_retrieval(config: ConfigDict, encoder: HasEncoder, store: PackedDataset) -> None:
+def _check_retrieval(
+    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset
+) -> None:
     layer = evaluation_settings(config).retrieval_layer
     num_layers = encoder.encoder.settings.num_layers
     if store.parallel and layer > num_layers:

@@ -102,40 +102,25 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
         {"id": i, "content": token, "special": True, **options} for i, token in enumerate(SPECIALS)
     ]
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": added,
         "normalizer": _normalizer(proto.normalizer_spec),
         # No merge makes a special token.
         "pre_tokenizer": _literals_apart() if vocabulary.kind(proto) == UNIGRAM else None,
         "post_processor": _template(),
-        "decoder": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": "always",
-            "split": False,
-        },
+        "decoder": _typed("Metaspace", replacement=_SPACE, prepend_scheme="always", split=False),
         "model": _segmentation(proto),
-    }
+    }  # fmt: skip
 
 
 def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
     if vocabulary.kind(proto) == UNIGRAM:
-        return {
-            "type": "Unigram",
-            "unk_id": UNK_ID,
-            "byte_fallback": False,
-            "vocab": [[piece.piece, piece.score] for piece in proto.pieces],
-        }
-    return {
-        "type": "BPE",
-        "unk_token": SPECIALS[UNK_ID],
-        "fuse_unk": True,  # as SentencePiece does
-        "byte_fallback": False,
-        "vocab": {piece.piece: i for i, piece in enumerate(proto.pieces)},
-        "merges": _merges(proto),
-    }
+        scored = [[piece.piece, piece.score] for piece in proto.pieces]
+        return _typed("Unigram", unk_id=UNK_ID, byte_fallback=False, vocab=scored)
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    # Unknowns are fused as SentencePiece does.
+    options = {"unk_token": SPECIALS[UNK_ID], "fuse_unk": True, "byte_fallback": False}
+    return _typed("BPE", **options, vocab=ids, merges=_merges(proto))
 
 
 def _merges(proto: model_pb2.ModelProto) -> list[tuple[str, str]]:
@@ -242,15 +227,15 @@ def _template() -> dict[str, Any]:
         kind = "SpecialToken" if name in SPECIALS else "Sequence"
         return {kind: {"id": name, "type_id": 0}}
 
-    return {
-        "type": "TemplateProcessing",
-        "single": [part(name) for name in (bos, "A", eos)],
-        "pair": [part(name) for name in (bos, "A", eos, eos, "B", eos)],
-        "special_tokens": {
+    return _typed(
+        "TemplateProcessing",
+        single=[part(name) for name in (bos, "A", eos)],
+        pair=[part(name) for name in (bos, "A", eos, eos, "B", eos)],
+        special_tokens={
             token: {"id": token, "ids": [i], "tokens": [token]}
             for i, token in ((BOS_ID, bos), (EOS_ID, eos))
         },
-    }
+    )
 
 
 def _literals_apart() -> dict[str, Any]:
@@ -260,40 +245,38 @@ def _literals_apart() -> dict[str, Any]:
     normalised text; SentencePiece never matches a control piece.
     """
     rest = "|".join(token.lstrip("</") for token in SPECIALS)
-    return {
-        "type": "Split",
-        "pattern": {"Regex": f"</?(?={rest})"},
-        "behavior": "MergedWithPrevious",
-        "invert": False,
-    }
+    pattern = {"Regex": f"</?(?={rest})"}
+    return _typed("Split", pattern=pattern, behavior="MergedWithPrevious", invert=False)
 
 
 def _normalizer(spec: model_pb2.NormalizerSpec) -> dict[str, Any]:
     """Return SentencePiece's normaliser, with dummy prefix, collapsed and escaped white space."""
-    precompiled = {
-        "type": "Precompiled",
-        "precompiled_charsmap": base64.b64encode(spec.precompiled_charsmap).decode("ascii"),
-    }
+    encoded = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
+    precompiled = _typed("Precompiled", precompiled_charsmap=encoded)
     steps = [precompiled]
     if spec.name == charsmap.STANDARD:
         steps = [
             _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
             _replace({"String": _KEPT}, _STAND_IN),
             _replace({"Regex": _stops(spec.precompiled_charsmap)}, _STOP),
-            {"type": "NFKC"},
+            _typed("NFKC"),
             _replace({"String": _STAND_IN}, _KEPT),
             precompiled,
         ]
     spaces = [
         _replace({"Regex": r"\A +| +\z"}, ""),
         _replace({"Regex": " +"}, _SPACE),
-        {"type": "Prepend", "prepend": _SPACE},
+        _typed("Prepend", prepend=_SPACE),
     ]
-    return {"type": "Sequence", "normalizers": [*steps, *spaces]}
+    return _typed("Sequence", normalizers=[*steps, *spaces])
+
+
+def _typed(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": pattern, "content": content}
+    return _typed("Replace", pattern=pattern, content=content)
 
 
 @functools.lru_cache(maxsize=1)  # slow, and a program exports many models with one map

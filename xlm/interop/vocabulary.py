@@ -137,9 +137,7 @@ def existing_file(path: pathlib.Path, remedy: str) -> pathlib.Path:
     found = tokenizer_file(path) if path.is_dir() else path
     if found is None:
         raise ValueError(f"{path} has none of {', '.join(TOKENIZER_FILES)}; {remedy}")
-    if not found.is_file():
-        raise ValueError(f"{found}: no such file; correct the path")
-    return found
+    return artifacts.existing(found)
 
 
 def sentencepiece_model(path: pathlib.Path) -> bytes:

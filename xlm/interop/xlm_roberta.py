@@ -27,6 +27,7 @@ from xlm.interop.task_heads import TaskHead
 from xlm.interop.weights import Weights
 
 REMEDY = "write the folder again with save_pretrained"
+_NOT_OF_THESE = "the file is not the one of these weights: copy both again"
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
 _PREFIX = "roberta."  # of an encoder's tensors; a folder of only the encoder lacks it
@@ -251,7 +252,23 @@ class XLMRoberta:
 
     def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
         """Return the sizes of config.json; ValueError if a setting is not one of the class's."""
-        _check(config, path)
+        for key, wanted in _FIXED.items():
+            if (found := getattr(config, key)) != wanted:
+                raise ValueError(
+                    f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models "
+                    "of XLM-R's architecture can be read"
+                )
+        if config.hidden_size % config.num_attention_heads:
+            raise ValueError(
+                f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
+                f"{config.num_attention_heads}; {_NOT_OF_THESE}"
+            )
+        if config.max_position_embeddings < config.pad_token_id + 2:
+            raise ValueError(
+                f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
+                f"pad_token_id {config.pad_token_id} and those before leave none for text; "
+                f"{_NOT_OF_THESE}"
+            )
         return self._sizes(config)
 
     def _sizes(self, config: Config) -> dict[str, Any]:
@@ -309,24 +326,3 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
     for number, layer in enumerate(itertools.chain([] if first is None else [first], layers)):
         stack[number] = layer
     return stack
-
-
-def _check(config: Config, path: pathlib.Path) -> None:
-    for key, wanted in _FIXED.items():
-        if (found := getattr(config, key)) != wanted:
-            raise ValueError(
-                f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models of "
-                "XLM-R's architecture can be read"
-            )
-    if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
-            f"{config.num_attention_heads}; the file is not the one of these weights: copy both "
-            "again"
-        )
-    if config.max_position_embeddings < config.pad_token_id + 2:
-        raise ValueError(
-            f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
-            f"pad_token_id {config.pad_token_id} and those before leave none for text; the file "
-            "is not the one of these weights: copy both again"
-        )

@@ -232,7 +232,7 @@ def best_answers(
     and ends of its window, s <= e < s + max_answer_length, both lie in the context, and s has the
     most context in this window (SQuAD's baselines, Devlin et al. 2019). White space at the edges of
     a span is cut off, and empty spans are left out. At most `n_best` spans are returned. Raises
-    ValueError for shapes that do not fit, or a question without window.
+    ValueError for a question without window.
 
     Args:
       start, end: [N, L] logits of N windows of L tokens.
@@ -241,7 +241,8 @@ def best_answers(
       max_context: [N, L] whether no other window has more context around the token.
       examples: [N] number of each window's question, an index into `contexts` [E].
     """
-    _check_windows(start, end, offsets, answerable, max_context, examples, len(contexts))
+    if not np.array_equal(np.unique(examples), np.arange(len(contexts))):
+        raise ValueError(f"the windows are not those of {len(contexts)} questions, from 0 on")
     null_scores = np.full(len(contexts), np.inf)
     null = start[:, 0].astype(np.float64) + end[:, 0]
     np.minimum.at(null_scores, examples, null)
@@ -258,23 +259,6 @@ def best_answers(
         Found(_spans(context, begin[part], stop[part], scores[part], n_best), float(null_score))
         for context, part, null_score in zip(contexts, parts, null_scores, strict=True)
     ]
-
-
-def _check_windows(start, end, offsets, answerable, max_context, examples, questions: int) -> None:
-    shape = start.shape
-    fits = (
-        end.shape == answerable.shape == max_context.shape == shape
-        and offsets.shape == (*shape, 2)
-        and examples.shape == shape[:1]
-    )
-    if not fits:
-        raise ValueError(
-            f"windows of different shapes: start {shape}, end {end.shape}, "
-            f"offsets {offsets.shape}, answerable {answerable.shape}, "
-            f"max_context {max_context.shape}, examples {examples.shape}"
-        )
-    if not np.array_equal(np.unique(examples), np.arange(questions)):
-        raise ValueError(f"the windows are not those of {questions} questions, numbered from 0")
 
 
 _WINDOWS_AT_ONCE = 2048  # bounds the memory of all pairs of starts and ends
