@@ -72,7 +72,7 @@ class ExactMaskedLM:
             )
             for i, (lang, rows) in enumerate(self._rows.items())
         }
-        self._unigram = {language: self._unigram_loss(language) for language in self._rows}
+        self._unigram: dict[str, float] = {}
         self._batch_loss = self._batches.jit(self._masked_loss)
 
     def __call__(self, state) -> Mapping[str, float]:
@@ -91,7 +91,7 @@ class ExactMaskedLM:
             results[lang] = LanguageLoss(
                 loss=loss,
                 bits_per_character=loss / math.log(2) * tokens_per_character,
-                unigram=self._unigram[lang],
+                unigram=self._unigram_loss(lang),
                 tokens=int(tokens[i]),
             )
         return results
@@ -130,8 +130,11 @@ class ExactMaskedLM:
         return (np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count))
 
     def _unigram_loss(self, language: str) -> float:
-        counts = self._store.token_counts(language).astype(np.float64)
-        counts[np.array(self._objective.special_ids)] = 0
-        types = np.count_nonzero(counts)
-        log_probs = np.log((counts + types / len(counts)) / (counts.sum() + types))
-        return float(-log_probs[self._rows[language][self._folds[language] >= 0]].mean())
+        if language not in self._unigram:
+            counts = self._store.token_counts(language).astype(np.float64)
+            counts[np.array(self._objective.special_ids)] = 0
+            types = np.count_nonzero(counts)
+            log_probs = np.log((counts + types / len(counts)) / (counts.sum() + types))
+            held_out = self._rows[language][self._folds[language] >= 0]
+            self._unigram[language] = float(-log_probs[held_out].mean())
+        return self._unigram[language]

@@ -292,24 +292,16 @@ class XLMRoberta:
 
 
 XLM_R = XLMRoberta(
-    "xlm-roberta",
-    "XLMRoberta",
-    _POST_NORMS,
-    {
-        "position": "learned",
-        "norm_position": "post",
-        "embedding_norm": True,
-        "cross_attention": False,
-    },
+    "xlm-roberta", "XLMRoberta", _POST_NORMS,
+    {"position": "learned", "norm_position": "post", "embedding_norm": True,
+     "cross_attention": False},
     {"type_vocab_size": 2, "layer_norm_eps": 1e-12},
-)
+)  # fmt: skip
 XLM_R_XL = XLMRoberta(
-    "xlm-roberta-xl",
-    "XLMRobertaXL",
-    _PRE_NORMS,
+    "xlm-roberta-xl", "XLMRobertaXL", _PRE_NORMS,
     {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
-)
+)  # fmt: skip
 
 
 def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
