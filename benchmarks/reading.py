@@ -39,7 +39,7 @@ from input_pipeline.block_reader import BlockCache
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from input_pipeline.stream import TrainingStream, training_rows
 from xlm.experiment import memory, model, objectives
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import AXES
 

@@ -45,7 +45,7 @@ from configs import vocap_paper, xlm_r
 from input_pipeline.stream import PACKED
 from xlm.common.schema import settings
 from xlm.experiment import memory, model, objectives
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import AXES, MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh

@@ -40,9 +40,8 @@ from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
 from knn_sampling.settings import OutputLayerSettings
 from xlm.models.encoder import Encoder, EncoderSettings
-from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
-from xlm.objectives.objective import Objective
+from xlm.objectives.objective import Batch, Objective
 from xlm.objectives.settings import MaskSettings
 from xlm.training.settings import MeshSettings, OptimizerSettings
 from xlm.training.sharding import make_mesh

@@ -1,13 +1,15 @@
-"""Output layers with a loss over the candidates V' of each group of sequences."""
+"""Output layers with a loss over the candidates V' of each group of sequences, in
+buckets of static capacity: a step costs in proportion to its candidates.
+"""
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
-from knn_sampling.buckets import bucket_sizes, loss_in_bucket
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
 from knn_sampling.draws import Draws, draw_from_sample
 from knn_sampling.inclusion import (
@@ -16,11 +18,12 @@ from knn_sampling.inclusion import (
     log_inclusion,
     log_inclusion_after_overflow,
     log_inclusion_with_draws,
+    same_group_share,
+    staleness,
 )
 from knn_sampling.losses import candidate_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import draw_distinct, nce_loss, neg_loss, sample_classes
-from knn_sampling.report import same_group_share, staleness
 from knn_sampling.samples import (
     Sample,
     TokenStatistics,
@@ -30,6 +33,34 @@ from knn_sampling.samples import (
     values_at,
 )
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
+
+# Bucket sizes are multiples of this, for the tiles of accelerators' matrix units.
+_MULTIPLE = 128
+
+
+def bucket_sizes(capacity: int, num_buckets: int) -> tuple[int, ...]:
+    """Return ascending, evenly spaced bucket sizes up to the capacity."""
+    sizes = {
+        min(-(-capacity * i // (num_buckets * _MULTIPLE)) * _MULTIPLE, capacity)
+        for i in range(1, num_buckets + 1)
+    }
+    return tuple(sorted(sizes))
+
+
+def loss_in_bucket(
+    loss: Callable[..., jax.Array], sizes: Sequence[int], needed: jax.Array, *args: jax.Array
+) -> jax.Array:
+    """Compute `loss(*args, size=size)` at the smallest size that holds `needed`, or the largest.
+
+    The shape of the losses must not depend on the size, nor their values on slots from `needed` on.
+    Only the chosen branch runs. The backward pass recomputes it (rematerialisation), since
+    residuals would otherwise be stored for the branches of all sizes.
+    """
+    if len(sizes) == 1:
+        return loss(*args, size=sizes[0])
+    bucket = jnp.searchsorted(jnp.array(sizes[:-1], jnp.int32), needed)
+    branches = [jax.checkpoint(functools.partial(loss, size=size)) for size in sizes]
+    return jax.lax.switch(bucket, branches, *args)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
-from xlm.objectives.batch import Batch
 from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.objective import Batch
 
 _BATCH = 32
 

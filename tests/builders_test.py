@@ -19,7 +19,7 @@ from tests import factories
 from xlm.common import artifacts
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
-from xlm.experiment import evaluators, masked_lm, objectives, robust, schema, streams
+from xlm.experiment import evaluation, evaluators, masked_lm, objectives, robust, schema, streams
 from xlm.experiment import model as builders
 from xlm.experiment.schema import default_config
 from xlm.objectives.settings import ReplacedTokenSettings, VecoSettings
@@ -127,7 +127,7 @@ class ConfigsTest(parameterized.TestCase):
         found = evaluators.training_evaluators(config, objective, store, mesh)
         self.assertLen(found, 3 if config.objective == "replaced_token" else 2)
         evaluators.exact_masked_lm(config, one, store, mesh, in_training=False)
-        evaluators.retrieval(config, one, store, mesh)
+        evaluation.retrieval(config, one, store, mesh)
 
     @parameterized.parameters(*CONFIGS)
     def test_it_is_documented(self, name):
@@ -369,6 +369,7 @@ class TrainStageTest(parameterized.TestCase):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.folders = data_builders.Folders(folder)
         artifacts.write_json(self.folders.rows / "settings.json", {})
+        (self.folders.train / "checkpoints" / "1").mkdir(parents=True)
 
     def resume(self, changes: dict, **optimizer) -> None:
         """Opens the stage of a run under a config with changes."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from absl.testing import absltest, parameterized
 
 from xlm.cli.main import VERBS
-from xlm.experiment import schema
+from xlm.experiment import schema, task_schema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Without the folder of the results, which is there once a command of the README has run.
@@ -82,7 +82,7 @@ class NamesTest(parameterized.TestCase):
 
     def test_keys_of_configs(self):
         # As flags, --config.section.key, of pre-training and of fine-tuning.
-        families = (schema.PRETRAINING, schema.FINE_TUNING, schema.TRANSLATION)
+        families = (schema.PRETRAINING, task_schema.FINE_TUNING, task_schema.TRANSLATION)
         known = {key for family in families for keys in family.values() for key in keys}
         for path, text in texts():
             if path.suffix != ".md":

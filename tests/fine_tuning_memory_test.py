@@ -7,11 +7,11 @@ from ml_collections import ConfigDict
 
 from configs.finetune import tatoeba, xnli
 from tests import commands, tiny_tasks
-from xlm.experiment import fine_tuning, fine_tuning_memory
-from xlm.experiment.fine_tuning_memory import estimate
+from xlm.experiment import fine_tuning, memory
+from xlm.experiment.memory import estimate_fine_tuning as estimate
 from xlm.experiment.pretrained import read_pretrained
 from xlm.models.encoder import EncoderSettings
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.memory import state_bytes
 from xlm.training.sharding import batch_sharding, make_mesh
 
@@ -48,8 +48,9 @@ class EstimateTest(parameterized.TestCase):
         self.assertEqual(found.lengths, (32, 64, 128))
         whole, state = found.activations[2][1], sum(found.state.values())
         self.assertEqual(4 * found.activations[0][1], whole)
-        self.assertEqual(found.total(2, 1), state + whole)
-        self.assertEqual(found.total(0, 1), state + found.state["gradients"] + whole // 4)
+        self.assertEqual(sum(found.bytes(2, 1).values()), state + whole)
+        expected = state + found.state["gradients"] + whole // 4
+        self.assertEqual(sum(found.bytes(0, 1).values()), expected)
 
     def test_bfloat16_and_recomputation_take_less(self):
         sizes = [
@@ -110,7 +111,7 @@ class EstimateTest(parameterized.TestCase):
         )
         step = functions.train_step.lower(made, functions.abstract_state, batch).compile()
         measured = step.memory_analysis().temp_size_in_bytes
-        activations = fine_tuning_memory.activation_bytes(settings, 8 // parts, 128)
+        activations = memory.activation_bytes(settings, 8 // parts, 128)
         gradients = state_bytes(functions.abstract_state, functions.stage)["gradients"]
         expected = activations + gradients * (2 if parts > 1 else 1)
         self.assertBetween(measured / expected, 0.8, 1.1)

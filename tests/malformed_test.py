@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 from tests.malformed import cases, folder_cases, harness, templates
@@ -104,7 +104,3 @@ class SystemTest(parameterized.TestCase):
             yield
         finally:
             subprocess.run(["umount", folder], check=True)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -17,7 +17,7 @@ from tests.models.factories import boxed_shapes, encoder_settings
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import memory
 from xlm.models.encoder import Encoder
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh
@@ -113,7 +113,7 @@ def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
 class EstimateTest(parameterized.TestCase):
     @parameterized.parameters(*STATES)
     def test_state_of_the_papers_sizes(self, size, devices, fsdp, model):
-        found = estimate_of(size, devices, fsdp, model).bytes
+        found = estimate_of(size, devices, fsdp, model).bytes()
         gigabytes = tuple(round(found[part] / 1e9, 2) for part in memory.PARTS[:4])
         self.assertEqual(gigabytes, STATES[size, devices, fsdp, model])
 
@@ -128,9 +128,9 @@ class EstimateTest(parameterized.TestCase):
 
     def test_parts_of_a_batch_are_held_one_at_a_time(self):
         config = sized("base_250k", 1, 1)
-        whole = memory.estimate(config, 8).bytes
+        whole = memory.estimate(config, 8).bytes()
         config.train.accumulation_steps = 16
-        found = memory.estimate(config, 8).bytes
+        found = memory.estimate(config, 8).bytes()
         self.assertAlmostEqual(found["activations"] * 16 / whole["activations"], 1, delta=0.01)
         self.assertEqual(found["optimizer"], whole["optimizer"])
         self.assertEqual(found["gradients"], 2 * whole["gradients"])  # of a part, and their sum
@@ -145,7 +145,7 @@ class EstimateTest(parameterized.TestCase):
         config.model.update(embedding_size=128, hidden_size=128, num_layers=2, mlp_size=256)
         config.output_layer.kind = "full"
         config.train.update(batch_size=8, accumulation_steps=parts)
-        estimated = memory.estimate(config, 1).bytes
+        estimated = memory.estimate(config, 1).bytes()
         expected = estimated["activations"] + estimated["gradients"]
         self.assertBetween(temporary_bytes(config, 1) / expected, 0.8, 1.1)
 
@@ -160,11 +160,11 @@ class EstimateTest(parameterized.TestCase):
         config = vocap_paper.get_config("short_nce")
         config.mesh.update(model=2)
         config.output_layer.kind = "full"
-        full = memory.estimate(config, 8).bytes["activations"]
+        full = memory.estimate(config, 8).bytes()["activations"]
 
         def logits(**changes) -> float:
             config.output_layer.update(changes)
-            return (full - memory.estimate(config, 8).bytes["activations"]) / 8
+            return (full - memory.estimate(config, 8).bytes()["activations"]) / 8
 
         # 64 sequences a device with 77 masked positions each; groups of 32.
         masked, targets = 64 * 77 // 2, 32 * 77
@@ -178,26 +178,26 @@ class EstimateTest(parameterized.TestCase):
         """Two devices along `model` take as much for the same sequences as one without them."""
         config = sized("base_250k", 1, 2)
         config.output_layer.kind = kind
-        by_rules = memory.estimate(config, 16).bytes["activations"]
+        by_rules = memory.estimate(config, 16).bytes()["activations"]
         config.mesh.rules = (("embed", "fsdp"),)
-        whole = memory.estimate(config, 16).bytes["activations"]
+        whole = memory.estimate(config, 16).bytes()["activations"]
         config.mesh.rules = (("vocab", "model"), ("embed", "fsdp"))
-        table_alone = memory.estimate(config, 16).bytes["activations"]
+        table_alone = memory.estimate(config, 16).bytes()["activations"]
         config.mesh.update(model=1, rules=())
-        self.assertEqual(whole, memory.estimate(config, 8).bytes["activations"])
+        self.assertEqual(whole, memory.estimate(config, 8).bytes()["activations"])
         self.assertLess(by_rules, 0.75 * whole)
         # The blocks of the exact softmax are as large, and each device has its own.
         self.assertEqual(table_alone < whole, kind == "full")
         self.assertLess(by_rules, table_alone)
         config.mesh.update(model=2, rules=(("heads", "model"),))
-        heads_alone = memory.estimate(config, 16).bytes["activations"]
+        heads_alone = memory.estimate(config, 16).bytes()["activations"]
         self.assertBetween(heads_alone, by_rules + 1, whole - 1)
 
     def test_cudnn_is_not_needed(self):
         config = vocap_paper.get_config("vocap_250k")
         config.model.attention = "cudnn"
-        fused = memory.estimate(config, 8).bytes["activations"]
-        xla = memory.estimate(vocap_paper.get_config("vocap_250k"), 8).bytes["activations"]
+        fused = memory.estimate(config, 8).bytes()["activations"]
+        xla = memory.estimate(vocap_paper.get_config("vocap_250k"), 8).bytes()["activations"]
         self.assertLess(fused, 0.7 * xla)
 
     @parameterized.parameters(*COMPILED)
@@ -207,7 +207,7 @@ class EstimateTest(parameterized.TestCase):
             config.model.update(xlm_r.get_config("large").model)
         config.vocab.target_size, config.output_layer.kind = vocab_size, kind
         with mock.patch.object(jax, "default_backend", return_value="tpu"):
-            found = memory.estimate(config, devices).bytes
+            found = memory.estimate(config, devices).bytes()
         compiled = COMPILED[model, vocab_size, devices, kind]
         self.assertBetween(sum(found.values()) / 1e9 / compiled, 0.99, 1.07)
 
@@ -221,7 +221,7 @@ class ReplacedTokenSizesTest(absltest.TestCase):
     def test_presets_fit_the_papers_cards(self):
         """128 of 40 GB for Base and Large, 512 of 80 GB for XL, with a fifth left (Appendix A)."""
         for run, devices, gigabytes in (("base", 128, 40), ("large", 128, 40), ("xl", 512, 80)):
-            found = memory.estimate(xy_lent.get_config(run), devices).bytes
+            found = memory.estimate(xy_lent.get_config(run), devices).bytes()
             self.assertLess(sum(found.values()) / 1e9, 0.8 * gigabytes, run)
 
 
@@ -229,7 +229,7 @@ class StagesTest(absltest.TestCase):
     def test_cross_attention_alone_takes_less(self):
         """Of VECO's 662M parameters less than a fifth are its (Table 7; Section 2.3)."""
         config = veco.get_config("large")
-        first, last = (memory.estimate(config, 64, stage).bytes for stage in (0, -1))
+        first, last = (memory.estimate(config, 64, stage).bytes() for stage in (0, -1))
         self.assertAlmostEqual(last["parameters"] / 4e6, 662, delta=1)
         self.assertEqual(first["parameters"], last["parameters"])
         share = first["gradients"] / last["gradients"]
@@ -258,7 +258,7 @@ class StateBytesTest(absltest.TestCase):
         }.items():
             held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(part))
             self.assertEqual(found[name], held)
-            self.assertEqual(abstract.bytes[name], held)
+            self.assertEqual(abstract.bytes()[name], held)
 
 
 class ActivationsTest(parameterized.TestCase):
@@ -336,7 +336,7 @@ class ActivationsTest(parameterized.TestCase):
         config.train.batch_size = sharded.B
         config.mask.rate = sharded.M / sharded.L
         config.output_layer.kind = "full"
-        estimated = memory.estimate(config, 8).bytes["activations"]
+        estimated = memory.estimate(config, 8).bytes()["activations"]
         measured = sharded.on_mesh(data, fsdp, model, s).temporary_bytes()
         self.assertBetween(measured / estimated, 0.9, 1.2)
 
@@ -353,7 +353,7 @@ class ReplacedTokenTest(parameterized.TestCase):
         config.train.batch_size = sharded.B
         config.mask.rate = sharded.M / sharded.L
         config.data.pair_share = 0.0
-        estimated = memory.estimate(config, 8).bytes
+        estimated = memory.estimate(config, 8).bytes()
         measured = temporary_bytes(config, 8)
         expected = estimated["activations"] + estimated["gradients"]
         self.assertBetween(measured / expected, 0.85, 1.1)  # most gradients come after the peak

@@ -18,7 +18,7 @@ from tests.builders_test import objective_of, runlocal, write_store
 from tests.factories import SPECIAL_IDS
 from tests.training import program_test
 from xlm.common.schema import settings as settings_of
-from xlm.experiment import evaluators, masked_lm, objectives, robust, streams
+from xlm.experiment import evaluation, evaluators, masked_lm, objectives, robust, streams
 from xlm.experiment import model as builders
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.masked_lm import MaskedLM
@@ -190,11 +190,11 @@ class FitTest(parameterized.TestCase):
         store = dataclasses.replace(store, parallel={"set": ("en", "sw")})
         path = store.folder / "set.en.parallel.npy"
         np.save(path, np.full((2, 128), 7, np.uint16))
-        evaluators.retrieval(config, one, store, None)
+        evaluation.retrieval(config, one, store, None)
         np.save(path, np.full((2, 129), 7, np.uint16))
         message = r"model.max_length is 128, but .* 129 tokens in .* \(store.parallel_length"
         with self.assertRaisesRegex(ValueError, message):
-            evaluators.retrieval(config, one, store, None)
+            evaluation.retrieval(config, one, store, None)
         with self.assertRaisesRegex(ValueError, message):
             evaluators.training_evaluators(config, one, store, None)
 

@@ -18,6 +18,8 @@ class PhasesTest(parameterized.TestCase):
         artifacts.write_json(self.folders.rows / "settings.json", {})
         self.folders.vocab.mkdir()
         self.path = self.folders.train / "settings.json"
+        self.checkpoint = self.folders.train / "checkpoints" / "1"
+        self.checkpoint.mkdir(parents=True)
 
     def stage(self, step: int | None = None, **changes) -> artifacts.Stage:
         config = quickstart.get_config("runlocal")
@@ -45,6 +47,14 @@ class PhasesTest(parameterized.TestCase):
             self.stage()
         # As they are, from another checkpoint.
         self.assertFalse(self.stage(1, optimizer__learning_rate=1e-6).claimed)
+
+    def test_before_the_first_checkpoint_a_run_may_take_other_settings(self):
+        self.stage(model__hidden_size=1_000_000).claim()  # out of memory
+        with self.assertRaisesRegex(ValueError, "hidden_size: there 1000000, now 32"):
+            self.stage()
+        self.checkpoint.rmdir()
+        self.stage().claim()
+        self.assertEqual(artifacts.read_object(self.path)["model"]["hidden_size"], 32)
 
     @parameterized.parameters(
         ({"train__seed": 1}, "train.seed is 0 in .* and now 1, which would change"),

@@ -16,14 +16,14 @@ from input_pipeline.bitext import PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from tests.training import program_test
-from xlm.experiment import evaluators, masked_lm, model, objectives, robust
+from xlm.evaluation.replaced_token import ReplacedTokenDetection
+from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from xlm.experiment.robust import robust_settings
-from xlm.objectives.batch import Batch
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture
+from xlm.objectives.objective import Batch
 from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
-from xlm.objectives.translation_lm import TranslationLM
 
 
 def config(**changes) -> ConfigDict:
@@ -156,7 +156,7 @@ class FrozenGeneratorTest(parameterized.TestCase):
         super().setUp()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
-    def detection(self) -> evaluators.ReplacedTokenDetection:
+    def detection(self) -> ReplacedTokenDetection:
         settings = config(**{"evaluation.frozen_generator": str(self.folder)})
         objective = objectives.objective(settings, program_test.store())
         mesh = model.mesh(settings)
@@ -169,7 +169,7 @@ class FrozenGeneratorTest(parameterized.TestCase):
         (self.folder / "train").mkdir()
         (self.folder / "train" / "settings.json").write_text(json.dumps({}))
         found = model.Trained(objective_of(**changes), {}, 3)
-        self.enter_context(mock.patch.object(evaluators, "read_run", lambda *_: found))
+        self.enter_context(mock.patch.object(pretrained, "read_run", lambda *_: found))
         self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: store))
 
     def test_no_run(self):

@@ -10,13 +10,13 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from xlm.common.schema import Key, check_value, documentation, settings
-from xlm.experiment import schema
+from xlm.experiment import schema, task_schema
 from xlm.training.settings import OptimizerSettings
 
 FAMILIES = {
     "pre-training": schema.PRETRAINING,
-    "fine-tuning": schema.FINE_TUNING,
-    "translation": schema.TRANSLATION,
+    "fine-tuning": task_schema.FINE_TUNING,
+    "translation": task_schema.TRANSLATION,
 }
 
 

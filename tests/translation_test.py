@@ -23,6 +23,7 @@ from xlm.evaluation import task_results
 from xlm.experiment import (
     fine_tuning,
     prediction,
+    task_runs,
     translation,
     translation_prediction,
     translation_runs,
@@ -140,6 +141,29 @@ class LearningTest(RunCase):
         # Without an average the best parameters in training are taken.
         self.assertIn(results["selected"]["step"], (4, 8))
         self.assertIsNone(results["selected"]["averaged_steps"])
+
+    def test_another_search_of_a_finished_run_trains_nothing(self):
+        changes = {"decoding__max_length": 2, "evaluation__batch_tokens": 24 * 4}
+        shutil.copytree(whole_run(), self.folder / "run")
+        found = tiny_tasks.run(short(**changes), self.folder / "run")
+        expected = tiny_tasks.run(short(**changes), self.folder / "new")
+        for name in ("validation", "test", "selected"):
+            self.assertEqual(found[name], expected[name])
+        self.assertEqual(found["decoding"]["max_length"], 2)
+        recorded = artifacts.read_json(self.folder / "run/settings.json")
+        self.assertEqual(recorded["decoding"]["max_length"], 2)
+        kept = (self.folder / "run/best.safetensors").read_bytes()
+        self.assertEqual(kept, (whole_run() / "best.safetensors").read_bytes())
+        with mock.patch.object(translation_runs, "prepare") as prepare:
+            self.assertEqual(tiny_tasks.run(short(**changes), self.folder / "run"), found)
+        prepare.assert_not_called()
+
+    def test_a_search_that_selects_is_of_the_training(self):
+        config = short(train__averaged_checkpoints=0)
+        paths = task_runs._read_after_training(config)
+        self.assertEqual(paths, ["evaluation.batch_tokens", "decoding.beams"])  # 2 in training
+        config.evaluation.beams_in_training = 1
+        self.assertIn("decoding.length_penalty", task_runs._read_after_training(config))
 
     def test_other_data_are_refused(self):
         recorded = artifacts.read_json(whole_run() / "data.json")

@@ -24,7 +24,7 @@ from xlm.models.encoder import without_cross_attention
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.training.sharding import make_mesh, placed
-from xlm.training.subtrees import merged
+from xlm.training.stages import merged
 
 # Layers, hidden and embedding size, FFN inner size, heads, learning rate, Adam's epsilon and betas
 # (Table 7).

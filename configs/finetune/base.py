@@ -12,7 +12,8 @@ TyDiQA-GoldP on its English test set.
 
 from ml_collections import ConfigDict
 
-from xlm.experiment.schema import default_config, family_of
+from xlm.experiment.schema import default_config
+from xlm.experiment.task_schema import family_of
 
 TFDS = "tfds"
 

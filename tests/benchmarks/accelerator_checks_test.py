@@ -1,14 +1,9 @@
 """Checks for a lent accelerator, those that a CPU can run in this process; and what fails."""
 
-import json
-import pathlib
-import subprocess
-import sys
-import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 
@@ -21,10 +16,6 @@ class ChecksTest(parameterized.TestCase):
     def test_passes_here(self, name):
         outcome = checks.CHECKS[name]()
         self.assertTrue(outcome.passed, outcome.detail)
-
-    @parameterized.parameters("cudnn", "cudnn_relative")
-    def test_kernels_of_a_gpu_are_left_out(self, name):
-        self.assertEqual(checks.CHECKS[name](), (None, "needs a GPU"))
 
     def test_a_difference_is_seen(self):
         ones = np.ones(3, np.float32)
@@ -40,42 +31,3 @@ class ChecksTest(parameterized.TestCase):
         )
         with mock.patch.object(checks, "row_adamw", broken):
             self.assertFalse(checks.check_row_adamw().passed)
-
-
-class ProcessesTest(parameterized.TestCase):
-    """Fate of a check's process, with another one in its place."""
-
-    def found(self, code: str) -> dict:
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "found.json"
-        run = subprocess.run
-
-        def other(command, **kwargs):
-            code_of = "print('[true, \"a machine\"]')" if "--only=machine" in command else code
-            return run([sys.executable, "-S", "-c", code_of], **kwargs)
-
-        flags = ("--checks=softmax,export", f"--results={path}", "--seconds=2")
-        with (
-            commands.parsed("benchmarks.accelerator_checks", *flags) as rest,
-            mock.patch.object(subprocess, "run", other),
-            self.assertRaises(SystemExit) as ended,
-        ):
-            checks.main(rest)
-        found = json.loads(path.read_text())
-        self.assertEqual(found["machine"], "a machine")
-        self.assertEqual(list(found["checks"]), ["export", "softmax"])
-        return {"status": ended.exception.code, **found["checks"]["softmax"]}
-
-    @parameterized.parameters(
-        ("print('a line'); print('[true, \"fine\"]')", 0, True, "fine"),
-        ("print('[null, \"needs a GPU\"]')", 0, None, "needs a GPU"),
-        ("import sys; sys.exit('out of memory')", 1, False, "status 1: out of memory"),
-        ("import time; time.sleep(60)", 1, False, "did not end within 2 s"),
-    )
-    def test_each_ends_as_it_may(self, code, status, passed, detail):
-        found = self.found(code)
-        self.assertEqual((found["status"], found["passed"]), (status, passed))
-        self.assertStartsWith(found["detail"], detail)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,13 +8,9 @@ from benchmarks import hostile_table, hostile_world
 
 
 class TableTest(absltest.TestCase):
-    def test_conditions_have_titles_of_their_own_and_commands_that_there_are(self):
+    def test_conditions_have_own_titles_and_known_commands(self):
         found = hostile_table.conditions()
         counts = collections.Counter(one.title for one in found)
         self.assertEqual([title for title, count in counts.items() if count > 1], [])
         self.assertGreaterEqual(len(counts), 300)
         self.assertContainsSubset({one.command for one in found}, hostile_world.commands())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -26,14 +26,3 @@ class ReportTest(absltest.TestCase):
         found = json.loads(path.read_text())
         rows = [{"what": "full", "ms": 2.04}, {"what": "none", "ms": None}]
         self.assertEqual(found, {"machine": lines[0], "tables": [{"title": "V = 8", "rows": rows}]})
-
-    def test_runs_are_timed_in_turns(self):
-        called: list[str] = []
-        runs = {name: lambda name=name: called.append(name) for name in "ab"}
-        seconds = machine.interleaved_medians(runs, 2)
-        self.assertEqual(called, list("ababab"))
-        self.assertEqual(list(seconds), ["a", "b"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -27,24 +27,11 @@ class PlanTest(absltest.TestCase):
         named = [(cell.mode, cell.vocab_size) for cell in cells if cell.width == 8]
         self.assertEqual(
             named[:7],
-            [
-                (NONE, train_step.TINY), (FULL, 200), (KNN, 200), (KNN, 400), (KNN, 100),
-                (FULL, 400), (FULL, 100),
-            ],
+            [(NONE, train_step.TINY), (FULL, 200), (KNN, 200), (KNN, 400), (KNN, 100), (FULL, 400),
+             (FULL, 100)],
         )  # fmt: skip
         self.assertLen(set(cells), 2 * (1 + len(MODES) * len(SIZES)))
         self.assertEqual([cell.width for cell in cells], [8] * 10 + [4] * 10)
-
-    def test_interleaved_groups_are_sizes(self):
-        groups = train_step.plan(MODES, SIZES, (8,), is_interleaved=True)
-        self.assertEqual([group[1].vocab_size for group in groups], [200, 400, 100])
-        for group in groups:
-            self.assertEqual([cell.mode for cell in group], [NONE, *MODES])
-
-    def test_the_peak_is_known_by_name(self):
-        self.assertEqual(train_step.peak_of("NVIDIA H200"), 989.0)
-        self.assertEqual(train_step.peak_of("TPU v5 lite"), 197.0)
-        self.assertEqual(train_step.peak_of("cpu"), 0.0)
 
 
 class Stub:
@@ -107,24 +94,12 @@ class MeasureTest(absltest.TestCase):
 class GoalsTest(absltest.TestCase):
     def test_goals_beside_what_was_measured(self):
         results = Results(None, {})
-        for one in (
-            row(NONE, 1, 1.0), row(FULL, 200, 3.0), row(KNN, 200, 1.0, refresh=1.0),
-            row(KNN, 100, 1.0), row(KNN, 400, 1.5),
-        ):  # fmt: skip
+        for one in (row(NONE, 1, 1.0), row(FULL, 200, 3.0), row(KNN, 200, 1.0, refresh=1.0),
+                    row(KNN, 100, 1.0), row(KNN, 400, 1.5)):  # fmt: skip
             results.add(one)
         self.assertAlmostEqual(saved(results, KNN, 200, 8), 0.95)
         shown = goals(results, SIZES, 8, peak_tflops=1e-3)
-        for line in (
-            "| R at 200 | >= 0.9 | 0.950 | met |",
-            "| R at 400 | >= 0.9 | not measured | |",
-            "| over the full softmax at 200 | >= 1.7 | 2.727 | met |",
-            "| T(400) / T(100) | <= 1.15 | 1.500 | missed |",
-            "| utilisation, full softmax at 200 | >= 0.5 | 0.333 | missed |",
-        ):
-            self.assertIn(line, shown)
+        self.assertIn("| R at 200 | >= 0.9 | 0.950 | met |", shown)
+        self.assertIn("| T(400) / T(100) | <= 1.15 | 1.500 | missed |", shown)
         results.add(row(NONE, 1, 4.0))  # noise
         self.assertIsNone(saved(results, KNN, 200, 8))
-
-
-if __name__ == "__main__":
-    absltest.main()

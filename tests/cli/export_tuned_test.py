@@ -1,13 +1,11 @@
 """Finished runs of finetune.py by xlm export: folders, cards, and what is refused."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import pathlib
 import re
 import shutil
-import tempfile
 from unittest import mock
 
 import jax
@@ -18,6 +16,7 @@ from safetensors.numpy import load_file
 from configs.finetune import text
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from tests import commands, tiny_tasks
+from tests.folders import FolderTest
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH
 from xlm.common import artifacts
 from xlm.experiment import fine_tuning as builders
@@ -31,11 +30,10 @@ from xlm.models.encoder import EncoderSettings
 SENTENCES = [("the", "catdog", "runs", "."), ("zebra",), ("a", "cat")]
 
 
-class ExportCase(absltest.TestCase):
+class ExportCase(FolderTest):
     def setUp(self):
         super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.output = self.parent / "out"
+        self.output = self.folder / "out"
 
     def export(self, workdir: pathlib.Path, *flags: str):
         return commands.execute(
@@ -57,7 +55,6 @@ class ExportCase(absltest.TestCase):
         return (self.output / "README.md").read_text(encoding="utf-8")
 
     def run_code(self, card: str, **replaced: str) -> str:
-        """Output of the code of a card, with other texts in it."""
         (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         for old, new in replaced.items():
             code = re.sub(rf"^{old} = .*$", f"{old} = {new}", code, flags=re.MULTILINE)
@@ -99,64 +96,41 @@ class CardTest(ExportCase):
             expected = [f"{w} {tag}" for w, tag in zip(words, line["prediction"], strict=True)]
             self.assertEqual(printed.splitlines(), expected)
 
-    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
-    def test_code_classifies_as_the_run_does(self):
-        card = self.card_of("cola")
-        texts = ["the cat", "dog runs the cat", "zebra", "runs dog the", "the dog runs"]
-        model = prediction.FineTuned(tiny_tasks.finished("cola"))
-        (lines,) = model([TextExample(str(i), text, None, None) for i, text in enumerate(texts)])
-        expected = [line["prediction"] for line in lines]
-        self.assertEqual(self.run_code(card, texts=json.dumps(texts)), f"{expected}\n")
-
     def test_card_of_pairs_and_numbers(self):
         config = tiny_tasks.config("glue", "stsb,")
         options = task_settings(config)
         width = tiny_tasks.SETTINGS.hidden_size
-        params = {
-            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
-            for name, size in (("dense", width), ("output", 1))
-        }
         results = {
             "model": "mine", "seed": 3, "selected": {"step": 1, "metric": "pearson", "on": ["en"]},
             "validation": {"en": {"pearson": 0.5}}, "test": {"en": {"pearson": 0.25}},
             "examples": {"validation": {"en": 2}, "test": {"en": 2}},
         }  # fmt: skip
-        head = tuned_export.task_head(options, params)
+        head = tuned_export.task_head(options, self.task_params(1))
         card = model_card.text(Facts(config, options, results, head, 2, width, "ab12", ""))
         self.assertIn('texts, others = ["A text"], ["Another text"]\n', card)
         self.assertIn("print(scores[:, 0].tolist())", card)
         self.assertIn("Its output is a number.", card)
         self.assertIn("| en | 2 | 25.0 |", card)
 
-        for reason, model in (("", "AutoModelForSequenceClassification"), ("Why", "load_file")):
-            bare = dataclasses.replace(head, class_suffix="" if reason else head.class_suffix)
-            facts = Facts(config, options, results, bare, 2, width, "ab12", reason, "its bytes")
-            card = model_card.text(facts)
-            self.assertIn("= sentencepiece.SentencePieceProcessor(", card)
-            self.assertIn(model, card)
-            for theirs in ("AutoTokenizer.from_pretrained", "import AutoTokenizer", "pipeline_tag"):
-                self.assertNotIn(theirs, card)
+    def task_params(self, size: int) -> dict:
+        width = tiny_tasks.SETTINGS.hidden_size
+        sizes = (("dense", width), ("output", size))
+        return {name: {"kernel": np.zeros((width, n)), "bias": np.zeros(n)} for name, n in sizes}
 
     def card_of_own_texts(self, **changes) -> str:
         """The card of a run on a user's own files, of which no key names the languages."""
         config = text.get_config("/home/someone/mine")
         config.task.labels = ("no", "yes")
-        width = tiny_tasks.SETTINGS.hidden_size
-        params = {
-            name: {"kernel": np.zeros((width, size)), "bias": np.zeros(size)}
-            for name, size in (("dense", width), ("output", 2))
-        }
         scores = {language: {"macro_f1": 0.5} for language in ("de", "tr")}
         results = {
             "model": "mine", "seed": 0, "setting": "trained_on:de+sw", "validation": scores,
             "selected": {"step": 1, "metric": "macro_f1", "on": ["de", "tr"]}, "test": {},
             "examples": {"validation": {"de": 2, "tr": 2}},
         }  # fmt: skip
-        options = task_settings(config)
-        head = tuned_export.task_head(options, params)
-        return model_card.text(
-            Facts(config, options, {**results, **changes}, head, 2, width, "ab12", "")
-        )
+        options, width = task_settings(config), tiny_tasks.SETTINGS.hidden_size
+        head = tuned_export.task_head(options, self.task_params(2))
+        facts = Facts(config, options, {**results, **changes}, head, 2, width, "ab12", "")
+        return model_card.text(facts)
 
     def test_card_names_the_languages_that_there_were_files_for(self):
         for setting, named, trained in (
@@ -172,15 +146,11 @@ class CardTest(ExportCase):
     def test_card_of_one_of_several_models_has_scores_of_the_others(self):
         note = "The scores are not theirs, unless the step is the same"
         self.assertNotIn(note, self.card_of_own_texts())
-        selected = {
-            "step": 3, "metric": "macro_f1", "on": ["de", "tr"], "steps": {"de": 3, "tr": 2}
-        }  # fmt: skip
-        card = self.card_of_own_texts(selected=selected)
-        self.assertIn(
-            "are those of step 3, the best by macro_f1 on the validation data in de", card
-        )
-        self.assertIn(note, card)
-        self.assertIn("best by its macro_f1 of the development data; steps: de 3, tr 2", card)
+        steps = {"step": 3, "metric": "macro_f1", "on": ["de", "tr"], "steps": {"de": 3, "tr": 2}}
+        card = self.card_of_own_texts(selected=steps)
+        for said in (note, "those of step 3, the best by macro_f1 on the validation data in de",
+                     "steps: de 3, tr 2"):  # fmt: skip
+            self.assertIn(said, card)
 
     @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
     def test_code_answers_as_the_run_does(self):
@@ -191,7 +161,7 @@ class CardTest(ExportCase):
             ("cat ?", "the dog sleeps . the cat runs . the dog sleeps"),
             ("fox ?", "the dog runs"),
         ]
-        path = self.parent / "asked.txt"
+        path = self.folder / "asked.txt"
         path.write_text("".join(f"{one}\t{two}\n" for one, two in asked))
         model = prediction.FineTuned(tiny_tasks.finished("squad2"))
         (lines,) = model(model.read(path))
@@ -203,7 +173,7 @@ class CardTest(ExportCase):
 
 class OwnFormTest(ExportCase):
     def test_mean_states_keep_their_form(self):
-        finished, workdir = tiny_tasks.finished("cola"), self.parent / "run"
+        finished, workdir = tiny_tasks.finished("cola"), self.folder / "run"
         shutil.copytree(finished, workdir)
         settings = artifacts.read_json(workdir / "settings.json")
         settings["task"]["text_pooling"] = "mean"
@@ -250,28 +220,12 @@ class OwnFormTest(ExportCase):
 
 class RefusedTest(ExportCase):
     def test_what_is_no_finished_run_of_fine_tuning(self):
-        workdir = self.parent / "run"
+        workdir = self.folder / "run"
         self.assert_refused("run is no run of finetune.py, and --config is missing", workdir)
         shutil.copytree(tiny_tasks.finished("cola"), workdir)
-        config = "--config=configs/quickstart.py"
-        self.assert_refused("leave out --config and --part", workdir, config)
-        self.assert_refused("leave out --config and --part", workdir, "--part=generator")
+        for flag in ("--config=configs/quickstart.py", "--part=generator"):
+            self.assert_refused("leave out --config and --part", workdir, flag)
         (workdir / "results.json").unlink()
         self.assert_refused("no results.json; --workdir must be that of a finished run", workdir)
-
-    def test_a_search_has_no_head(self):
-        workdir = tiny_tasks.finished("bucc")
-        self.assert_refused(
-            "run of bucc, of kind mining, which has no encoder with a head", workdir
-        )
-
-    def test_a_folder_with_files_is_kept(self):
-        workdir = tiny_tasks.finished("cola")
-        self.output.mkdir()
-        (self.output / "mine").touch()
-        self.assertIn("out is not empty", self.export(workdir).stderr)
-        self.assertEqual([path.name for path in self.output.iterdir()], ["mine"])
-
-
-if __name__ == "__main__":
-    absltest.main()
+        search = "run of bucc, of kind mining, which has no encoder with a head"
+        self.assert_refused(search, tiny_tasks.finished("bucc"))

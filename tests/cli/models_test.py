@@ -6,7 +6,6 @@ import gzip
 import pathlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,31 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 import sentencepiece as spm
 import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from configs import quickstart
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, processes
-from tests.interop import model_folder_test
+from tests.cli.stores import write_store
+from tests.folders import FolderTest
 from vocap import merge
 from xlm.cli.main import VERBS
-from xlm.common import artifacts
-from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
-from xlm.experiment import objectives, streams
-from xlm.experiment.initial import initial_params
-from xlm.experiment.masked_lm import masked_lm_of
-from xlm.experiment.pretrained import read_pretrained
+from xlm.experiment import objectives
 from xlm.interop import model_folder, task_heads, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.training.checkpoint import Checkpoints
-from xlm.training.loop import train
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SPACE = "\u2581"
@@ -57,12 +49,9 @@ OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0)
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A command as a process, which has one device."""
     return subprocess.run(
-        [sys.executable, "-m", "xlm", _VERB[script], *flags],
-        cwd=ROOT,
-        env=processes.environment(),
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-m", "xlm", _VERB[script], *flags], cwd=ROOT, env=processes.environment(),
+        capture_output=True, text=True,
+    )  # fmt: skip
 
 
 @functools.cache
@@ -75,15 +64,10 @@ def shapes_of(settings: EncoderSettings) -> dict[str, Any]:
 
 @functools.cache
 def apply(settings: EncoderSettings) -> Callable[..., jax.Array]:
-    """The compiled encoder; tests share it."""
     return jax.jit(Encoder(settings).apply)
 
 
-class EntryPointsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class EntryPointsTest(FolderTest):
     def succeed(self, script: str, *flags: str) -> str:
         result = commands.execute(script, *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -107,7 +91,7 @@ class EntryPointsTest(parameterized.TestCase):
         params = jax.tree.map(
             lambda x: rng.normal(size=x.shape).astype(np.float32), shapes_of(settings)
         )
-        folder = self.parent / "model"
+        folder = self.folder / "model"
         model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
         return folder
 
@@ -132,7 +116,7 @@ class EntryPointsTest(parameterized.TestCase):
     @parameterized.parameters({}, GATED)
     def test_a_model_on_another_vocabulary(self, **changes):
         folder = self.write_model(**changes)
-        output, new = self.parent / "new", self.parent / "new.model"
+        output, new = self.folder / "new", self.folder / "new.model"
         new.write_bytes(OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
         both = (*flags, f"--check={new}")
@@ -152,77 +136,39 @@ class EntryPointsTest(parameterized.TestCase):
         self.assertEqual(model_folder.read_tokenizer(output), OTHER)
         self.assert_refused("is not empty; choose another", "import_model", *flags)
 
-    @parameterized.parameters("sentencepiece.bpe.model", "tokenizer.json")
-    def test_a_model_of_other_origin_keeps_its_pieces(self, name):
+    def test_a_model_of_other_origin_keeps_its_pieces(self):
         # As XLM-R comes: ids of fairseq, <mask> last.
-        folder, output = self.write_model(), self.parent / "ours"
+        folder, output, text = self.write_model(), self.folder / "ours", self.folder / "text.txt"
         proto = model_pb2.ModelProto.FromString(TOKENIZER)
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
         for path in ("spm.model", "tokenizer.json"):
             (folder / path).unlink()
-        flags = [f"--model={folder}", f"--output={output}"]
-        if name == "tokenizer.json":
-            vocab = [*merge.SPECIALS[:4], *(piece.piece for piece in normal), "<mask>"]
-            scores = [0.0] * 4 + [piece.score for piece in normal] + [0.0]
-            transformers.XLMRobertaTokenizer(
-                vocab=list(zip(vocab, scores, strict=True)),
-                _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
-            ).save_pretrained(folder)
-            text = self.parent / "text.txt"
-            text.write_text("ab cd\n\nfgh  zz\n", encoding="utf-8")
-            flags.append(f"--check={text}")
-        else:
-            self._write_fairseq(folder / name, proto)
-
+        vocab = [*merge.SPECIALS[:4], *(piece.piece for piece in normal), "<mask>"]
+        scores = [0.0] * 4 + [piece.score for piece in normal] + [0.0]
+        transformers.XLMRobertaTokenizer(
+            vocab=list(zip(vocab, scores, strict=True)),
+            _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
+        ).save_pretrained(folder)
+        text.write_text("ab cd\n\nfgh  zz\n", encoding="utf-8")
+        flags = (f"--model={folder}", f"--output={output}", f"--check={text}")
         printed = self.succeed("import_model", *flags)
-        if name == "tokenizer.json":
-            self.assertIn("text.txt: 2 of 2 lines agree", printed)
+        self.assertIn("text.txt: 2 of 2 lines agree", printed)
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
-        self.assertEqual(
-            vocabulary.vocabulary(model_folder.read_tokenizer(output)).pieces,
-            vocabulary.vocabulary(TOKENIZER).pieces,
+        found, expected = map(
+            vocabulary.vocabulary, (model_folder.read_tokenizer(output), TOKENIZER)
         )
+        self.assertEqual(found.pieces, expected.pieces)
         (before, _), (after, _) = (
             model_folder.table_of(model_folder.read_model(f)[1]) for f in (folder, output)
         )
         last, order = VOCAB - 1, np.arange(VOCAB)
-        expected = np.concatenate([order[:4], [last], order[4:last]])
-        np.testing.assert_array_equal(after, before[expected])
-
-    def test_pieces_that_the_model_has_not_are_no_pieces_to_keep(self):
-        folder, output, text = self.write_model(), self.parent / "ours", self.parent / "text.txt"
-        (folder / "spm.model").unlink()
-        text.write_text("ab\n", encoding="utf-8")
-        other = merge.write_model([*PIECES, "yy", "xx"], -np.arange(1.0, len(PIECES) + 3))
-        proto = model_pb2.ModelProto.FromString(other)
-        self._write_fairseq(folder / "sentencepiece.bpe.model", proto)
-        flags = (f"--model={folder}", f"--output={output}")
-        for check in ((), (f"--check={text}",)):
-            self.assert_refused(
-                f"{folder}/sentencepiece.bpe.model has 2 pieces that {folder}/tokenizer.json "
-                "lacks, such as 'yy': .*; remove the one that",
-                "import_model", *flags, *check,
-            )  # fmt: skip
-        self.assertFalse(output.exists())
-
-    def _write_fairseq(self, path: pathlib.Path, proto: model_pb2.ModelProto) -> None:
-        """Write the model with SentencePiece's own special tokens, as fairseq has it."""
-        normal = list(proto.pieces)[len(merge.SPECIALS) :]
-        del proto.pieces[:]
-        kinds = model_pb2.ModelProto.SentencePiece
-        for piece in ("<unk>", "<s>", "</s>"):
-            kind = kinds.UNKNOWN if piece == "<unk>" else kinds.CONTROL
-            proto.pieces.add(piece=piece, type=kind)
-        proto.pieces.extend(normal)
-        proto.trainer_spec.unk_id, proto.trainer_spec.bos_id, proto.trainer_spec.eos_id = 0, 1, 2
-        proto.trainer_spec.pad_id = -1
-        del proto.trainer_spec.control_symbols[:]
-        path.write_bytes(proto.SerializeToString())
+        ids = np.concatenate([order[:4], [last], order[4:last]])
+        np.testing.assert_array_equal(after, before[ids])
 
     @parameterized.parameters({}, GATED)
     def test_a_pruned_model_says_the_same(self, **changes):
-        folder, output = self.write_model(**changes), self.parent / "small"
-        text, lines = self.parent / "xx.txt.gz", ["ab cd", "deab abc"]
+        folder, output = self.write_model(**changes), self.folder / "small"
+        text, lines = self.folder / "xx.txt.gz", ["ab cd", "deab abc"]
         with gzip.open(text, "wt") as file:
             file.write("\n\n".join(lines))
         flags = (f"--model={folder}", f"--texts={text}", f"--output={output}")
@@ -232,59 +178,33 @@ class EntryPointsTest(parameterized.TestCase):
         self.assertLess(len(kept), VOCAB - 3)
         before, after = (self.logits(f, " ".join(lines)) for f in (folder, output))
         np.testing.assert_allclose(after, before[:, kept], rtol=0, atol=1e-5)
-        output = f"--output={self.parent / 'none'}"
-        missing = f"--texts={self.parent / 'gone.txt'}"
+        output = f"--output={self.folder / 'none'}"
+        missing = f"--texts={self.folder / 'gone.txt'}"
         self.assert_refused("gone.txt: no such file", "prune_model", flags[0], missing, output)
         (folder / "spm.model").unlink()
         self.assert_refused("spm.model does not exist", "prune_model", *flags[:2], output)
 
     @parameterized.parameters(1, -1)
     def test_a_model_is_pruned_by_its_own_tokenizer_alone(self, more):
-        folder, text = self.write_model(), self.parent / "xx.txt"
+        folder, text = self.write_model(), self.folder / "xx.txt"
         text.write_text("ab cd\n", encoding="utf-8")
         pieces = [*PIECES, "yy"][: len(PIECES) + more]
         other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
         (folder / "spm.model").write_bytes(other)
         flags = (f"--model={folder}", f"--texts={text}")
-        output = f"--output={self.parent / 'none'}"
+        output = f"--output={self.folder / 'none'}"
         self.assert_refused("spm.model is damaged", "prune_model", *flags, output)
         weights = folder / "model.safetensors"
         save_file(load_file(weights), weights, metadata={"format": "pt"})  # without digests
         self.assert_refused(
             f"spm.model has {VOCAB + more} pieces, but the model {VOCAB} embeddings; copy the",
-            "prune_model", *flags, f"--output={self.parent / 'small'}",
+            "prune_model", *flags, f"--output={self.folder / 'small'}",
         )  # fmt: skip
         if more < 0:  # as if the last embedding were padding, which goes by the remedy
-            unpadded = self.parent / "unpadded"
+            unpadded = self.folder / "unpadded"
             self.succeed("import_model", f"--model={folder}", f"--output={unpadded}")
             flags = (f"--model={unpadded}", f"--texts={text}")
-            self.succeed("prune_model", *flags, f"--output={self.parent / 'small'}")
-
-    @parameterized.parameters("bytes", "user-defined", "case", "identity")
-    def test_a_model_with_a_tokenizer_of_the_user_s_own(self, kind):
-        model, own = self.write_model(), model_folder_test.own_model(kind, self.parent)
-        given, text = self.parent / "given.model", self.parent / "xx.txt"
-        given.write_bytes(own)
-        text.write_text("ab abc cd\nAB zz\n", encoding="utf-8")
-        folders = [self.parent / name for name in ("on_own", "kept", "small", "back")]
-        on_own, kept, small, back = folders
-        for source, output, tool, *flags in (
-            (model, on_own, "import_model", f"--vocabulary={given}"),
-            (on_own, kept, "import_model"),
-            (on_own, small, "prune_model", f"--texts={text}"),
-            (on_own, back, "import_model", f"--vocabulary={model / 'spm.model'}"),
-        ):
-            paths = (f"--model={source}", f"--output={output}")
-            self.succeed(tool, *paths, *flags)
-        self.assertEqual(model_folder.read_tokenizer(kept), own)
-        pairs = (model_folder.read_model(folder)[1] for folder in (on_own, kept))
-        jax.tree.map(np.testing.assert_array_equal, *pairs)
-        _, ids = vocabulary.prune(own, text.read_text().splitlines())
-        before, after = (self.logits(folder, "ab abc cd") for folder in (on_own, small))
-        np.testing.assert_allclose(after, before[:, ids], rtol=0, atol=1e-5)
-        self.assertEqual(read_pretrained(str(on_own)).tokenizer, own)
-        exists = [(folder / "tokenizer.json").exists() for folder in folders]
-        self.assertEqual(exists, [False, False, False, True])
+            self.succeed("prune_model", *flags, f"--output={self.folder / 'small'}")
 
     def test_a_pruned_model_of_a_task_says_that_it_is_an_encoder_alone(self):
         sizes, encoder = model_folder.read_model(self.write_model())
@@ -293,9 +213,9 @@ class EntryPointsTest(parameterized.TestCase):
         head = task_heads.TaskHead(
             "tagging", task_heads.TOKENS, ("A", "B"), {"output": {"kernel": kernel, "bias": bias}}
         )
-        folder, output = self.parent / "tuned", self.parent / "small"
+        folder, output = self.folder / "tuned", self.folder / "small"
         model_folder.write_model(folder, encoder, sizes, TOKENIZER, task_head=head)
-        text = self.parent / "xx.txt"
+        text = self.folder / "xx.txt"
         text.write_text("ab cd\n", encoding="utf-8")
         printed = self.succeed(
             "prune_model", f"--model={folder}", f"--texts={text}", f"--output={output}"
@@ -305,27 +225,19 @@ class EntryPointsTest(parameterized.TestCase):
 
     def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
-        folders = data_builders.Folders(self.parent / "work")
-        for folder in (folders.vocab, folders.rows):
-            folder.mkdir(parents=True)
-        folders.tokenizer.write_bytes(TOKENIZER)
+        folders = data_builders.Folders(self.folder / "work")
+        folders.rows.mkdir(parents=True)
         np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
         statistics = factories.write_rows(folders.rows, ("aa",), config.store.length, 8, 1000, 3000)
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
-        store = PackedDataset(
-            folders.rows, VOCAB, config.store.length, tokenizer_hash(TOKENIZER),
-            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), statistics, {},
-        )  # fmt: skip
-        store.write_meta()
-        artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+        store = write_store(folders.workdir, TOKENIZER, VOCAB, config.store.length, statistics)
         data_builders.open_train_stage(config, folders).claim()
         return folders, store
 
     def save_checkpoint(
         self, config: ConfigDict, folders: data_builders.Folders, store: PackedDataset
     ) -> dict[str, Any]:
-        """Saves a state of random parameters, and returns these."""
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
         mesh = builders.mesh(config)
         objective = objectives.objective(config, store, mesh)
@@ -336,23 +248,17 @@ class EntryPointsTest(parameterized.TestCase):
         return params
 
     @parameterized.parameters(
-        (
-            {
-                "model.position": "learned",
-                "model.norm_position": "post",
-                "model.embedding_size": 32,
-            },
-            "",
-        ),
+        ({"model.position": "learned", "model.norm_position": "post",
+          "model.embedding_size": 32}, ""),
         # And pre-LN and half embedding, which are the config's own as well.
         ({}, "model.position is 'gated', there 'learned'; model.norm_pos"),
-    )
+    )  # fmt: skip
     def test_the_last_checkpoint_is_exported(self, overrides, warning):
         config = quickstart.get_config("runlocal")
         config.update_from_flattened_dict(overrides)
         folders, store = self.write_workdir(config)
         params = self.save_checkpoint(config, folders, store)
-        output = self.parent / "exported"
+        output = self.folder / "exported"
         flags = (
             "--config=configs/quickstart.py:runlocal",
             *(f"--config.{key}={value}" for key, value in overrides.items()),
@@ -375,48 +281,3 @@ class EntryPointsTest(parameterized.TestCase):
         settings = {**config.model.to_dict(), "vocab_size": len(table)}
         start = model_folder.initial_params(output, settings, TOKENIZER)
         self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
-
-    def test_what_cannot_be_written_is_said_before_anything_is_restored(self):
-        folders, _ = self.write_workdir(quickstart.get_config("runlocal"))  # no checkpoint yet
-        flags = ("--config=configs/quickstart.py:runlocal", f"--workdir={folders.workdir}")
-        output = f"--output={folders.rows}"
-        self.assert_refused("rows is not empty; choose another", "export_model", *flags, output)
-
-    def test_a_run_goes_on_from_a_folder(self):
-        config = quickstart.get_config("runlocal")
-        rate, output = 1e-3, self.parent / "exported"
-        config.model.update(GATED, num_layers=1, distance_buckets=8, max_distance=16)
-        config.output_layer.kind = "full"
-        config.optimizer.update(
-            kind="adamw", learning_rate=rate, final_rate_ratio=1.0, weight_decay=0.0, epsilon=1e-12
-        )
-        config.train.update(num_steps=2, init_from=str(output))
-        folders, store = self.write_workdir(config)
-        mesh = make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
-        objective = objectives.objective(config, store, mesh)
-        settings = dataclasses.asdict(masked_lm_of(objective).encoder.settings)
-        del settings["vocab_size"]
-        model = self.write_model(**settings)
-        model.rename(output)
-        read = initial_params(config, objective, folders)
-        assert read is not None
-        start = read()
-        cut = model_folder.with_table(start, *(x[:VOCAB] for x in model_folder.table_of(start)))
-        jax.tree.map(np.testing.assert_array_equal, cut, model_folder.read_model(output)[1])
-
-        state = train(
-            builders.train_functions(config, objective, mesh), builders.train_settings(config),
-            folders.train, streams.training_data(config, store, mesh), initial_params=read,
-        )  # fmt: skip
-        # Adam moves a parameter by the rate in a step, and values at random are 1 apart.
-        moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), state.params, start)
-        self.assertLess(max(jax.tree.leaves(moved)), 3 * rate)
-        for name in ("distances", "embeddings", "head"):
-            self.assertGreater(min(jax.tree.leaves(moved[name])), rate / 2, name)
-        gate = moved["layers"]["attention"]["gate"]
-        # The second step may go back most of the way of the first.
-        self.assertGreater(min(jax.tree.leaves(gate)), rate / 10)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,18 +3,15 @@
 import contextlib
 import io
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
-import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest
 
 from configs import xy_lent
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
 from tests import commands, tiny_tasks
+from tests.cli.stores import write_store
+from tests.folders import FolderTest
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
@@ -29,44 +26,28 @@ TEXT = {
 }
 
 
-class PairWeightsTest(absltest.TestCase):
+class PairWeightsTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = data_builders.Folders(self.workdir)
+        self.folders = data_builders.Folders(self.folder)
         self.processor = spm.SentencePieceProcessor(model_proto=tiny_tasks.tokenizer())
         self.config = xy_lent.get_config("runlocal")
         self.config.robust.num_phases = 2
-        self.store = self.write_store()
+        bitexts = {
+            name: {
+                lang: [self.processor.encode(text) for text in side] for lang, side in one.items()
+            }
+            for name, one in TEXT.items()
+        }
+        tokenizer = tiny_tasks.tokenizer()
+        self.store = write_store(self.folder, tokenizer, tiny_tasks.VOCAB, 32, bitexts=bitexts)
         data_builders.open_train_stage(self.config, self.folders).claim()
         self.record = self.folders.train / "pair_weights.json"
-
-    def write_store(self) -> PackedDataset:
-        """Rows and vocabulary of the working directory."""
-        rows = self.folders.rows
-        for folder in (rows, self.folders.vocab):
-            folder.mkdir(parents=True)
-        self.folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
-        for name, columns in TEXT.items():
-            for language, sentences in columns.items():
-                ids = [self.processor.encode(text) for text in sentences]
-                np.save(rows / f"{name}.{language}.ends.npy", np.cumsum([*map(len, ids)]))
-                np.save(
-                    rows / f"{name}.{language}.bitext.npy", np.concatenate(ids).astype(np.uint16)
-                )
-        store = PackedDataset(
-            rows, tiny_tasks.VOCAB, 32, tokenizer_hash(tiny_tasks.tokenizer()),
-            SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4), {}, {},
-            {name: tuple(columns) for name, columns in TEXT.items()},
-        )  # fmt: skip
-        store.write_meta()
-        artifacts.open_stage(rows, {"made": "up"}).finish()
-        return store
 
     def report(self, *args: str) -> str:
         printed = io.StringIO()
         with (
-            commands.parsed("pair_weights", f"--workdir={self.workdir}", *args) as rest,
+            commands.parsed("pair_weights", f"--workdir={self.folder}", *args) as rest,
             contextlib.redirect_stdout(printed),
             mock.patch.object(pair_weights, "_CONFIG", mock.Mock(value=self.config)),
         ):
@@ -80,7 +61,7 @@ class PairWeightsTest(absltest.TestCase):
     def test_the_report(self):
         self.write_record()
         printed = self.report()
-        folder = self.workdir / "report" / "pairs"
+        folder = self.folder / "report" / "pairs"
         self.assertIn((folder / "report.md").read_text(encoding="utf-8"), printed)
         found = json.loads((folder / "pair_weights.json").read_text(encoding="utf-8"))
         self.assertEqual((found["up"], found["down"]), (["bb-cc"], ["aa-bb"]))
@@ -100,12 +81,10 @@ class PairWeightsTest(absltest.TestCase):
         self.assertEqual(again("aa-bb", 1), [drawn[5]])
 
     def test_the_number_of_pairs(self):
-        self.write_record()
-        record = PairRecord(BASE, (Phase(1, {"aa-bb": 0.2, "aa-cc": 0.3, "bb-cc": 0.5},
-                                         dict.fromkeys(BASE, 1.0), 0.1, 0.5),))  # fmt: skip
-        write_pair_record(self.record, record)
+        weights, losses = {"aa-bb": 0.2, "aa-cc": 0.3, "bb-cc": 0.5}, dict.fromkeys(BASE, 1.0)
+        write_pair_record(self.record, PairRecord(BASE, (Phase(1, weights, losses, 0.1, 0.5),)))
         self.report("--pairs=1")
-        results = artifacts.read_json(self.workdir / "report" / "pairs" / "pair_weights.json")
+        results = artifacts.read_json(self.folder / "report" / "pairs" / "pair_weights.json")
         self.assertEqual((results["up"], results["down"]), (["bb-cc"], ["aa-bb"]))
 
     def test_refusals(self):
@@ -115,8 +94,4 @@ class PairWeightsTest(absltest.TestCase):
         self.config.train.seed = 3
         with self.assertRaisesRegex(ValueError, "train.seed: there 0, now 3"):
             self.report()
-        self.assertFalse((self.workdir / "report").exists())
-
-
-if __name__ == "__main__":
-    absltest.main()
+        self.assertFalse((self.folder / "report").exists())

@@ -2,15 +2,14 @@
 
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
 import tokenizers
-from absl.testing import absltest, parameterized
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import commands
+from tests.folders import FolderTest
 from vocap import merge
 from xlm.common import artifacts
 from xlm.interop import huggingface
@@ -23,10 +22,9 @@ MODEL = merge.write_model(PIECES, -np.arange(1.0, len(PIECES) + 1))
 LINES = ["ab cd", "abc abc", "h g f", "\u017e ab"]
 
 
-class SegmenterTest(parameterized.TestCase):
+class SegmenterTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(MODEL)
 
     def trained(self, model, trainer, **parts) -> pathlib.Path:
@@ -61,14 +59,11 @@ class SegmenterTest(parameterized.TestCase):
         self.assertIn(0, found.encode(["q"])[0])
 
     def test_bytes_have_no_unknown(self):
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
         path = self.trained(
-            models.BPE(),
-            trainers.BpeTrainer(
-                vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-            ),
-            pre_tokenizer=pre_tokenizers.ByteLevel(),
-            decoder=decoders.ByteLevel(),
-        )
+            models.BPE(), trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet),
+            pre_tokenizer=pre_tokenizers.ByteLevel(), decoder=decoders.ByteLevel(),
+        )  # fmt: skip
         found = read_segmenter(path)
         self.assertEqual((found.kind, found.unknown), ("bpe", None))
         self.assertTrue(found.is_piece.all())
@@ -98,10 +93,9 @@ class SegmenterTest(parameterized.TestCase):
             read_segmenter(empty)
 
 
-class CommandTest(absltest.TestCase):
+class CommandTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(MODEL)
         text = self.folder / "text"
         text.mkdir()
@@ -147,23 +141,18 @@ class CommandTest(absltest.TestCase):
             {"en": 4, "sw": 3},
         )
 
+    @mock.patch.object(score_tokenizer, "_score", mock.Mock(side_effect=AssertionError))
     def test_a_pivot_without_parallel_text_is_refused_before_scoring(self):
         lone = self.folder / "lone"
         lone.mkdir()
         (lone / "en.txt").write_text("ab\n", encoding="utf-8")
+        tokenizer = f"--tokenizers=a={self.folder / 'spm.model'}"
         for path, message in (
             ("pairs.tsv", "--pivot: no parallel text is in 'de'; there are en, sw; name one"),
             ("lone", "--parallel=.*lone has no text in two languages; add the files"),
         ):
-            with (
-                mock.patch.object(score_tokenizer, "_score", side_effect=AssertionError),
-                self.assertRaisesRegex(ValueError, message),
-            ):
-                self.run_main(
-                    f"--tokenizers=a={self.folder / 'spm.model'}",
-                    f"--parallel={self.folder / path}",
-                    "--pivot=de",
-                )
+            with self.assertRaisesRegex(ValueError, message):
+                self.run_main(tokenizer, f"--parallel={self.folder / path}", "--pivot=de")
         self.assertFalse((self.folder / "out").exists())
 
     def test_languages_that_lose_their_tax_are_named(self):
@@ -185,21 +174,15 @@ class CommandTest(absltest.TestCase):
             self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
 
     def test_languages(self):
-        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", "--languages=sw")
-        self.run_main(*flags)
+        model = self.folder / "spm.model"
+        self.run_main(f"--tokenizers=a={model}", "--languages=sw")
         results = artifacts.read_json(self.folder / "out" / "results.json")
         self.assertEqual(list(results["a"]["texts"]), ["sw"])
-        with self.assertRaisesRegex(ValueError, "no text in de; there are en, sw"):
-            self.run_main(flags[0], "--languages=sw,de")
-
-    def test_names(self):
-        for value, message in (("spm.model", "must be NAME=PATH"), ("a=x.model", "no such file")):
+        for flags, message in (
+            ((f"--tokenizers=a={model}", "--languages=sw,de"), "no text in de; there are en, sw"),
+            (("--tokenizers=spm.model",), "must be NAME=PATH"),
+            (("--tokenizers=a=x.model",), "no such file"),
+            ((f"--tokenizers=a={model},a={model}",), "'a' is there twice"),
+        ):
             with self.assertRaisesRegex(ValueError, message):
-                self.run_main(f"--tokenizers={value}")
-        model = self.folder / "spm.model"
-        with self.assertRaisesRegex(ValueError, "'a' is there twice"):
-            self.run_main(f"--tokenizers=a={model},a={model}")
-
-
-if __name__ == "__main__":
-    absltest.main()
+                self.run_main(*flags)

@@ -10,14 +10,11 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from tests.folders import FolderTest
 from xlm.common import artifacts, entry_point
 
 
-class ReplacingTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ReplacingTest(FolderTest):
     def test_the_file_appears_only_when_the_block_ends(self):
         path = self.folder / "new" / "a.txt"
         with artifacts.atomic_path(path) as aside:
@@ -34,14 +31,6 @@ class ReplacingTest(parameterized.TestCase):
             aside.write_text("ne")
             raise RuntimeError("half way")
         self.assertEqual(path.read_text(), "old")
-        self.assertEqual(list(self.folder.iterdir()), [path])
-
-    def test_what_cannot_be_written_as_json_leaves_the_old_file(self):
-        path = self.folder / "a.json"
-        artifacts.write_json(path, {"a": 1})
-        with self.assertRaisesRegex(TypeError, "not JSON serializable"):
-            artifacts.write_json(path, {"a": object()})
-        self.assertEqual(artifacts.read_json(path), {"a": 1})
         self.assertEqual(list(self.folder.iterdir()), [path])
 
     def test_what_a_killed_process_left_aside_goes_under_the_next_lock(self):
@@ -93,10 +82,15 @@ class ReplacingTest(parameterized.TestCase):
         for path in (self.folder / "file", self.folder / "new/file"):
             self.assertEqual(path.stat().st_mode & 0o777, mode)
 
-    def test_a_number_that_is_not_finite_is_not_written(self):
-        with self.assertRaisesRegex(ValueError, "a.json cannot be written as JSON"):
-            artifacts.write_json(self.folder / "a.json", {"loss": float("nan")})
-        self.assertEqual(list(self.folder.iterdir()), [])
+    def test_json_comes_back_and_what_is_none_leaves_the_old_file(self):
+        path, value = self.folder / "v.json", {"\u00e9": ["\u6587", 1.5, None], "a": {"b": True}}
+        artifacts.write_json(path, value)
+        with self.assertRaisesRegex(ValueError, "v.json cannot be written as JSON"):
+            artifacts.write_json(path, {"loss": float("nan")})
+        with self.assertRaisesRegex(TypeError, "not JSON serializable"):
+            artifacts.write_json(path, {"a": object()})
+        self.assertEqual(artifacts.read_json(path), value)
+        self.assertEqual(list(self.folder.iterdir()), [path])
 
     def test_a_folder_is_no_file_to_write(self):
         (self.folder / "x").mkdir()
@@ -110,14 +104,6 @@ class ReplacingTest(parameterized.TestCase):
             message = entry_point.describe(caught.exception)
             self.assertEqual(message.split("; ")[0], f"{pathlib.Path(given)}: Is a directory")
         self.assertEqual([path.name for path in self.folder.iterdir()], ["x"])
-
-    def test_text_bytes_and_json_come_back(self):
-        value = {"\u00e9": ["\u6587", 1.5, None], "nested": {"a": True}}
-        artifacts.write_json(self.folder / "v.json", value)
-        self.assertEqual(artifacts.read_json(self.folder / "v.json"), value)
-        artifacts.write_text(self.folder / "t", "\u6587\n")
-        artifacts.write_bytes(self.folder / "b", "\u6587\n".encode())
-        self.assertEqual((self.folder / "t").read_bytes(), (self.folder / "b").read_bytes())
 
 
 class FingerprintTest(absltest.TestCase):
@@ -138,34 +124,33 @@ class StageTest(parameterized.TestCase):
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "stage"
         self.settings = {"sizes": (1, 2), "text": {"seed": 3, "path": "a"}}
 
+    def is_done(self, settings, **options) -> bool:
+        return artifacts.open_stage(self.folder, settings, **options).done
+
     def test_the_same_settings_open_the_folder_again_and_find_it_done(self):
+        other = {**self.settings, "more": 5}
+        artifacts.open_stage(self.folder, other)  # one that failed, before it claimed the folder
         stage = artifacts.open_stage(self.folder, self.settings)
-        self.assertFalse(stage.done)
-        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
+        self.assertFalse(stage.done or self.is_done(self.settings))
         stage.claim()
-        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
-        stage.finish()
-        self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
-
-    def test_a_stage_that_failed_can_be_run_under_other_settings(self):
-        artifacts.open_stage(self.folder, self.settings)
-        artifacts.open_stage(self.folder, {**self.settings, "more": 5}).finish()
-
-    def test_a_claimed_folder_is_refused_to_other_settings_before_it_is_done(self):
-        artifacts.open_stage(self.folder, self.settings).claim()
+        self.assertFalse(self.is_done(self.settings))
         with self.assertRaisesRegex(ValueError, "more: there"):
-            artifacts.open_stage(self.folder, {**self.settings, "more": 5})
+            artifacts.open_stage(self.folder, other)
+        stage.finish()
+        self.assertTrue(self.is_done(self.settings))
+        artifacts.open_stage(self.folder, self.settings).claim()
+        self.assertTrue(self.is_done(self.settings))
+        (self.folder / "settings.json").unlink()
+        self.assertFalse(self.is_done(self.settings))
 
     @parameterized.parameters(
         ({"sizes": (1, 3)}, r"\n  sizes: there \[1, 2\], now \[1, 3\]\n"),
         ({"text": {"seed": 4, "path": "a"}}, r"\n  text\.seed: there 3, now 4\n"),
         ({"text": {"path": "a"}}, r"\n  text\.seed: there 3, now '\(absent\)'\n"),
         ({"more": 5}, r"\n  more: there '\(absent\)', now 5\n"),
-        (
-            {"sizes": 7, "text": {"seed": 3, "path": "b"}},
-            r"\n  sizes: there \[1, 2\], now 7\n  text\.path: there 'a', now 'b'\n",
-        ),
-    )
+        ({"sizes": 7, "text": {"seed": 3, "path": "b"}},
+         r"\n  sizes: there \[1, 2\], now 7\n  text\.path: there 'a', now 'b'\n"),
+    )  # fmt: skip
     def test_other_settings_are_refused_by_every_key_that_differs(self, changed, lines):
         artifacts.open_stage(self.folder, self.settings).finish()
         with self.assertRaisesRegex(ValueError, f"made under another config:{lines}.*--workdir"):
@@ -196,9 +181,13 @@ class StageTest(parameterized.TestCase):
         self.assertTrue(stage.done)
         stage.claim()
         self.assertEqual(artifacts.read_json(self.folder / "settings.json")["text"]["path"], "a")
+        self.assertFalse(stage.has_recorded(["text.path"]))
+        stage.record()
+        self.assertTrue(stage.has_recorded(["text.path", "lost"]))
+        self.assertFalse((self.folder / "DONE").exists())
         for changed, line in (
             ({**moved, "text": {"seed": 4, "path": "b"}}, r"text\.seed: there 3, now 4\nChoose"),
-            ({**moved, "text": {"seed": 3}}, r"text\.path: there 'a', now '\(absent\)'"),
+            ({**moved, "text": {"seed": 3}}, r"text\.path: there 'b', now '\(absent\)'"),
         ):
             with self.assertRaisesRegex(ValueError, line):
                 artifacts.open_stage(self.folder, changed, uncompared=["text.path"])
@@ -209,37 +198,26 @@ class StageTest(parameterized.TestCase):
         stage = artifacts.open_stage(self.folder, other, replace=lambda: True)
         self.assertFalse(stage.done)
         # Nothing has been written yet, so the old results stand.
-        self.assertTrue(artifacts.open_stage(self.folder, first, replace=lambda: True).done)
+        self.assertTrue(self.is_done(first, replace=lambda: True))
         stage.finish()
-        self.assertTrue(artifacts.open_stage(self.folder, other).done)
-        self.assertFalse(artifacts.open_stage(self.folder, first, replace=lambda: True).done)
-
-    def test_a_stage_that_replaces_and_is_stopped_leaves_nothing_done(self):
-        first, other = self.settings, {**self.settings, "more": 5}
-        artifacts.open_stage(self.folder, first).finish()
-        artifacts.open_stage(self.folder, other, replace=lambda: True).claim()
-        for settings in (first, other):
-            self.assertFalse(artifacts.open_stage(self.folder, settings, replace=lambda: True).done)
-        # Nor does going back to the first settings take the mixture for theirs.
+        self.assertTrue(self.is_done(other))
+        self.assertFalse(self.is_done(first, replace=lambda: True))
+        # One that replaces and is stopped leaves nothing done.
         artifacts.open_stage(self.folder, first, replace=lambda: True).claim()
-        self.assertFalse(artifacts.open_stage(self.folder, first).done)
+        for settings in (first, other):
+            self.assertFalse(self.is_done(settings, replace=lambda: True))
+        # Nor does going back to the settings before take the mixture for theirs.
+        artifacts.open_stage(self.folder, other, replace=lambda: True).claim()
+        self.assertFalse(self.is_done(other))
 
     def test_stopped_between_the_two_files_of_a_claim_it_is_not_done(self):
         artifacts.open_stage(self.folder, self.settings).finish()
-        stage = artifacts.open_stage(
-            self.folder, {**self.settings, "more": 5}, replace=lambda: True
-        )
-        with (
-            mock.patch.object(artifacts, "write_json", side_effect=KeyboardInterrupt),
-            self.assertRaises(KeyboardInterrupt),
-        ):
+        other = {**self.settings, "more": 5}
+        stage = artifacts.open_stage(self.folder, other, replace=lambda: True)
+        stopped = mock.patch.object(artifacts, "write_json", side_effect=KeyboardInterrupt)
+        with stopped, self.assertRaises(KeyboardInterrupt):
             stage.claim()
-        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
-
-    def test_claiming_again_keeps_a_finished_stage(self):
-        artifacts.open_stage(self.folder, self.settings).finish()
-        artifacts.open_stage(self.folder, self.settings).claim()
-        self.assertTrue(artifacts.open_stage(self.folder, self.settings).done)
+        self.assertFalse(self.is_done(self.settings))
 
     def test_a_folder_is_held_by_one_process(self):
         stage = artifacts.open_stage(self.folder, self.settings)
@@ -298,12 +276,3 @@ class StageTest(parameterized.TestCase):
             self.enter_context(writer.held())
         with writer.held(), self.assertRaisesRegex(ValueError, f"at work in {vocab}"):
             self.enter_context(first.held())
-
-    def test_without_its_settings_a_folder_is_not_done(self):
-        artifacts.open_stage(self.folder, self.settings).finish()
-        (self.folder / "settings.json").unlink()
-        self.assertFalse(artifacts.open_stage(self.folder, self.settings).done)
-
-
-if __name__ == "__main__":
-    absltest.main()

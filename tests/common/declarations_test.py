@@ -5,7 +5,7 @@ import tempfile
 from typing import Annotated, Any
 
 import msgspec
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.common import declarations
 from xlm.common.declarations import Artefact, Count, Name
@@ -26,7 +26,6 @@ _RIGHT = {"parts": {"en": {"train": {"rows": 3}, "held": {"rows": 0}}}, "shapes"
 
 
 def _changed(path, value):
-    """`_RIGHT` with another value at a path."""
     found = msgspec.json.decode(msgspec.json.encode(_RIGHT))
     *parents, last = path
     place = found
@@ -95,7 +94,3 @@ class DeclarationsTest(parameterized.TestCase):
                 file.truncate(2 << 30)  # takes no room
             with self.assertRaisesRegex(ValueError, "large: 2,147,483,648 bytes, must be at most"):
                 declarations.read(path, _Whole, remedy="")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-from tests import commands
+from tests import commands, processes
 from tests.malformed import harness
 from xlm.cli.main import VERBS
 from xlm.common import entry_point
@@ -69,8 +69,6 @@ def chained(first: BaseException) -> Exception:
 
 class OutOfMemoryTest(parameterized.TestCase):
     def ended(self, fault: BaseException, advice=lambda: "take less") -> tuple[int, str]:
-        """Status and last line of a command that raises."""
-
         def main(_):
             raise fault
 
@@ -83,6 +81,7 @@ class OutOfMemoryTest(parameterized.TestCase):
         (MemoryError("Unable to allocate 7 GiB"), "Unable to allocate 7 GiB"),
         (MemoryError(), "more than there is"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating\n 5 bytes."), "allocating 5 b"),
+        (RuntimeError("INTERNAL: Out of memory allocating 5 bytes."), "allocating 5 b"),
         (RuntimeError("INTERNAL: std::bad_alloc"), "std::bad_alloc"),
         (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
         (chained(ValueError("RESOURCE_EXHAUSTED: Out of memory")), "RESOURCE_EXHAUSTED"),
@@ -107,6 +106,35 @@ class OutOfMemoryTest(parameterized.TestCase):
             entry_point.call(lambda _: 1 // 0, [])
 
 
+class MachineTest(parameterized.TestCase):
+    """What the machine lacks is said in a line, before anything is written."""
+
+    @parameterized.parameters(
+        (None, "ulimit -v 1000000", 3, "address space is 1,024 MB, .*; raise it"),
+        ("cuda", ":", 2, "JAX_PLATFORMS is 'cuda', of which JAX finds no device; unset it"),
+    )
+    def test_for_jax(self, platforms, limit, status, message):
+        code = (
+            "import jax; from xlm.common import entry_point\n"
+            "def main(_): jax.devices()\n"
+            "entry_point.run(main, required=())"
+        )
+        environment = {**processes.environment(), "PYTHONPATH": str(commands.ROOT)}
+        environment.pop("JAX_PLATFORMS", None)
+        environment |= {"JAX_PLATFORMS": platforms} if platforms else {}
+        done = subprocess.run(
+            ["bash", "-c", f'{limit}; exec "$0" -c "$1"', sys.executable, code],
+            env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], rf"\Aerror [^\n]*: .*{message}")
+
+    def test_python_without_docstrings(self):
+        code = "from xlm.experiment import schema; schema.checked(schema.default_config())"
+        environment = {**processes.environment(), "PYTHONOPTIMIZE": "2"}
+        subprocess.run([sys.executable, "-c", code], env=environment, cwd=commands.ROOT, check=True)
+
+
 class WorkdirTest(parameterized.TestCase):
     @parameterized.parameters("run[1]", "a/b*", "new\nline", "\x1b[0m")
     def test_paths_that_runs_cannot_have_are_refused_at_the_start(self, workdir):
@@ -121,7 +149,3 @@ class WorkdirTest(parameterized.TestCase):
             entry_point.parse(["build_vocab", *arguments])
         self.assertEqual(raised.exception.code, entry_point.EXIT_USER_ERROR)
         self.assertRegex(printed.getvalue(), r"\Aerror [^\n]*: --workdir is '[^\n]*choose another")
-
-
-if __name__ == "__main__":
-    absltest.main()

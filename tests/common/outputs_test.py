@@ -7,7 +7,7 @@ import tempfile
 from unittest import mock
 
 from absl import flags
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 from xlm.common import artifacts, outputs
@@ -91,7 +91,7 @@ class OutputsTest(parameterized.TestCase):
             aside.touch()
         self.assertEqual(self.names(), ["link", "other", "out"])
 
-    def test_parts_stay_until_the_output_is_whole_and_what_was_killed_goes(self):
+    def test_parts_stay_until_the_output_is_whole(self):
         os.mkdir("out.parts")
         for content in ("first", "second"):
             with self.assertRaises(KeyboardInterrupt), outputs.file("out") as aside:
@@ -169,7 +169,3 @@ class OutputsTest(parameterized.TestCase):
         with self.assertRaises(FileNotFoundError) as caught, output("out"):
             pass  # without writing
         self.assertEqual(caught.exception.filename, f"{self.folder}/out")
-
-
-if __name__ == "__main__":
-    absltest.main()

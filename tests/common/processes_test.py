@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.common import entry_point, processes
 
@@ -40,13 +40,11 @@ else:
 
 class WorkersTest(parameterized.TestCase):
     @parameterized.product(
-        how=[
-            ("kill", signal.SIGKILL, -signal.SIGKILL, []),
-            ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, ["error: terminated"]),
-            ("killpg", signal.SIGINT, entry_point.EXIT_INTERRUPTED, ["error: interrupted"]),
-        ],
+        how=[("kill", signal.SIGKILL, -signal.SIGKILL, []),
+             ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, ["error: terminated"]),
+             ("killpg", signal.SIGINT, entry_point.EXIT_INTERRUPTED, ["error: interrupted"])],
         when=["import", "job"],
-    )
+    )  # fmt: skip
     def test_they_end_with_their_parent(self, how, when):
         send, number, status, message = how
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -78,7 +76,3 @@ class WorkersTest(parameterized.TestCase):
             with self.assertRaisesRegex(error, message):
                 list(workers.run(function, [arguments, arguments]))
             self.assertNotIn(os.getpid(), workers.run(os.getpid, [(), ()]))  # by others
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -17,15 +17,10 @@ class TablesTest(absltest.TestCase):
         formats = {"loss": ".1f", "n": ",", "share": "+.0%"}
         self.assertEqual(
             tables.markdown(rows, formats, mean=("loss", "share")).splitlines(),
-            [
-                "| name | loss | n | share |",
-                "|---|---:|---:|---:|",
-                r"| a\|b | 1.2 | 1,200 |  |",
-                r"| \<b\> **c** \| |  |  | +50% |",
-                "|  | 2.5 | many |  |",
-                "| **mean** | 1.9 |  | +50% |",
-            ],
-        )
+            ["| name | loss | n | share |", "|---|---:|---:|---:|", r"| a\|b | 1.2 | 1,200 |  |",
+             r"| \<b\> **c** \| |  |  | +50% |", "|  | 2.5 | many |  |",
+             "| **mean** | 1.9 |  | +50% |"],
+        )  # fmt: skip
         self.assertEqual(tables.markdown([]), "")
         self.assertEqual(tables.markdown([{"x": 1.0}], ".2f", left=0), "| x |\n|---:|\n| 1.00 |")
 
@@ -39,7 +34,3 @@ class TablesTest(absltest.TestCase):
     def test_separated_by_commas(self):
         rows = [{"a": 'x,"y"', "b": None}, {"a": "", "b": 0.1}]
         self.assertEqual(tables.comma_separated(rows), 'a,b\n"x,""y""",\n,0.1\n')
-
-
-if __name__ == "__main__":
-    absltest.main()

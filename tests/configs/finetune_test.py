@@ -4,7 +4,7 @@ import importlib
 import pathlib
 import shlex
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import finetune
@@ -99,9 +99,7 @@ class ConfigsTest(parameterized.TestCase):
 
 
 class WarmupTest(parameterized.TestCase):
-    @parameterized.product(
-        schedule=("linear", "wsd"), share=(0.0, 0.1, 0.5, 0.99), steps=(1, 7, 40)
-    )
+    @parameterized.product(schedule=("linear", "wsd"), share=(0.0, 0.5, 0.99), steps=(1, 40))
     def test_fits_into_every_run(self, schedule, share, steps):
         optimizer = load("xnli", "").optimizer
         decay = 1 - share if schedule == "wsd" else 0.1
@@ -113,9 +111,7 @@ class WarmupTest(parameterized.TestCase):
     def test_more_than_the_run(self):
         optimizer = load("xnli", "").optimizer
         optimizer.update(schedule="wsd", warmup_share=0.6, decay_fraction=0.5)
-        with self.assertRaisesRegex(
-            ValueError, "warmup_share is 0.6 and optimizer.decay_.* 0.5, t"
-        ):
+        with self.assertRaisesRegex(ValueError, "_share is 0.6 and optimizer.decay_.* 0.5, t"):
             fine_tuning.warmup_steps(optimizer, 100)
 
 
@@ -126,13 +122,6 @@ class SweepsTest(parameterized.TestCase):
             config = load(task, "")
             jobs.parse_sweep(jobs.task_grid(name, config), config)
 
-    def test_the_default_is_in_the_grid_of_vocap(self):
-        for task in sweeps.GRIDS["vocap"]:
-            config = load(task, "")
-            for key, values in jobs.parse_sweep(jobs.task_grid("vocap", config), config).items():
-                section, name = key.split(".")
-                self.assertIn(config[section][name], [float(value) for value in values], task)
-
     def test_a_grid_that_is_not_there_is_refused(self):
         with self.assertRaisesRegex(ValueError, "--grid is 'paper'.*vocap .*xnli"):
             jobs.task_grid("paper", load("xnli", ""))
@@ -141,7 +130,3 @@ class SweepsTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "'veco_translate_train', and .* task .* 'udpos'"):
             jobs.task_grid("veco_translate_train", load("udpos", ""))
         self.assertEqual(jobs.task_grid(None, load("xnli", "")), ())
-
-
-if __name__ == "__main__":
-    absltest.main()

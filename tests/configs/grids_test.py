@@ -103,11 +103,3 @@ class LaunchTest(absltest.TestCase):
     def test_text_is_shared_where_it_may_be(self):
         for name, count in (("alpha", 1), ("batch", 1), ("vocabulary", 4), ("corpora", 4)):
             self.assertLen(jobs.jobs_of_grid(self.job("build_vocab"), name, 0), count, name)
-
-    def test_stages_of_both_kinds_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "share their text; start --stages=build_vocab,pre"):
-            jobs.jobs_of_grid(self.job("prepare_data", "train"), "alpha", 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -14,7 +14,7 @@ from xlm.evaluation import decoding
 from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search, repeat
 from xlm.evaluation.settings import DecodingSettings
 from xlm.models.attention import Attention, Cache
-from xlm.models.masks import causal_mask
+from xlm.models.segments import causal_mask
 
 PAD, BOS, EOS = 0, 1, 2
 V, T, NUM_STATES = 6, 4, 997

@@ -23,9 +23,7 @@ class CutTest(parameterized.TestCase):
         expected = [document(length)[i : i + 20] for i in range(0, length, 20)]
         self.assertEqual(found, [*expected, ["x"]])
 
-    @parameterized.product(
-        length=(1, 19, 20, 50, 99, 100, 101, 1000), block_bytes=(1, 120, 121, 300, 10_000)
-    )
+    @parameterized.product(length=(1, 20, 50, 99, 1000), block_bytes=(1, 120, 121, 10_000))
     def test_with_a_size_no_block_of_a_long_document_is_short(self, length, block_bytes):
         text = document(length)
         found = list(blocks.cut_blocks(marked([text, ["x"], text]), block_bytes))
@@ -39,12 +37,9 @@ class CutTest(parameterized.TestCase):
             self.assertLess(len(block), 2 * least)
 
     @parameterized.parameters(
-        ("word " * 3000, 510, " "),
-        ("Ein Satz. " * 1000, 510, " "),
-        ("一句话。" * 2100, 512, ""),
-        ("字" * 8193, 512, ""),
-        ("a\u0301" * 4097, 512, ""),
-    )
+        ("word " * 3000, 510, " "), ("Ein Satz. " * 1000, 510, " "), ("一句话。" * 2100, 512, ""),
+        ("字" * 8193, 512, ""), ("a\u0301" * 4097, 512, ""),
+    )  # fmt: skip
     def test_a_long_line_is_cut_where_it_can_be(self, text, longest, between):
         pieces = long_lines.cut_line(text.strip())
         self.assertEqual(between.join(pieces), text.strip())
@@ -59,17 +54,6 @@ class CutTest(parameterized.TestCase):
     def test_marks_may_repeat_or_lack(self):
         self.assertEqual(list(blocks.cut_blocks(["", "", "a", "", "", "b"], 8)), [["a"], ["b"]])
         self.assertEqual(list(blocks.cut_blocks([], 8)), [])
-
-    def test_no_more_than_two_blocks_are_read_ahead(self):
-        taken = []
-
-        def endless():
-            for i in range(10_000):
-                taken.append(i)
-                yield f"{i:04d}"
-
-        next(blocks.cut_blocks(endless(), 100))
-        self.assertLessEqual(len(taken), 2 * 20)
 
 
 class HashTest(absltest.TestCase):
@@ -88,7 +72,3 @@ class HashTest(absltest.TestCase):
         variants = [["ab", "c"], ["a", "bc"], ["abc"], ["c", "ab"]]
         digests = {blocks.text_digest(one, seed) for one in variants for seed in (0, 1)}
         self.assertLen(digests, 8)
-
-
-if __name__ == "__main__":
-    absltest.main()

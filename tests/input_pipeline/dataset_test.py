@@ -2,15 +2,13 @@
 
 import itertools
 import pathlib
-import subprocess
 import sys
 import tempfile
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-import input_pipeline
 from input_pipeline import dataset
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
@@ -54,26 +52,18 @@ class BatchesTest(parameterized.TestCase):
                 np.testing.assert_array_equal(batch[key], value)
 
     @parameterized.product(
-        loader=dataset.LOADERS,
-        steps=(range(12), range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
-        prefetch=(1, 4, 20),
-    )
+        loader=dataset.LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
+        prefetch=(1, 20),
+    )  # fmt: skip
     def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
         found = dataset.batches(self.stream, steps, loader=loader, prefetch=prefetch)
         self.assert_batches(found, steps)
 
-    @parameterized.product(loader=dataset.LOADERS, part=(0, 3))
-    def test_a_host_gets_its_part(self, loader, part):
-        found = dataset.batches(self.stream, range(3), loader=loader, parts=(part,), num_parts=4)
-        self.assert_batches(found, range(3), part, 4)
-
     @parameterized.parameters(*dataset.LOADERS)
-    def test_every_batch_is_made_once(self, loader):
+    def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):
         list(dataset.batches(self.stream, range(5, 25), loader=loader))
         self.assertCountEqual(self.stream.asked, range(5, 25))
-
-    @parameterized.parameters(*dataset.LOADERS)
-    def test_a_loop_without_end_can_be_left(self, loader):
+        self.stream.asked.clear()
         found = dataset.batches(self.stream, range(10**9), loader=loader, prefetch=2)
         self.assert_batches(itertools.islice(found, 3), range(3))
         del found
@@ -99,30 +89,9 @@ class BatchesTest(parameterized.TestCase):
             self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
         self.assertLen(data.describe_batch(0), 8)
 
-    def test_an_unknown_loader(self):
-        with self.assertRaisesRegex(ValueError, "data.loader is 'tfds', must be .*'threads'"):
-            dataset.batches(self.stream, range(3), loader="tfds")
-
     def test_without_tensorflow_the_other_loader_is_named(self):
         with (
             mock.patch.dict(sys.modules, {"tensorflow": None}),
             self.assertRaisesRegex(ImportError, 'config.data.loader = "threads"'),
         ):
             dataset.batches(self.stream, range(3), loader="tf.data")
-
-
-class ImportsTest(absltest.TestCase):
-    def test_no_module_needs_tensorflow_or_jax_to_be_imported(self):
-        modules = "corpus, dataset, packed_dataset, stream, text_files, tokenization"
-        code = f"import sys; from input_pipeline import {modules}; print(*sys.modules)"
-        root = pathlib.Path(input_pipeline.__file__).parents[1]
-        result = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-        )
-        imported = result.stdout.split()
-        self.assertContainsSubset(["numpy", "input_pipeline.dataset"], imported)
-        self.assertNoCommonElements(imported, ["tensorflow", "jax", "flax", "ml_collections"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,18 +1,16 @@
 """Sentences of test sets are found however they are written, and left out."""
 
 import lzma
-import pathlib
-import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.exclusion import Exclusion, letters, sentences_of
+from tests.folders import FolderTest
 
 
-class ExclusionTest(parameterized.TestCase):
+class ExclusionTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         with lzma.open(self.folder / "de-en.tsv.xz", "wt", encoding="utf-8") as file:
             file.write("Wo bist du?\tWhere are u?\n\n!\t\n")
         (self.folder / "zh.txt").write_text("你在哪里？\n", encoding="utf-8")
@@ -48,24 +46,10 @@ class ExclusionTest(parameterized.TestCase):
     def test_odd_lines_of_tagged_words(self):
         path = self.folder / "tagged.tsv"
         lines = [
-            "-DOCSTART-",
-            "",
-            "The\tO",
-            "last day\tnoun",
-            "",
-            "A\tO",
-            "B\tO",
-            "C",
-            "\t",
-            "D\tO",
-        ]
+            "-DOCSTART-", "", "The\tO", "last day\tnoun", "", "A\tO", "B\tO", "C", "\t", "D\tO",
+        ]  # fmt: skip
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.assertEqual(list(sentences_of(path)), ["-DOCSTART-", "Thelast day", "ABC", "D"])
-
-    def test_labels_of_sentences(self):
-        path = self.folder / "labels.tsv"
-        path.write_text("A good film.\tGOOD\nNo.\tBAD\n" * 2, encoding="utf-8")
-        self.assertEqual(list(sentences_of(path)), ["A good film.", "GOOD", "No.", "BAD"] * 2)
 
     @parameterized.parameters("0", "cat", "Ich", "ÄÖ", "是", "。", "...", "I see")
     def test_cells_that_are_no_labels(self, cell):
@@ -92,10 +76,3 @@ class ExclusionTest(parameterized.TestCase):
     def test_rows_go_whole_whichever_side_is_found(self):
         rows = [("Tu es où ?", "Wo bist du?"), ("Ici.", "Hier."), ("Where are u?", "")]
         self.assertEqual(self.exclusion.of_rows(rows), [("Ici.", "Hier.")])
-
-    def test_without_files_all_stays(self):
-        self.assertEqual(Exclusion([]).of_block(["Wo bist du?", "?"]), ["Wo bist du?", "?"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -116,7 +116,3 @@ class PairRecordTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "pair_weights.json cannot be written as JSON"):
             write_pair_record(self.path, endless)
         self.assertFalse(self.path.exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

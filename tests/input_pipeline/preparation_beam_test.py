@@ -7,14 +7,11 @@ the extra [beam]:
 """
 
 import importlib.util
-import io
-import pathlib
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
-import sentencepiece as spm
+import numpy as np
 from absl.testing import absltest
 
 from input_pipeline import packed_dataset, preparation, preparation_beam
@@ -23,6 +20,8 @@ from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
+from tests.folders import FolderTest
+from vocap import merge
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 # What DirectRunner runs on, after it has looked for another runner to download.
@@ -31,25 +30,13 @@ _SETTINGS = PackedDatasetSettings(length=32, parallel_length=16, num_workers=1, 
 
 
 def tokenizer() -> bytes:
-    """A tokenizer of letters."""
-    model = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(["number 0123456789 and so on"]),
-        model_writer=model,
-        model_type="char",
-        vocab_size=40,
-        hard_vocab_limit=False,
-        pad_id=3,
-        control_symbols="<mask>",
-        minloglevel=2,
-    )
-    return model.getvalue()
+    letters = "▁number 0123456789adso".replace(" ", "")
+    return merge.write_model([*dict.fromkeys(letters)], -np.arange(1.0, 1 + len({*letters})))
 
 
-class BeamTest(absltest.TestCase):
+class BeamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         text = self.folder / "text"
         text.mkdir()
         for number in range(3):
@@ -60,17 +47,9 @@ class BeamTest(absltest.TestCase):
 
     def job(self, name: str) -> Job:
         spec = CorpusSpec(
-            root=str(self.folder / "text"),
-            text=(".",),
-            parallel=("*.tsv",),
-            parallel_eval=(),
-            languages=(),
-            language_codes={"eng": "en"},
-            heldout_fraction=0.1,
-            parallel_heldout_fraction=0.1,
-            max_train_bytes=0,
-            seed=0,
-        )
+            root=str(self.folder / "text"), parallel=("*.tsv",), language_codes={"eng": "en"},
+            heldout_fraction=0.1, parallel_heldout_fraction=0.1,
+        )  # fmt: skip
         digest = packed_dataset.tokenizer_hash(self.model)
         return Job(self.folder / name, spec, _SETTINGS, digest)
 

@@ -30,7 +30,7 @@ def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
 
 
 class LargestRemainderTest(parameterized.TestCase):
-    @parameterized.parameters(range(20))
+    @parameterized.parameters(range(5))
     def test_counts_sum_and_stay_close_to_the_shares(self, seed):
         shares = np.random.default_rng(seed).dirichlet(np.full(1 + 3 * seed, 0.5))
         counts = largest_remainder(shares, 5000)
@@ -39,24 +39,15 @@ class LargestRemainderTest(parameterized.TestCase):
         rounded_up_to_one = np.count_nonzero(shares * 5000 < 1)
         self.assertLess(np.abs(counts - shares * 5000).max(), 1 + rounded_up_to_one)
 
-    def test_the_largest_remainders_are_rounded_up(self):
-        np.testing.assert_array_equal(
-            largest_remainder(np.array([0.26, 0.33, 0.41]), 10), [3, 3, 4]
-        )
-        np.testing.assert_array_equal(
-            largest_remainder(np.array([0.24, 0.37, 0.39]), 10), [2, 4, 4]
-        )
-
-    @parameterized.parameters(3, 4, 10, 1000)
-    def test_no_share_is_too_small_to_be_drawn(self, total):
-        counts = largest_remainder(np.array([1e-12, 1 - 2e-12, 1e-12]), total)
-        np.testing.assert_array_equal(counts, [1, total - 2, 1])
-
-    def test_as_many_shares_as_examples_and_one_too_many(self):
-        shares = np.array([0.4, 0.3, 0.2, 0.1])
-        np.testing.assert_array_equal(largest_remainder(shares, 4), np.ones(4))
+    @parameterized.parameters(
+        ([0.26, 0.33, 0.41], 10, [3, 3, 4]), ([0.24, 0.37, 0.39], 10, [2, 4, 4]),
+        ([0.4, 0.3, 0.2, 0.1], 4, [1, 1, 1, 1]), ([1e-12, 1 - 2e-12, 1e-12], 3, [1, 1, 1]),
+        ([1e-12, 1 - 2e-12, 1e-12], 1000, [1, 998, 1]),
+    )  # fmt: skip
+    def test_the_largest_remainders_are_rounded_up(self, shares, total, expected):
+        np.testing.assert_array_equal(largest_remainder(np.array(shares), total), expected)
         with self.assertRaisesRegex(ValueError, "^4 languages.* at most 3 can be; name fewer"):
-            largest_remainder(shares, 3)
+            largest_remainder(np.full(4, 0.25), 3)
 
 
 class PermuteTest(parameterized.TestCase):
@@ -83,24 +74,6 @@ class PermuteTest(parameterized.TestCase):
         deviation = np.sqrt(expected)  # of a fair draw, at most
         self.assertLess(max(counts.values()) - expected, 4 * deviation)
         self.assertLess(expected - min(counts.values()), 4 * deviation)
-
-    @parameterized.parameters(100, 1000, 1025)
-    def test_a_permutation_looks_random(self, size):
-        num_keys = 200
-        index, keys = np.tile(np.arange(size), num_keys), np.arange(num_keys, dtype=np.uint64)
-        permuted = permute(index, size, np.repeat(keys, size)).reshape(num_keys, size)
-
-        # Each against mean and standard deviation over uniform permutations; 4 deviations.
-        displacement = np.abs(permuted - np.arange(size)).mean(axis=1).mean()
-        deviation = np.sqrt(2 * size / 45 / num_keys)
-        self.assertAlmostEqual(displacement, (size**2 - 1) / (3 * size), delta=4 * deviation)
-        correlation = [np.corrcoef(p[1:], p[:-1])[0, 1] for p in permuted]
-        deviation = 1 / np.sqrt(size * num_keys)
-        self.assertAlmostEqual(np.mean(correlation), -1 / size, delta=4 * deviation)
-        between_keys = [np.corrcoef(p, q)[0, 1] for p, q in itertools.pairwise(permuted)]
-        self.assertAlmostEqual(np.mean(between_keys), 0, delta=4 * deviation)
-        fixed_points = (permuted == np.arange(size)).sum(axis=1).mean()
-        self.assertAlmostEqual(fixed_points, 1, delta=4 / np.sqrt(num_keys))
 
 
 class StreamOrderTest(parameterized.TestCase):
@@ -149,15 +122,6 @@ class StreamOrderTest(parameterized.TestCase):
             self.assertAlmostEqual(len(a & b) / len(a), 0.5, delta=0.02)
         self.assertAlmostEqual(np.mean(language == other_language), 0.5, delta=0.02)
 
-    def test_languages_are_mixed_within_a_cycle_and_differently_in_the_next(self):
-        order = StreamOrder.create(0, [10, 10], np.array([0.25, 0.75]))
-        language, _ = order.locate(np.arange(2 * _CYCLE))
-        share = language.reshape(-1, 1024).mean(axis=1)
-        deviation = np.sqrt(0.25 * 0.75 / 1024)
-        np.testing.assert_allclose(share, 0.75, atol=4 * deviation)
-        same = np.mean(language[:_CYCLE] == language[_CYCLE:])
-        self.assertAlmostEqual(same, 0.25**2 + 0.75**2, delta=0.01)
-
 
 class TurnsTest(parameterized.TestCase):
     @parameterized.parameters(
@@ -194,12 +158,14 @@ class TrainingStreamTest(parameterized.TestCase):
         np.testing.assert_array_equal(batch["language"], language)
         np.testing.assert_array_equal(batch["tokens"][:, :2].T, [language, row])
 
-    @parameterized.product(num_parts=(1, 2, 4), step=(0, 7, 1_000_000))
+    @parameterized.product(num_parts=(2, 4), step=(0, 1_000_000))
     def test_parts_make_up_the_batch(self, num_parts, step):
         whole = self.stream.batch(step)
         parts = [self.stream.batch(step, part, num_parts) for part in range(num_parts)]
         for key, value in whole.items():
             np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), value)
+        with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
+            self.stream.batch(0, 0, 3)
 
     @parameterized.parameters(False, True)
     def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
@@ -230,10 +196,6 @@ class TrainingStreamTest(parameterized.TestCase):
             np.testing.assert_array_equal(one["tokens"], other["tokens"])
             self.assertGreater(len(np.unique(one["language"])), 300)
 
-    def test_a_batch_that_does_not_divide(self):
-        with self.assertRaisesRegex(ValueError, "8 rows does not divide into 3 equal parts"):
-            self.stream.batch(0, 0, 3)
-
 
 class AlphaPhasesTest(absltest.TestCase):
     def test_phases_change_the_shares(self):
@@ -254,12 +216,3 @@ class AlphaPhasesTest(absltest.TestCase):
             self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
             self.assertEqual(phased.step_values(step), {"alpha": alpha})
             self.assertEmpty(stream.step_values(step))
-        shares = [
-            np.mean([phased.batch(step)["language"] for step in steps])
-            for steps in (range(20), range(20, 40))
-        ]
-        np.testing.assert_allclose(shares, [0.1, 0.9], atol=0.05)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,14 +8,14 @@ import lzma
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Callable
 from unittest import mock
 
 import zstandard
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import text_files
+from tests.folders import FolderTest
 from tests.input_pipeline.reading import read_documents, read_parallel
 
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -36,13 +36,8 @@ _PARALLEL = [[("one", "eins"), ("two", "")], [("three", "drei")]]
 _TSV = "id\ten\tde\na.1\tone\teins\na.2\ttwo\t\n\nb.1\tthree\tdrei\n"
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class _FolderTest(FolderTest):
     def write(self, name: str, text: str | bytes) -> pathlib.Path:
-        """Write a file, compressed as its name says."""
         data = text.encode() if isinstance(text, str) else text
         path = self.folder / name
         path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))
@@ -50,19 +45,18 @@ class _FolderTest(parameterized.TestCase):
 
 
 class FormatsTest(_FolderTest):
-    @parameterized.parameters(*itertools.product(_TEXT, _COMPRESSIONS))
-    def test_documents_are_the_same_in_all_formats(self, kind, compression):
-        path = self.write(f"de{kind}{compression}", _TEXT[kind])
-        self.assertEqual(read_documents(path), _DOCUMENTS)
-        self.assertEqual(list(text_files.read_sentences(path)), [*itertools.chain(*_DOCUMENTS)])
-
     @parameterized.parameters(*_COMPRESSIONS)
-    def test_parallel_text_is_the_same_in_all_compressions(self, compression):
+    def test_text_is_the_same_in_all_formats(self, compression):
+        for kind, text in _TEXT.items():
+            path = self.write(f"de{kind}{compression}", text)
+            self.assertEqual(read_documents(path), _DOCUMENTS)
+            found = list(text_files.read_sentences(path))
+            self.assertEqual(found, [*itertools.chain(*_DOCUMENTS)])
         path = self.write(f"talks.tsv{compression}", _TSV)
         self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
     @parameterized.parameters("en-de.tsv", "news.2014.en-de.tsv")
-    def test_a_file_called_by_its_two_languages_has_neither_header_nor_ids(self, name):
+    def test_a_file_named_by_two_languages_has_no_header(self, name):
         path = self.write(name, "one\teins\ntwo\t\n\nthree\tdrei\n")
         self.assertEqual(read_parallel(path), (("en", "de"), _PARALLEL))
 
@@ -121,8 +115,6 @@ class RangesTest(_FolderTest):
             ]
             documents = [[*one] for is_text, one in itertools.groupby(found, key=bool) if is_text]
             self.assertEqual(documents, read_documents(path), middle)
-
-    def test_errors_name_the_line_from_where_the_range_begins(self):
         path = self.write("de.txt", b"a\n\nb\nc\n\xf6\n")
         with self.assertRaisesRegex(ValueError, "de.txt, line 3 after byte 2: not UTF-8"):
             list(text_files.read_marked(path, 2, 9))
@@ -139,18 +131,25 @@ class FaultsTest(_FolderTest):
             with self.assertRaisesRegex(ValueError, pattern):
                 list(text_files.read_sentences(path))
 
-    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), ("", ".gz")))
-    def test_empty_file(self, name, compression):
-        self.assert_fault(self.write(name + compression, ""), "is empty", "add text or remove")
+    @parameterized.product(name=("en.txt", "en.jsonl", "en-de.tsv"), compression=("", ".gz"))
+    def test_files_without_text(self, name, compression):
+        path = self.write(name + compression, "")
+        self.assert_fault(path, "is empty", "add text or remove")
+        path = self.write(name + compression, " \n\n\r\n\t\n" if ".tsv" not in name else "\n\n")
+        words = "no sentence pairs" if ".tsv" in name else "only blank lines.*add text or remove"
+        self.assert_fault(path, words)
 
-    @parameterized.parameters(*itertools.product(("en.txt", "en.jsonl"), _COMPRESSIONS))
-    def test_only_blank_lines(self, name, compression):
-        path = self.write(name + compression, " \n\n\r\n\t\n")
-        self.assert_fault(path, "only blank lines", "add text or remove")
-
-    def test_no_sentence_pairs(self):
-        self.assert_fault(self.write("talks.tsv", "id\ten\tde\n\n"), "no sentence pairs")
-        self.assert_fault(self.write("en-de.tsv", "\n\n"), "no sentence pairs")
+    @parameterized.parameters(
+        *(("talks.tsv", f"{header}\n1\ta\tb\n", ("line 1: expected a header such as", "<lang>-"))
+          for header in ("en\tde", "id\ten", "id\ten\tDeutsch", "nr\ten\tde", "a sentence", "")),
+        ("talks.tsv", "id\ten\tde\n\n", ("no sentence pairs",)),
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\n2\ta\n", (r"line 3: 2 columns, .* 3 \(id, en, de",)),
+        ("talks.tsv", "id\ten\tde\n1\ta\tb\tc\n", (r"line 2: 4 columns, expected 3 \(id, en, de",)),
+        ("en-de.tsv", "a\tb\n\na\tb\tc\n", (r"line 3: 3 columns, expected 2 \(en, de",
+                                           "keeps its empty cell")),
+    )  # fmt: skip
+    def test_tables(self, name, text, words):
+        self.assert_fault(self.write(name, text), *words)
 
     @parameterized.parameters(
         *itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), _COMPRESSIONS)
@@ -159,6 +158,8 @@ class FaultsTest(_FolderTest):
         first = {"en.txt": b"a", "en.jsonl": b'{"text": "a"}', "en-de.tsv": b"a\tb"}[name]
         path = self.write(name + compression, first + b"\nb\xf6se\n")
         self.assert_fault(path, "line 2: not UTF-8", "byte 0xf6 at position 2", "iconv")
+        path = self.write(name + compression, first + b"\n" + b"\0" * 9)  # zeros of a crash
+        self.assert_fault(path, "line 2: a NUL byte")
 
     @parameterized.parameters(".gz", ".xz", ".bz2", ".zst")
     def test_cut_off_anywhere(self, compression):
@@ -167,6 +168,9 @@ class FaultsTest(_FolderTest):
         for length in range(1, len(whole)):
             path.write_bytes(whole[:length])
             self.assert_fault(path, "after line", "cut off or damaged")
+        path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
+        path.write_bytes(path.read_bytes()[:-100])
+        self.assert_fault(path, r"after line 4\d\d\d\d: cannot be read")
 
     @parameterized.parameters(".gz", ".xz", ".bz2", ".zst")
     def test_a_damaged_byte_is_a_named_fault_or_harmless(self, compression):
@@ -182,34 +186,15 @@ class FaultsTest(_FolderTest):
                 num_faults += 1
         self.assertGreater(num_faults, len(whole) // 2)
 
-    def test_the_line_before_the_damage_is_named(self):
-        path = self.write("de.txt.gz", "\n".join(map(str, range(50_000))))
-        path.write_bytes(path.read_bytes()[:-100])
-        with self.assertRaisesRegex(ValueError, r"after line 4\d\d\d\d: cannot be read"):
-            read_documents(path)
-
-    @parameterized.parameters(*_COMPRESSIONS)
-    def test_sentences_come_before_the_file_has_been_read(self, compression):
-        text = "".join(f"{i}\n" for i in range(300_000)).encode() + b"\xf6\n"
-        path = self.write(f"de.txt{compression}", text)
-        sentences = text_files.read_sentences(path)
-        self.assertEqual([next(sentences) for _ in range(1000)], [str(i) for i in range(1000)])
-        with self.assertRaisesRegex(ValueError, "line 300001: not UTF-8"):
-            list(sentences)
-
     def test_sentences_of_parallel_text_are_refused(self):
         path = self.write("en-de.tsv", "one\teins\n")
         with self.assertRaisesRegex(ValueError, "en-de.tsv: this is parallel text.*cut -f 2"):
             next(text_files.read_sentences(path))
 
     @parameterized.parameters(
-        ("en.txt.lz4", "lz4"),
-        ("en.jsonl.Z", "Z"),
-        ("core.tsv.zip", "zip"),
-        ("en.zip", "zip"),
-        ("en.txt.bak", "bak"),
-        ("en-de.tar.gz", "tar"),
-    )
+        ("en.txt.lz4", "lz4"), ("en.jsonl.Z", "Z"), ("core.tsv.zip", "zip"), ("en.zip", "zip"),
+        ("en.txt.bak", "bak"), ("en-de.tar.gz", "tar"),
+    )  # fmt: skip
     def test_unknown_compression(self, name, compression):
         with self.assertRaisesRegex(ValueError, f"{name}.*compression '{compression}'.*recompress"):
             text_files.file_format(pathlib.Path(name))
@@ -263,20 +248,3 @@ class FaultsTest(_FolderTest):
     def test_json_lines(self, line, *words):
         path = self.write("en.jsonl", f'{{"text": "fine"}}\n\n{line}\n')
         self.assert_fault(path, "line 3: ", *words)
-
-    @parameterized.parameters("en\tde", "id\ten", "id\ten\tDeutsch", "nr\ten\tde", "a sentence", "")
-    def test_header(self, header):
-        path = self.write("talks.tsv", f"{header}\n1\ta\tb\n")
-        self.assert_fault(path, "line 1: expected a header such as 'id<TAB>en<TAB>de'", "<lang>-")
-
-    @parameterized.parameters(
-        ("talks.tsv", "id\ten\tde\n1\ta\tb\n2\ta\n", r"line 3: 2 columns, expected 3 \(id, en, de"),
-        ("talks.tsv", "id\ten\tde\n1\ta\tb\tc\n", r"line 2: 4 columns, expected 3 \(id, en, de"),
-        ("en-de.tsv", "a\tb\n\na\tb\tc\n", r"line 3: 3 columns, expected 2 \(en, de"),
-    )
-    def test_width(self, name, text, words):
-        self.assert_fault(self.write(name, text), words, "keeps its empty cell")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,16 +1,15 @@
 """Text of tensorflow-datasets, mocked, becomes files that a corpus reads."""
 
 import errno
-import pathlib
-import tempfile
 from unittest import mock
 
 import tensorflow_datasets as tfds
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import tfds_text
 from input_pipeline.sources import CorpusSpec, find_text
 from input_pipeline.tfds_text import DATASETS, TextDataset
+from tests.folders import FolderTest
 from tests.input_pipeline.reading import read_documents
 
 ARTICLE = (
@@ -20,8 +19,6 @@ ARTICLE = (
 
 
 def texts(*values: str):
-    """Make every mocked dataset hold these texts."""
-
     def as_dataset(builder, *args, **kwargs):
         import tensorflow as tf
 
@@ -32,11 +29,7 @@ def texts(*values: str):
     return tfds.testing.mock_data(as_dataset_fn=as_dataset)
 
 
-class TfdsTextTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class TfdsTextTest(FolderTest):
     @parameterized.parameters(("wiki40b", "th"), ("wikipedia", "sw"), ("c4", "yo"))
     def test_every_dataset_has_its_languages(self, name: str, language: str):
         with tfds.testing.mock_data(num_examples=5):
@@ -51,20 +44,17 @@ class TfdsTextTest(parameterized.TestCase):
         self.assertEqual(count, 2)
         written = list(read_documents(self.folder / "ru.jsonl.gz"))
         self.assertEqual(written, [["One.", "Two."], ["Три."]])
+        with texts(*"abcdef"):
+            count = tfds_text.write_text(DATASETS["c4"], "en", self.folder, max_documents=2)
+        self.assertEqual(count, 2)
+        self.assertEqual(list(read_documents(self.folder / "en.jsonl.gz")), [["a"], ["b"]])
 
     def test_marks_of_wiki40b_are_taken_out(self):
         with texts(ARTICLE):
             found = list(tfds_text.documents(DATASETS["wiki40b"], "en"))
         self.assertEqual(found, [["First line.", "Second line.", "Third line."]])
 
-    def test_no_more_documents_than_wanted(self):
-        with texts(*"abcdef"):
-            count = tfds_text.write_text(DATASETS["c4"], "en", self.folder, max_documents=2)
-        self.assertEqual(count, 2)
-        written = list(read_documents(self.folder / "en.jsonl.gz"))
-        self.assertEqual(written, [["a"], ["b"]])
-
-    def test_shards_are_parts_of_the_split_and_named_as_a_corpus_reads_them(self):
+    def test_shards_are_parts_that_a_corpus_reads(self):
         splits = []
         with texts("a", "b"), mock.patch.object(tfds, "load", wraps=tfds.load) as load:
             for number in range(3):
@@ -73,11 +63,7 @@ class TfdsTextTest(parameterized.TestCase):
             splits = [call.kwargs["split"] for call in load.call_args_list]
         self.assertEqual(splits, tfds.even_splits("train", n=3))
         (self.folder / "sw.txt").write_text("moja\n")
-        spec = CorpusSpec(
-            root=str(self.folder), text=(".",), parallel=(), parallel_eval=(), languages=(),
-            language_codes={}, heldout_fraction=0.0, parallel_heldout_fraction=0.0,
-            max_train_bytes=0, seed=0,
-        )  # fmt: skip
+        spec = CorpusSpec(root=str(self.folder))
         names = [file.path.name for file in find_text(spec) if file.language == "en"]
         self.assertEqual(names, [f"en-0000{i}-of-00003.jsonl.gz" for i in range(3)])
 
@@ -92,32 +78,16 @@ class TfdsTextTest(parameterized.TestCase):
             self.assertEqual(sorted(self.folder.iterdir()), there)
             tfds_text.write_text(DATASETS["c4"], "sw", self.folder, shard=after)
 
-    def test_a_document_is_written_before_the_next_is_read(self):
-        waiting = [0]
-
-        def documents(*_):
-            for i in range(200):
-                waiting.append(waiting[-1] + 1)
-                yield [str(i)]
-
-        def line(value, **_):
-            waiting.append(waiting[-1] - 1)
-            return value["text"]
-
-        with (
-            mock.patch.object(tfds_text, "documents", documents),
-            mock.patch.object(tfds_text.json, "dumps", line),
-        ):
-            tfds_text.write_text(DATASETS["wiki40b"], "en", self.folder)
-        self.assertEqual(max(waiting), 1)
-
     @parameterized.parameters(
         (DATASETS["wiki40b"], "xx", "wiki40b/xx"),
         (TextDataset("no_such_dataset/{}"), "en", "no_such_dataset/en"),
+        (TextDataset("mnist"), "en", "mnist has no text; .*'image'"),
     )
     def test_what_is_not_there_is_named_and_nothing_written(self, dataset, language, message):
         with tfds.testing.mock_data(num_examples=1), self.assertRaisesRegex(ValueError, message):
             tfds_text.write_text(dataset, language, self.folder)
+        with texts(""), self.assertRaisesRegex(ValueError, "wiki40b/de has no text of 'de'"):
+            tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
         self.assertEmpty(list(self.folder.iterdir()))
 
     @parameterized.parameters(
@@ -140,19 +110,3 @@ class TfdsTextTest(parameterized.TestCase):
         ):
             tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
         self.assertEqual(raised.exception.errno, errno.ENOSPC)
-
-    def test_a_dataset_without_text(self):
-        with (
-            tfds.testing.mock_data(num_examples=1),
-            self.assertRaisesRegex(ValueError, "mnist has no text; .*'image'"),
-        ):
-            list(tfds_text.documents(TextDataset("mnist"), "en"))
-
-    def test_no_documents(self):
-        with texts(""), self.assertRaisesRegex(ValueError, "wiki40b/de has no text of 'de'"):
-            tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
-        self.assertEmpty(list(self.folder.iterdir()))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,6 +1,7 @@
 """Parameters to a file and back, and files that are none."""
 
 import json
+import os
 import pathlib
 import tempfile
 
@@ -80,6 +81,11 @@ class ParamsFileTest(parameterized.TestCase):
         if not digests:
             del metadata["sha256"]
         save_file({**load_file(self.path), **(arrays or {})}, self.path, metadata=metadata)
+
+    def test_a_pipe_is_refused_and_not_waited_for(self):
+        os.mkfifo(self.path)
+        with self.assertRaisesRegex(OSError, "is a pipe; only regular files are read"):
+            read_params(self.path)
 
     def test_older_files_without_digests_are_read(self):
         self.saved(digests=False, value=float("nan"))

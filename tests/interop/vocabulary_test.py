@@ -354,6 +354,9 @@ class PruneTest(parameterized.TestCase):
         new = vocabularies.vocabulary(pruned)
         self.assertEqual(new.pieces, tuple(old.pieces[i] for i in kept))
         np.testing.assert_array_equal(new.scores, old.scores[kept])
+        unused = next(piece for piece in old.pieces if piece not in expected)
+        more, _ = vocabularies.prune(model, texts, (unused, "none of them"))
+        self.assertEqual({*vocabularies.vocabulary(more).pieces}, {*expected, unused})
 
     def test_characters_stay_that_the_texts_use_in_pieces_only(self):
         pieces = {SPACE: -9.0, "a": -8.0, "b": -9.5, "c": -9.5, SPACE + "ab": -1.0}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.buckets import bucket_sizes, loss_in_bucket
+from knn_sampling.sampled_layers import bucket_sizes, loss_in_bucket
 
 SIZES = (3, 5, 12)
 

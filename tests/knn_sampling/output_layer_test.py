@@ -11,12 +11,12 @@ from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
 from knn_sampling import sampled_layers
-from knn_sampling.buckets import bucket_sizes
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex, log_inclusion
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.noise import cumulative_thresholds, nce_loss, neg_loss
 from knn_sampling.output_layer import OutputLayer, make_exact_layer
+from knn_sampling.sampled_layers import bucket_sizes
 from knn_sampling.settings import KINDS
 from tests.knn_sampling.batches import (
     BLOCKWISE,

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling import report
+from knn_sampling import inclusion
 
-staleness = jax.jit(report.staleness, static_argnums=2)
-same_group_share = jax.jit(report.same_group_share)
+staleness = jax.jit(inclusion.staleness, static_argnums=2)
+same_group_share = jax.jit(inclusion.same_group_share)
 FRESH = np.array([[0, 1, 2], [1, 2, 3], [2, 1, 0], [3, 0, 1], [4, 5, 6]], np.int32)
 
 

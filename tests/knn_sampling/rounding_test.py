@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from knn_sampling.rounding import greatest_lengths, rounding_bound
+from knn_sampling.neighbours import greatest_lengths, rounding_bound
 
 
 def bfloat16(x: np.ndarray) -> np.ndarray:

@@ -10,8 +10,9 @@ import sys
 import tarfile
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
+from tests.folders import FolderTest
 from xlm.launch import jobs, start
 
 FOLDER = jobs.ROOT / "xlm" / "launch"
@@ -52,17 +53,12 @@ fi
 """
 
 
-class ScriptTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ScriptTest(FolderTest):
     def stand_in(self, name: str, text: str) -> None:
         (self.folder / name).write_text(f"#!/usr/bin/env bash\n{text}")
         (self.folder / name).chmod(0o755)
 
     def bash(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a script where the stand-ins are found first."""
         path = f"{self.folder}:{os.environ['PATH']}"
         return subprocess.run(
             ["bash", *map(str, arguments)], cwd=jobs.ROOT, text=True, capture_output=True,
@@ -123,12 +119,9 @@ class SlurmTest(ScriptTest):
         step = ["srun", "--kill-on-bad-exit=0", "--wait=300", "my py"]
         self.assertEqual(
             calls,
-            [
-                [*one, "prepare_data.py", *FLAGS],
-                [*step, "train.py", *FLAGS, "--distributed"],
-                [*step, "evaluate.py", *FLAGS, "--distributed"],
-            ],
-        )
+            [[*one, "prepare_data.py", *FLAGS], [*step, "train.py", *FLAGS, "--distributed"],
+             [*step, "evaluate.py", *FLAGS, "--distributed"]],
+        )  # fmt: skip
 
     def test_one_process_joins_no_others(self):
         _, calls = self.run_script("finetune", tasks=1, gpus=0)
@@ -259,7 +252,3 @@ class TPUTest(ScriptTest):
         done, _ = self.run_script(0, ZONE="")
         self.assertIn("ZONE: such as us-east5-b", done.stderr)
         self.assertNotEqual(done.returncode, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import shlex
 import signal
 import threading
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.malformed import harness
 from xlm.launch import jobs, start
@@ -117,7 +117,3 @@ class RunTest(parameterized.TestCase):
         self.assertLen(started, 1)
         after = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
         self.assertEqual(after, before)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -37,11 +37,9 @@ class Case:
     """One malformed input.
 
     Attributes:
-      kind: of input, as in the table of docs/errors.md.
-      name: of the case.
-      command: the module that is run, such as "prepare_data".
-      template: folder that it begins with, a key of `templates.TEMPLATES`.
-      arguments: of the command; "DIR" stands for the folder.
+      kind, name: of the input, as in the table of docs/errors.md, and of the case.
+      command, template, arguments: what is run, in a copy of a folder of `templates.TEMPLATES`,
+        "DIR" in its arguments.
       breaks: what writes or breaks the input.
       says: regular expressions that the message must match, above all file and place.
       repairs: what makes the input right again, after which the command must succeed; None not to.
@@ -65,8 +63,6 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Exit status, error output and output of a command."""
-
     status: int
     errors: str
     output: str = dataclasses.field(repr=False)

@@ -27,14 +27,10 @@ from xlm.training.settings import TrainSettings
 LANGUAGES = ("en", "sw")
 # Small, and without what would be compiled.
 _KEYS = {
-    "corpus.root": "DIR/text",
-    "corpus.parallel": "('*.tsv',)",
-    "corpus.languages": "('en','sw')",
-    "store.length": "32",
-    "store.parallel_length": "16",
-    "model.max_length": "64",
+    "corpus.root": "DIR/text", "corpus.parallel": "('*.tsv',)", "corpus.languages": "('en','sw')",
+    "store.length": "32", "store.parallel_length": "16", "model.max_length": "64",
     "train.batch_size": "8",
-}
+}  # fmt: skip
 TASK = ("--config.init_from=DIR/encoder", "--workdir=DIR/work")
 
 
@@ -78,7 +74,6 @@ def text(folder: pathlib.Path) -> None:
 
 
 def rows(folder: pathlib.Path) -> None:
-    """And the packed dataset."""
     text(folder)
     with quick():
         arguments = [one.replace("DIR", str(folder)) for one in config()]
@@ -88,21 +83,12 @@ def rows(folder: pathlib.Path) -> None:
 
 
 def model(folder: pathlib.Path) -> None:
-    """A model folder, a tokenizer and a text."""
     shutil.copytree(tiny_tasks.encoder_folder(0), folder / "model")
     artifacts.write_bytes(folder / "new.model", tiny_tasks.tokenizer())
     tiny_tasks.write(folder / "en.txt", "the cat runs\n")
 
 
-def own_model(folder: pathlib.Path) -> None:
-    """A model folder in the project's own form."""
-    model(folder)
-    shutil.rmtree(folder / "model")
-    shutil.copytree(tiny_tasks.veco_folder(), folder / "model")
-
-
 def tasks(folder: pathlib.Path) -> None:
-    """Data of all tasks and an encoder."""
     shutil.copytree(tiny_tasks.data_folder(), folder / "data")
     shutil.copytree(tiny_tasks.encoder_folder(0), folder / "encoder")
 
@@ -110,16 +96,13 @@ def tasks(folder: pathlib.Path) -> None:
 def run_config(**changes: str) -> tuple[str, ...]:
     """As `config`, of a run that compiles in a moment."""
     kept = {
-        "model__num_layers": "0",
-        "output_layer__kind": "full",
-        "optimizer__kind": "adamw",
+        "model__num_layers": "0", "output_layer__kind": "full", "optimizer__kind": "adamw",
         "evaluation__retrieval_layer": "0",
-    }
+    }  # fmt: skip
     return config(**{**kept, **changes})
 
 
 def run(folder: pathlib.Path) -> None:
-    """And a run with its first checkpoint."""
     rows(folder)
 
     def save(functions: Any, settings: TrainSettings, folder: pathlib.Path, *_, **__) -> None:
@@ -149,19 +132,12 @@ def finished(folder: pathlib.Path) -> None:
 
 
 TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
-    "text": text,
-    "rows": rows,
-    "model": model,
-    "own_model": own_model,
-    "tasks": tasks,
-    "run": run,
-    "finished": finished,
+    one.__name__: one for one in (text, rows, model, tasks, run, finished)
 }
 
 
 @functools.cache
 def template(name: str) -> pathlib.Path:
-    """The folder of a template."""
     folder = _scratch() / name
     folder.mkdir(parents=True)
     TEMPLATES[name](folder)
@@ -169,11 +145,5 @@ def template(name: str) -> pathlib.Path:
 
 
 def truncate(path: pathlib.Path, share: float = 0.5) -> None:
-    """Keep the first part of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-
-
-def zeros(path: pathlib.Path, shape: tuple[int, ...], dtype: str) -> None:
-    """Write an array of zeros."""
-    np.save(path, np.zeros(shape, dtype))

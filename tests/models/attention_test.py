@@ -14,8 +14,8 @@ from absl.testing import absltest, parameterized
 from tests.models.factories import random_like
 from xlm.models import attention
 from xlm.models.attention import Attention
-from xlm.models.masks import causal_mask, segment_mask
 from xlm.models.segment_attention import segment_attention
+from xlm.models.segments import causal_mask, segment_mask
 from xlm.models.softmax_attention import attention_weights
 
 B, Q, K, D, H = 2, 6, 5, 8, 2

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from xlm.models.masks import causal_mask, segment_mask
+from xlm.models.segments import causal_mask, segment_mask
 
 
 class MasksTest(parameterized.TestCase):

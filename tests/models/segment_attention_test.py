@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from xlm.models.masks import segment_mask
 from xlm.models.segment_attention import segment_attention
+from xlm.models.segments import segment_mask
 from xlm.models.softmax_attention import attend
 
 B, H, D = 2, 2, 16

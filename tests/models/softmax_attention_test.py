@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from xlm.models.masks import segment_mask
+from xlm.models.segments import segment_mask
 from xlm.models.softmax_attention import attend
 
 B, Q, K, H, D = 4, 5, 6, 2, 3

@@ -13,11 +13,10 @@ from input_pipeline.stream import PACKED
 from tests import factories
 from tests.factories import BOS, EOS, PAD, SPECIAL, packed_tokens
 from xlm.models.segments import packed_segments
-from xlm.objectives.batch import Batch
 from xlm.objectives.contrastive import SentenceContrast, contrastive_loss
-from xlm.objectives.masked_lm import NEIGHBOURS, TABLE
+from xlm.objectives.masked_lm import NEIGHBOURS, TABLE, TranslationLM
+from xlm.objectives.objective import Batch
 from xlm.objectives.settings import ContrastSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 B, D = 5, 7
 CONTRAST = ContrastSettings(weight=0.5, temperature=0.1)

@@ -22,14 +22,11 @@ from xlm.models.encoder import (
     without_cross_attention,
 )
 from xlm.models.segments import packed_segments
-from xlm.objectives.batch import Batch
 from xlm.objectives.cross_mlm import CrossMLM, Plan
-from xlm.objectives.loss_and_metrics import means
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import gathered_rows
+from xlm.objectives.objective import Batch, gathered_rows, means
 from xlm.objectives.settings import VecoSettings
-from xlm.objectives.translation_lm import TranslationLM
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 

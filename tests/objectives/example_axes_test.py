@@ -14,14 +14,12 @@ from tests import factories
 from tests.objectives import cross_mlm_test, fine_tuning_test
 from xlm.models.encoder import Encoder
 from xlm.models.heads import ClassificationHead
-from xlm.objectives.batch import Batch
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.fine_tuning import FineTuning, classification_loss
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Objective, gathered_rows
+from xlm.objectives.objective import Batch, Objective, gathered_rows
 from xlm.objectives.settings import ContrastSettings, MaskSettings
-from xlm.objectives.translation_lm import TranslationLM
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh
 

@@ -14,9 +14,8 @@ from tests import factories
 from xlm.models.encoder import Context, Encoder
 from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 from xlm.objectives import fine_tuning
-from xlm.objectives.batch import Batch
 from xlm.objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
-from xlm.objectives.objective import gathered_rows
+from xlm.objectives.objective import Batch, gathered_rows
 from xlm.training.accumulation import Accumulation
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3

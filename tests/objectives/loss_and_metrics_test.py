@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from absl.testing import absltest
 
-from xlm.objectives.loss_and_metrics import means
+from xlm.objectives.objective import means
 
 
 class MeansTest(absltest.TestCase):

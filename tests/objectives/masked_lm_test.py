@@ -19,12 +19,10 @@ from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens
 from xlm.models.encoder import output_table
 from xlm.models.segments import packed_segments
 from xlm.objectives import masked_lm
-from xlm.objectives.batch import Batch
-from xlm.objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM
+from xlm.objectives.masked_lm import NEIGHBOURS, TABLE, MaskedLM, TranslationLM
 from xlm.objectives.masking import mask_tokens
-from xlm.objectives.objective import gathered_rows
+from xlm.objectives.objective import Batch, gathered_rows
 from xlm.objectives.settings import MaskSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 B, L, VOCAB, PADDED = 4, 16, 30, 32
 WHOLE = factories.output_layer_settings()

@@ -9,9 +9,8 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests import factories
-from xlm.objectives.batch import Batch
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Objective
+from xlm.objectives.objective import Batch, Objective
 from xlm.training.step import TrainFunctions
 
 

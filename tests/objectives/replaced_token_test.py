@@ -16,14 +16,11 @@ from tests import factories
 from tests.factories import BOS, PAD, SPECIAL
 from xlm.models.encoder import Encoder
 from xlm.models.segments import packed_segments
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import Touched, gathered_rows
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
+from xlm.objectives.objective import Batch, LossAndMetrics, Touched, gathered_rows
 from xlm.objectives.pair_losses import PairSums
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, Plan, ReplacedToken
 from xlm.objectives.settings import ReplacedTokenSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 SETTINGS = ReplacedTokenSettings(
     generator_layers=0, weight=50.0, temperature=1.0, embeddings="shared"

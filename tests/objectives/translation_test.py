@@ -13,7 +13,7 @@ from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from tests import factories
 from tests.evaluation.translating_test import ALL, PAD, PIECES, SHALLOW, features, model, params
 from xlm.experiment.fine_tuning import MESH
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 
 LENGTH = 12
 LAYERS = (FullSoftmax, BlockwiseSoftmax)

@@ -12,7 +12,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from research.mass import classes_of, measure, shares
 from tests import factories
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 
 
 class PredictedMassTest(absltest.TestCase):
@@ -56,7 +56,3 @@ class PredictedMassTest(absltest.TestCase):
         np.testing.assert_allclose([losses.sum(), targets.sum()], expected, rtol=1e-5)
         np.testing.assert_allclose(given.sum(), targets.sum(), rtol=1e-5)
         self.assertEqual((given[3], targets[3]), (0, 0))  # the padding of the table
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -41,24 +41,7 @@ class TableTest(absltest.TestCase):
             "| examples | 7 |",
         )
 
-    def test_settled_lines_alone_tell_what_is_detectable(self):
-        lines = [
-            Line(("a",), by_seed(1.0, 2.0)),
-            Line(("b",), by_seed(0.0, 90.0), is_settled=False),
-        ]
-        cells = pivot.least(Column("", DE, "{:+.3f}"), lines)
-        self.assertEqual(cells, [f"{stats.least_detectable([[1.0, 2.0]]):.3f}"])
-
     def test_matrix_leaves_out_what_has_not_all(self):
         runs = {"whole": by_seed(1.0), "part": {0: Result(f1={"en": 1.0})}}
         found = pivot.matrix("f1", runs, [Column("de", DE), Column("en", mean("f1", ["en"]))])
         self.assertEqual(found, "| f1 | de | en |\n|---|---:|---:|\n| whole | 1.0 | 9.0 |")
-
-    def test_highest(self):
-        found = {0: Result(a={"de": 1.0, "en": 3.0}, b={"de": 0.0, "en": 0.0})}
-        found[1] = Result(a={"de": 9.0, "en": 3.0}, b={"de": 1.0, "en": 0.0})
-        self.assertEqual(pivot.highest(pivot.difference("a", "b"), found, "{:+.1f}"), "de +4.5")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -18,27 +18,19 @@ def row(run: str, seed: int | None, metric: str, item: str, value) -> Row:
 
 class FormsTest(parameterized.TestCase):
     @parameterized.parameters(
-        (
-            {"losses": {"en": {"loss": 3.0}}, "minutes": 2},
-            [("losses/loss", "en", 3.0), ("minutes", "", 2)],
-        ),
-        (
-            {"test": {"de": {"f1": 0.5}}, "examples": {"test": {"de": 7}}},
-            [("test/f1", "de", 0.5), ("examples/test", "de", 7)],
-        ),
+        ({"losses": {"en": {"loss": 3.0}}, "minutes": 2},
+         [("losses/loss", "en", 3.0), ("minutes", "", 2)]),
+        ({"test": {"de": {"f1": 0.5}}, "examples": {"test": {"de": 7}}},
+         [("test/f1", "de", 0.5), ("examples/test", "de", 7)]),
         ({"test": {"bleu": 0.3}}, [("test/bleu", "", 0.3)]),
         ({"loss": {"en": 3.0}, "alp": -1.0}, [("loss", "en", 3.0), ("alp", "", -1.0)]),
         ({"curve": [[200, 0.1], [400, 0.2]]}, [("curve", "200", 0.1), ("curve", "400", 0.2)]),
-        (
-            {"retrieval": {"ntrex": {"de": {"forward": 0.4}}}},
-            [("retrieval/forward", "ntrex/de", 0.4)],
-        ),
+        ({"retrieval": {"ntrex": {"de": {"forward": 0.4}}}},
+         [("retrieval/forward", "ntrex/de", 0.4)]),
         ([{"split": "test", "beams": 5, "averaged": 3, "bleu": 0.2}], [("bleu", "test/3/5", 0.2)]),
-        (
-            {"changes": [{"data": "rows", "measure": "loss", "before": {"en": 3}}]},
-            [("changes/before", "rows/loss/en", 3)],
-        ),
-    )
+        ({"changes": [{"data": "rows", "measure": "loss", "before": {"en": 3}}]},
+         [("changes/before", "rows/loss/en", 3)]),
+    )  # fmt: skip
     def test_content_is_rows(self, content, expected):
         self.assertEqual(list(results.flat(content)), expected)
 
@@ -106,7 +98,3 @@ class SelectionTest(absltest.TestCase):
         self.assertEqual(
             results.shared_items([*self.results.of("all").values()], "f1"), ["de", "en"]
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

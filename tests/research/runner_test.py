@@ -16,6 +16,7 @@ from absl.testing import absltest
 from research import results, runner, study
 from research.results import ROOT, Results
 from research.study import Run, Step, Study
+from tests.folders import FolderTest
 from xlm.common import artifacts
 
 # Writes a number to a file that was not there, with a log of its work.
@@ -33,15 +34,8 @@ time.sleep(float(sys.argv[4]))
 
 
 def program(name: str, seed: int, value: str, needs=(), is_measured=True, seconds=0.0) -> Run:
-    words = (
-        "-c",
-        _WORK,
-        f"WORKDIR/{name}/seed{seed}",
-        value,
-        f"{name} {seed}",
-        str(seconds),
-        "WORKDIR",
-    )
+    folder = f"WORKDIR/{name}/seed{seed}"
+    words = ("-c", _WORK, folder, value, f"{name} {seed}", str(seconds), "WORKDIR")
 
     def measure(folder: pathlib.Path) -> dict[str, int]:
         return {"value": int((folder / "value.txt").read_text())}
@@ -68,18 +62,17 @@ STUDY = Study(
 )  # fmt: skip
 
 
-class RunnerTest(absltest.TestCase):
+class RunnerTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.workdir = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.object(study, "find", lambda name: STUDY))
 
     def run_study(self, *arguments: str, workdir: pathlib.Path | None = None, **options) -> None:
-        own = workdir or self.workdir
+        own = workdir or self.folder
         runner.run("study", arguments, data=own, workdir=own, pin=False, **options)
 
     def began(self) -> list[str]:
-        return (self.workdir / "began.txt").read_text().split("\n")[:-1]
+        return (self.folder / "began.txt").read_text().split("\n")[:-1]
 
     def values(self, workdir: pathlib.Path) -> dict[str, object]:
         """Values by run and seed, without when and how they came about."""
@@ -88,6 +81,9 @@ class RunnerTest(absltest.TestCase):
 
     def test_needs_come_first_and_choices_wait(self):
         self.run_study("seeds=0,1")
+        before = self.began()
+        self.run_study("seeds=0,1")
+        self.assertEqual(self.began(), before)  # a second call does nothing
         order = {name: place for place, name in enumerate(self.began())}
         self.assertLen(order, 8)
         self.assertNotIn("tasks/1/a 1", order)
@@ -96,14 +92,6 @@ class RunnerTest(absltest.TestCase):
             self.assertLess(order[f"data/a {seed}"], order[f"runs/a {seed}"])
             self.assertLess(order[f"runs/a {seed}"], order[f"tasks/3/a {seed}"])
         self.assertGreater(order["tasks/3/a 1"], max(order[f"tasks/{v}/a 0"] for v in (1, 2, 3)))
-
-    def test_a_second_call_does_nothing_and_other_seeds_join(self):
-        self.run_study("seeds=0")
-        before = self.began()
-        self.run_study("seeds=0")
-        self.assertEqual(self.began(), before)
-        self.run_study("seeds=0,1")
-        self.assertCountEqual(self.began()[len(before) :], ["data/a 1", "runs/a 1", "tasks/3/a 1"])
 
     def test_resumed_equals_uninterrupted(self):
         self.run_study("seeds=0,1")
@@ -126,15 +114,15 @@ with mock.patch.object(study, "find", lambda name: own.STUDY):
         process.wait()
         self.assertFalse((other / results.RESULTS).exists())
         self.run_study("seeds=0,1", workdir=other)
-        self.assertEqual(self.values(other), self.values(self.workdir))
+        self.assertEqual(self.values(other), self.values(self.folder))
 
     def test_a_failure_stops_what_needs_it_alone(self):
         with self.assertRaisesRegex(ValueError, "(?s)1 runs of study failed.*no such value"):
             self.run_study("seeds=0", "values=bad,2")
-        self.assertIn("tasks/2/a 0", self.values(self.workdir))
-        self.assertNotIn("tasks/bad/a 0", self.values(self.workdir))
+        self.assertIn("tasks/2/a 0", self.values(self.folder))
+        self.assertNotIn("tasks/bad/a 0", self.values(self.folder))
 
-    def test_recorded_runs_are_done_and_their_needs_are_made_where_missing(self):
+    def test_recorded_runs_are_done_and_missing_needs_made(self):
         record = {"path": "runs/a/seed0/record.json", "commit": "", "time": ""}
         lines = [{**record, "content": {"value": 7}}]
         lines += [
@@ -142,12 +130,12 @@ with mock.patch.object(study, "find", lambda name: own.STUDY):
             for value in (1, 3)
         ]
         artifacts.write_text(
-            self.workdir / "records" / "study.jsonl", "".join(json.dumps(x) + "\n" for x in lines)
+            self.folder / "records" / "study.jsonl", "".join(json.dumps(x) + "\n" for x in lines)
         )
-        folder = self.workdir / "records"
+        folder = self.folder / "records"
         self.enter_context(mock.patch.object(results, "RECORDS", folder))
         self.run_study("seeds=0", "values=1,3", with_records=True)
-        self.assertFalse((self.workdir / "began.txt").exists())
+        self.assertFalse((self.folder / "began.txt").exists())
         self.run_study("seeds=0", with_records=True)
         self.assertEqual(self.began(), ["data/a 0", "runs/a 0", "tasks/2/a 0"])
 
@@ -157,23 +145,12 @@ with mock.patch.object(study, "find", lambda name: own.STUDY):
             self.run_study("seeds=0", "config.train.num_steps=30")
 
     def test_sigterm_stops_what_runs(self):
-        log, begin = self.workdir / "log.txt", time.monotonic()
+        log, begin = self.folder / "log.txt", time.monotonic()
         code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
         with self.assertRaises(SystemExit) as caught:
             runner.execute([sys.executable, "-c", code], log)
         self.assertEqual(caught.exception.code, 75)
         self.assertLess(time.monotonic() - begin, 30)
-
-    def test_folders_take_the_place_of_words(self):
-        data, workdir = pathlib.Path("/d"), pathlib.Path("/w")
-        for word, expected in (
-            ("--config=configs/xlm_r.py:small,DATA", "--config=configs/xlm_r.py:small,/d"),
-            ("--config=configs/real_text.py:DATA/x", "--config=configs/real_text.py:/d/x"),
-            ("--rows=WORKDIR/a,WORKDIR/b", "--rows=/w/a,/w/b"),
-            ("--config.task.root=WORKDIR/splits", "--config.task.root=/w/splits"),
-            ("METADATA", "METADATA"),
-        ):
-            self.assertEqual(runner.resolved(word, data, workdir), expected)
 
 
 class OptionsTest(absltest.TestCase):
@@ -188,7 +165,3 @@ class OptionsTest(absltest.TestCase):
                 study.plan("xlm_r", arguments, results=Results([]))
         with self.assertRaisesRegex(ValueError, "no study 'xlmr'; there are ablation"):
             study.plan("xlmr", [], results=Results([]))
-
-
-if __name__ == "__main__":
-    absltest.main()

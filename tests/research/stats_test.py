@@ -55,7 +55,3 @@ class StatsTest(absltest.TestCase):
         wanted = math.sqrt(np.mean([np.var(one, ddof=1) for one in groups[:2]]))
         self.assertAlmostEqual(stats.pooled_deviation(groups), wanted)
         self.assertTrue(math.isnan(stats.pooled_deviation([[1.0]])))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -10,9 +10,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests import factories
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import means
-from xlm.objectives.objective import Objective, gathered_rows
+from xlm.objectives.objective import Batch, Objective, gathered_rows, means
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics

@@ -13,14 +13,11 @@ from benchmarks.collectives import collectives_of
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
 from tests import factories
-from xlm.objectives.batch import Batch
 from xlm.objectives.contrastive import SentenceContrast
-from xlm.objectives.loss_and_metrics import means
-from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
+from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Extra, gathered_rows
+from xlm.objectives.objective import Batch, Extra, gathered_rows, means
 from xlm.objectives.settings import ContrastSettings, MaskSettings
-from xlm.objectives.translation_lm import TranslationLM
 from xlm.training.accumulation import Accumulation
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh, traced_on

@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 
 from configs import quickstart, vocap_paper, xy_lent
 from xlm.experiment import memory, model, objectives
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh
 

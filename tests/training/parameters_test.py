@@ -6,9 +6,9 @@ from absl.testing import absltest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xlm.training.parameters import parameter_table
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
+from xlm.training.state import parameter_table
 
 
 class ParameterTableTest(absltest.TestCase):

@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 from tests import factories
 from tests.training.toy_runs import NUM_STEPS, Data, TestCase, Toy, toy_functions, whole_run
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.training.rewind import advice, rewind
 
 

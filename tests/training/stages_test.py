@@ -11,8 +11,7 @@ from absl.testing import absltest, parameterized
 
 from tests import factories
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import means
+from xlm.objectives.objective import Batch, means
 from xlm.training.accumulation import Accumulation
 from xlm.training.checkpoint import restore_latest, restore_latest_params
 from xlm.training.loop import train

@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
 from tests import factories
-from xlm.objectives.batch import Batch
+from xlm.objectives.objective import Batch
 from xlm.objectives.settings import MaskSettings
 from xlm.training.accumulation import Accumulation
 

@@ -13,13 +13,13 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from tests import commands
+from tests.folders import FolderTest
 from vocap import count_beam, run_tables, runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,11 +29,7 @@ HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 RUNNER = ("--runner=FnApiRunner",)
 
 
-class _FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class _FolderTest(FolderTest):
     def write(self, name: str, data: bytes | str) -> pathlib.Path:
         data = data.encode() if isinstance(data, str) else data
         path = self.folder / name
@@ -46,7 +42,6 @@ class _FolderTest(parameterized.TestCase):
         return path.read_bytes()
 
     def merged(self, folder: pathlib.Path) -> bytes:
-        """The table that the parts in `folder` make."""
         path = self.folder / "merged"
         run_tables.merge_tables(sorted(folder.glob("*.runs.gz")), path)
         return path.read_bytes()
@@ -54,16 +49,11 @@ class _FolderTest(parameterized.TestCase):
 
 class WithoutBeamTest(_FolderTest):
     def test_the_way_to_install_it_is_named(self):
+        self.enterContext(mock.patch.dict(sys.modules, {"apache_beam": None}))
         job = count_beam.Job(inputs=("a",), output=str(self.folder / "out"))
-        with (
-            mock.patch.dict(sys.modules, {"apache_beam": None}),
-            self.assertRaisesRegex(ValueError, "pip install '\\.\\[beam"),
-        ):
+        with self.assertRaisesRegex(ValueError, "pip install '\\.\\[beam"):
             count_beam.count(job, RUNNER)
-        with (
-            mock.patch.dict(sys.modules, {"apache_beam": None}),
-            commands.error("pip install '\\.\\[beam"),
-        ):
+        with commands.error("pip install '\\.\\[beam"):
             count_beam.main(["--input=a", "--output=b"])
 
     @parameterized.parameters(

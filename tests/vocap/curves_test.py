@@ -51,7 +51,3 @@ class ConcaveEnvelopeTest(absltest.TestCase):
             sizes = sorted(rng.sample(range(1, 50), rng.randint(1, 8)))
             alp = [rng.randint(-20, 0) for _ in sizes]  # few values: many points on one line
             self.assertEqual(concave_envelope(sizes, alp), slow_envelope(sizes, alp))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import json
 import random
 import re
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.vocap.allocation_test import make_curve
 from vocap import explorer
@@ -47,25 +47,16 @@ def allocated(target_size: int, beta: float, **options):
 @functools.cache
 def made_up_data() -> dict:
     curves, q = made_up_curves(), made_up_probabilities()
-    sizes = allocated(**BUILD).sizes
-    record = {
-        "settings": {"amounts": {}, **BUILD},
-        "languages": {
-            name: {
-                "amount": AMOUNTS[name],
-                "probability": q[name],
-                "sizes": list(curve.sizes),
-                "alp": list(curve.alp),
-                "allocated": sizes[name],
-            }
-            for name, curve in curves.items()
-        },
-    }
+    built = allocated(**BUILD).sizes
+    languages = {}
+    for name, curve in curves.items():
+        languages[name] = {"amount": AMOUNTS[name], "probability": q[name], "alp": list(curve.alp),
+                           "sizes": list(curve.sizes), "allocated": built[name]}  # fmt: skip
+    record = {"settings": {"amounts": {}, **BUILD}, "languages": languages}
     return explorer.explorer_data(record, trace_courses(curves, q, BETAS))
 
 
 def embedded(page: str) -> dict:
-    """The data of a page, as a browser finds them."""
     (text,) = re.findall(
         r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
     )
@@ -107,7 +98,3 @@ class DataTest(parameterized.TestCase):
         self.assertEqual(set(re.findall(r"https?://[^\"]*", page)), {"http://www.w3.org/2000/svg"})
         for loads in (r"\ssrc=", r"<link", r"@import", r"url\(", r"\bfetch\(", r"\bimport\b"):
             self.assertNotRegex(page, loads)
-
-
-if __name__ == "__main__":
-    absltest.main()

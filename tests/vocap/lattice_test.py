@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import lattice, runs
 from vocap.settings import MAX_PIECE_LENGTH
@@ -34,7 +34,6 @@ class Problem:
         return lattice.build_trie(self.pieces).match(runs.pack(self.words))
 
     def segmentations(self, word: str) -> Iterator[list[int]]:
-        """All ways to write a word in pieces, by their indices."""
         if not word:
             yield []
         for end in range(1, len(word) + 1):
@@ -76,7 +75,7 @@ def with_ties(problem: Problem, seed: int) -> Problem:
 
 
 class MatchTest(parameterized.TestCase):
-    @parameterized.product(alphabet=ALPHABETS, num_pieces=[0, 3, 20, 300])
+    @parameterized.product(alphabet=ALPHABETS, num_pieces=[0, 300])
     def test_arcs_are_all_matches_shorter_first(self, alphabet, num_pieces):
         problem = random_problem(0, alphabet, num_pieces)
         found = problem.lattice
@@ -128,11 +127,9 @@ class ExpectedCountsTest(parameterized.TestCase):
         for seed in range(3):
             self.check(random_problem(seed, alphabet, 8 * 4**seed), nats)
 
-    @parameterized.parameters(-700.0, -1e4)
-    def test_no_score_is_too_low(self, unknown):
+    def test_no_score_is_too_low(self):
         problem = random_problem(0)
-        problem.scores[-1] = unknown
-        problem.scores[:5] *= 100
+        problem.scores[-1], problem.scores[:5] = -1e4, 100 * problem.scores[:5]
         self.check(problem, nats=3.0)
 
     def test_minus_infinity_excludes_a_piece(self):
@@ -141,15 +138,7 @@ class ExpectedCountsTest(parameterized.TestCase):
         excluded = (problem.lengths > 1) & (np.arange(len(scores)) % 2 == 0)
         scores[excluded] = -np.inf
         self.check(dataclasses.replace(problem, scores=scores), nats=3.0)
-        rest = np.flatnonzero(~excluded)
-        without = dataclasses.replace(
-            problem, pieces=[problem.pieces[i] for i in rest[:-1]], scores=scores[rest]
-        )
         counts, _ = problem.lattice.expected_counts(scores, problem.lengths, problem.weights, 3.0)
-        fewer, _ = without.lattice.expected_counts(
-            without.scores, without.lengths, without.weights, 3.0
-        )
-        np.testing.assert_allclose(counts[rest], fewer, rtol=1e-12)
         self.assertEqual(counts[excluded].sum(), 0)
 
     def test_long_runs_among_short_ones(self):
@@ -164,12 +153,6 @@ class ExpectedCountsTest(parameterized.TestCase):
             np.testing.assert_allclose(log_likelihood, results[0][1], rtol=1e-11)
             num_characters = problem.weights @ [len(word) for word in problem.words]
             np.testing.assert_allclose(counts @ problem.lengths, num_characters, rtol=1e-9)
-
-    def test_no_words_expect_nothing(self):
-        empty = lattice.build_trie(["a", "b"]).match(runs.pack([]))
-        counts, log_likelihood = empty.expected_counts(np.zeros(3), np.ones(3), np.zeros(0), 3.0)
-        np.testing.assert_array_equal(counts, [0, 0, 0])
-        self.assertEqual(log_likelihood, 0.0)
 
 
 class BestPathsTest(parameterized.TestCase):
@@ -193,26 +176,15 @@ class BestPathsTest(parameterized.TestCase):
                 ties += scores.count(max(scores)) > 1
         self.assertGreater(ties, 20)
 
-    def test_counts_are_the_weighted_occurrences(self):
-        problem = random_problem(0)
-        expected = np.zeros(len(problem.scores))
-        for word, weight in zip(problem.words, problem.weights, strict=True):
-            for piece in problem.best_path(word):
-                expected[piece] += weight
-        found = problem.lattice.best_paths(problem.scores)
-        counts = found.counts(problem.weights, len(problem.scores))
-        np.testing.assert_allclose(counts, expected, rtol=1e-12)
-
     def test_a_run_of_excluded_characters_is_these_characters(self):
         problem = Problem(["a", "b", "c", "bc"], np.array([-1, -np.inf, -1, -1, -9]), ["bab"], [1])
         self.assertEqual(self.paths(problem), [[1, 0, 1]])
 
 
 class KeepTest(parameterized.TestCase):
-    @parameterized.parameters(0, 1, 2)
-    def test_is_the_lattice_of_the_pieces_kept(self, seed):
-        problem = random_problem(seed, num_pieces=60)
-        rng = np.random.default_rng(seed)
+    def test_is_the_lattice_of_the_pieces_kept(self):
+        problem = random_problem(0, num_pieces=60)
+        rng = np.random.default_rng(0)
         stays = (problem.lengths == 1) | (rng.random(len(problem.lengths)) < 0.5)
         # Not only fewer pieces, but in another order.
         order = rng.permutation(np.flatnonzero(stays[:-1]))
@@ -221,10 +193,8 @@ class KeepTest(parameterized.TestCase):
         new_ids[-1] = len(order)
         kept = problem.lattice.keep(new_ids)
         expected = dataclasses.replace(problem, pieces=[problem.pieces[i] for i in order]).lattice
-        for field in dataclasses.fields(lattice.Lattice):
-            np.testing.assert_array_equal(
-                getattr(kept, field.name), getattr(expected, field.name), field.name
-            )
+        for one in dataclasses.fields(lattice.Lattice):
+            np.testing.assert_array_equal(getattr(kept, one.name), getattr(expected, one.name))
 
 
 class ChangedCountsTest(parameterized.TestCase):
@@ -302,7 +272,3 @@ class SecondBestTest(parameterized.TestCase):
             self.assertEqual(num_pieces[i], len(best))
             expected = np.log(counts[unknown_as[best]] + counts[i]).sum()
             self.assertAlmostEqual(log_counts[i], expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import pathlib
 import random
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from vocap import lattice, nested, runs, unigram
 from vocap.settings import TrainerSettings
@@ -37,7 +37,6 @@ def relative_error(a, b):
 
 class AgreementTest(parameterized.TestCase):
     def agreement(self, sentences, sizes, **options) -> tuple[np.ndarray, np.ndarray]:
-        """Relative difference of the ALP, and Jaccard index of the pieces, at each size."""
         settings = TrainerSettings(
             "nested", tuple(sizes), alp_probabilities="model", **(OPTIONS | options)
         )
@@ -121,15 +120,6 @@ class NestedTest(parameterized.TestCase):
         self.assertEqual(found.num_unknown > 0, coverage < 1)
         self.assert_valid(found, table)
 
-    @parameterized.parameters("en", "ko")
-    def test_required_characters_are_in_every_vocabulary(self, language):
-        sentences = sentences_of(language)
-        found = train(sentences, range(10, 3000, 50), character_coverage=1.0)
-        characters = set("".join(runs.normalizer().normalize(sentences)))
-        self.assertLen(characters, found.num_required)
-        for pieces in strings(found):
-            self.assertLessEqual(characters, set(pieces))
-
     def test_each_size_alone_gives_the_same(self):
         sentences = sentences_of("de")
         together = train(sentences, range(100, 2000, 190))
@@ -166,16 +156,6 @@ class NestedTest(parameterized.TestCase):
         self.assertEqual(strings(found)[-1][:2], ["\u2581abcd", "\u2581efgh"])
         self.assert_valid(found, runs.count_runs(sentences))
 
-    @parameterized.parameters([[]], [["", "  "]])
-    def test_no_text_gives_no_vocabulary(self, sentences):
-        self.assertEqual(train(sentences, (1, 10)), nested.NestedVocabularies((), (), 0, 0))
-
-    def test_no_feasible_size_gives_no_vocabulary(self):
-        for sizes in ((1, 10), (10_000, 20_000)):
-            found = train(sentences_of("sw"), sizes)
-            self.assertEqual((found.pieces, found.vocabularies), ((), ()))
-            self.assertEqual(found.num_required, 51)
-
 
 class MixtureTest(parameterized.TestCase):
     def tables(self) -> dict[str, runs.RunTable]:
@@ -200,7 +180,3 @@ class MixtureTest(parameterized.TestCase):
             self.assertGreater(len(set(a) & set(b)) / len(set(a) | set(b)), 0.97)
         for a, b in zip(found.vocabularies, expected.vocabularies, strict=True):
             self.assertLess(relative_error(a.counts @ a.log_probs, b.counts @ b.log_probs), 1e-3)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,39 +6,23 @@ import dataclasses
 import functools
 import json
 import pathlib
-import random
 import re
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import golden
 from tests.vocap import explorer_test, records
+from tests.vocap.texts import made_up
 from vocap import explorer, report, runs
 from vocap.building import BuiltVocabulary, build_vocabulary
 from vocap.record import allocation_record
 from vocap.settings import METHODS, VocabularySettings
 
 SETTINGS = VocabularySettings(
-    method="vocap",
-    compare=METHODS[1:],
-    target_size=200,
-    amounts={},
-    alpha=0.7,
-    beta=0.7,
-    initial_sizes={},
-    num_clusters=2,
-    trainer="nested",
-    sizes=(8, 20, 30, 40, 50, 60, 70, 80),
-    character_coverage=0.98,
-    max_piece_length=8,
-    max_seeds=10_000,
-    max_characters=0,
-    alp_probabilities="corpus",
-    em_iterations=1,
-    num_workers=1,
-    seed=0,
-)
+    compare=METHODS[1:], target_size=200, num_clusters=2, sizes=(8, 20, 30, 40, 50, 60, 70, 80),
+    character_coverage=0.98, max_piece_length=8, max_characters=0, em_iterations=1, num_workers=1,
+)  # fmt: skip
 SYLLABLES = {
     "xa": [c + v for c in "bdgklmn" for v in "aeiou"],
     "xb": [c + v for c in "fgklprst" for v in "aeo"],
@@ -50,25 +34,16 @@ SENTENCES = {"xa": 120, "xb": 90, "xc": 60, "yd": 50, "ze": 30}
 EXACT, PARTIAL = 200, 195  # target sizes that the last step meets exactly, and that it overshoots
 
 
-def made_up_text(language: str, num_sentences: int, seed: str) -> list[str]:
-    """Sentences of made-up words whose frequencies fall as Zipf has it."""
-    rng = random.Random(language)
-    lexicon = ["".join(rng.choices(SYLLABLES[language], k=rng.randint(1, 4))) for _ in range(120)]
-    weights = [1 / (rank + 1) for rank in range(len(lexicon))]
-    rng = random.Random(language + seed)
-    return [
-        " ".join(rng.choices(lexicon, weights, k=rng.randint(3, 9))) for _ in range(num_sentences)
-    ]
-
-
-TEXT = {name: made_up_text(name, number, "train") for name, number in SENTENCES.items()}
+TEXT = {name: made_up(SYLLABLES[name], n, name, "train") for name, n in SENTENCES.items()}
 # One character that no training text has, and some that others have.
-HELDOUT = {name: [*made_up_text(name, 10, "heldout"), "q b \u03b2 \u043a"] for name in SENTENCES}
+HELDOUT = {
+    name: [*made_up(SYLLABLES[name], 10, name, "heldout"), "q b \u03b2 \u043a"]
+    for name in SENTENCES
+}
 
 
 @functools.cache
 def cache() -> pathlib.Path:
-    """A folder that is removed when the tests end."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     return pathlib.Path(folder.name)
@@ -78,7 +53,6 @@ def cache() -> pathlib.Path:
 def build(
     method: str = "vocap", target_size: int = EXACT, with_heldout: bool = True
 ) -> tuple[BuiltVocabulary, VocabularySettings]:
-    """A vocabulary, and the settings that it is of."""
     settings = dataclasses.replace(SETTINGS, method=method, target_size=target_size)
     heldout = HELDOUT if with_heldout else {}
     return build_vocabulary(TEXT, heldout, settings, cache()), settings
@@ -90,15 +64,18 @@ class RecordTest(parameterized.TestCase):
         record, allocation = allocation_record(vocabulary, settings), vocabulary.choice.allocation
         self.assertEqual(record["pieces"], PARTIAL - 5)
         for name, one in vocabulary.languages.items():
-            found = record["languages"][name]
-            self.assertEqual(found["bytes"], one.table.num_bytes)
-            self.assertEqual(found["probability"], one.probability)
-            self.assertEqual(found["sizes"], list(one.vocabularies.curve.sizes))
-            self.assertEqual(found["alp"], list(one.vocabularies.curve.alp))
-            self.assertEqual(found["allocated"], allocation.sizes[name])
-            self.assertEqual(found["at_largest"], name in allocation.at_largest)
-            self.assertEqual(found["not_concave"], list(allocation.not_concave.get(name, ())))
-            self.assertEqual(found["sentences"], SENTENCES[name])
+            curve = one.vocabularies.curve
+            expected = {
+                "bytes": one.table.num_bytes, "probability": one.probability,
+                "sizes": list(curve.sizes), "alp": list(curve.alp),
+                "allocated": allocation.sizes[name], "at_largest": name in allocation.at_largest,
+                "not_concave": list(allocation.not_concave.get(name, ())),
+                "sentences": SENTENCES[name],
+            }  # fmt: skip
+            self.assertEqual(record["languages"][name] | expected, record["languages"][name])
+        by_amount = sorted(record["languages"].values(), key=lambda one: one["amount"])
+        thirds = [one["resource"] for one in by_amount]
+        self.assertEqual(thirds, ["low", "mid", "mid", "high", "high"])
         # First sizes, which every language gets, are no decisions.
         taken = [step for step in allocation.steps if step.gain < float("inf")]
         self.assertEqual(
@@ -114,11 +91,10 @@ class RecordTest(parameterized.TestCase):
     def test_a_partial_step_names_what_it_lacks(self):
         vocabulary, settings = build(target_size=PARTIAL)
         name = vocabulary.choice.allocation.partial
-        wanted = set(allocated_vocabularies(vocabulary)[name])
-        missing = len(wanted - set(vocabulary.choice.pieces))
-        self.assertGreater(missing, 0)
+        missing = {*allocated_vocabularies(vocabulary)[name]} - {*vocabulary.choice.pieces}
+        self.assertNotEmpty(missing)
         record = allocation_record(vocabulary, settings)
-        self.assertEqual(record["partial"], {"name": name, "missing": missing})
+        self.assertEqual(record["partial"], {"name": name, "missing": len(missing)})
         self.assertIsNone(allocation_record(*build(target_size=EXACT))["partial"])
 
     def test_shared_pieces_are_those_that_another_vocabulary_holds(self):
@@ -168,15 +144,6 @@ class RecordTest(parameterized.TestCase):
                 self.assertAlmostEqual(one[side]["alp"], curve.alp[s] - curve.alp[at])
                 self.assertAlmostEqual(one[side]["gain"], q**settings.beta * slopes[s])
 
-    def test_the_cut_lies_between_all_last_and_all_next_steps(self):
-        record = allocation_record(*build())
-        for one in record["languages"].values():
-            if one["less"]:
-                self.assertGreaterEqual(one["less"]["gain"], record["cut"] * (1 - 1e-9))
-            if one["more"]:
-                self.assertLessEqual(one["more"]["gain"], record["cut"] * (1 + 1e-9))
-        self.assertIsNone(allocation_record(*build("uniform"))["cut"])
-
     def test_uncovered_characters_are_counted_in_the_text(self):
         vocabulary, settings = build("joint")
         single = {piece for piece in vocabulary.choice.pieces if len(piece) == 1}
@@ -200,17 +167,6 @@ class RecordTest(parameterized.TestCase):
         self.assertEqual(one, record["languages"]["xa"] | {
             "heldout_sentences": 0, "heldout_uncovered": None, "heldout_unseen": None,
         })  # fmt: skip
-
-    def test_thirds_go_by_amount(self):
-        record = allocation_record(*build())
-        groups = collections.defaultdict(list)
-        for one in record["languages"].values():
-            groups[one["resource"]].append(one["amount"])
-        self.assertEqual(
-            {name: len(g) for name, g in groups.items()}, {"high": 2, "mid": 2, "low": 1}
-        )
-        self.assertGreater(min(groups["high"]), max(groups["mid"]))
-        self.assertGreater(min(groups["mid"]), max(groups["low"]))
 
     def test_clusters_have_what_languages_have_elsewhere(self):
         vocabulary, settings = build("clustered")
@@ -274,26 +230,20 @@ class PageTest(parameterized.TestCase):
         changes = {f"languages.{name}.{key}": None for name in records.LANGUAGES for key in of_none}
         cluster = {"allocated": 95, "at_largest": False, "less": records.STEP, "not_concave": []}
         changes |= {
-            "clusters": {
-                "1": {**cluster, "languages": ["xa", "ze"], "more": records.STEP},
-                "2": {**cluster, "languages": ["xb", "xc", "yd"], "more": None, "at_largest": True},
-            },
-            "settings.method": "clustered",
-            "settings.amounts": {"xa": 3.0},
-            "scores": {},
-            "steps": [{}],
-            "cut": None,
-        }
+            "clusters": {"1": {**cluster, "languages": ["xa", "ze"], "more": records.STEP},
+                         "2": {**cluster, "languages": ["xb", "xc", "yd"], "more": None,
+                               "at_largest": True}},
+            "settings.method": "clustered", "settings.amounts": {"xa": 3.0}, "scores": {},
+            "steps": [{}], "cut": None,
+        }  # fmt: skip
         self.check("report_clusters", records.record(changes))
 
     def test_one_language_without_a_size(self):
         changes = {
-            "settings.method": "bpe",
-            "settings.compare": [],
+            "settings.method": "bpe", "settings.compare": [],
             "scores": {"bpe": records.record(languages=["xa"])["scores"]["joint"]},
-            "languages.xa.allocated": None,
-            "cut": None,
-        }
+            "languages.xa.allocated": None, "cut": None,
+        }  # fmt: skip
         self.check("report_bpe", records.record(changes, languages=["xa"]))
 
     @parameterized.parameters("vocap", "uniform", "clustered", "joint")
@@ -323,7 +273,3 @@ class PageTest(parameterized.TestCase):
         self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
         self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
         self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
-
-
-if __name__ == "__main__":
-    absltest.main()

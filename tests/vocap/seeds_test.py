@@ -2,22 +2,16 @@
 
 import collections
 import dataclasses
-import pathlib
 import random
 import re
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
-from fontTools import unicodedata
+from absl.testing import parameterized
 
+from tests.vocap.runs_test import runs_of
+from tests.vocap.texts import sentences as lines
 from vocap import lattice, runs, seeds
-
-CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
-
-
-def sentences_of(language: str, number: int) -> list[str]:
-    return (CORPUS / f"{language}.txt").read_text(encoding="utf-8").splitlines()[:number]
 
 
 def random_sentences(seed: int, alphabet: str) -> list[str]:
@@ -28,9 +22,9 @@ def random_sentences(seed: int, alphabet: str) -> list[str]:
 
 
 TEXTS = {
-    **{language: sentences_of(language, 40) for language in ("en", "zh", "ko", "hi", "ka", "ar")},
-    "repeated": sentences_of("ru", 10) * 3,
-    "once": sentences_of("de", 1),
+    **{language: lines(language)[:40] for language in ("en", "zh", "ko", "hi", "ka", "ar")},
+    "repeated": lines("ru")[:10] * 3,
+    "once": lines("de")[:1],
     "mixed scripts": ["ab\u0430\u0431.ab", "ab\u0430\u0431 12ab", "\u0430\u0431ab, ab\u03b1"] * 2,
     "marks": ["a\u0325\u0331o\u0331 \u0331a", "\u0915\u094d\u0937\u093f \u0915\u094d\u0937"] * 2,
     "kana": ["\u30ab\u30fc\u30c9\u3068\u6f22\u5b57\u30fc a\u30fc\u30ab\u30fc", "\u30ab\u30fc"] * 2,
@@ -45,26 +39,6 @@ def normalized(sentences) -> list[str]:
     return [n for n in map(runs.normalizer().normalize, sentences) if n]
 
 
-def runs_of(sentence: str) -> list[str]:
-    """The script runs of a normalised sentence."""
-    found, last = [], None
-    for character in sentence:
-        script = unicodedata.script(character)
-        if character == "\u30fc" or script in ("Hira", "Kana"):
-            script = "Hani"
-        script = last if script == "Zinh" else script
-        if character == runs.SPACE:
-            found.append(character)
-            last = None
-        elif last not in (None, script):
-            found.append(character)
-            last = script
-        else:
-            found[-1] += character
-            last = script
-    return found
-
-
 def required_characters(sentences, coverage: float) -> dict[str, int]:
     counts = collections.Counter("".join(normalized(sentences)))
     required, covered = {}, 0
@@ -76,7 +50,7 @@ def required_characters(sentences, coverage: float) -> dict[str, int]:
     return required
 
 
-def first_byte(text: str) -> int:
+def _first(text: str) -> int:
     return text.encode()[0] if text else 0
 
 
@@ -95,7 +69,7 @@ def slow_seeds(sentences, coverage: float, max_length: int) -> list[tuple[str, i
                     if end < len(run) and run[end] not in required:
                         next_character = runs.SPACE
                     counts[run[begin:end]] += 1
-                    follow[run[begin:end]].add(first_byte(next_character))
+                    follow[run[begin:end]].add(_first(next_character))
     scores = {
         piece: count * len(piece)
         for piece, count in counts.items()
@@ -130,7 +104,7 @@ class CoverTest(parameterized.TestCase):
             cut = "".join(c if c in required else "\n" for c in run)
             for part in re.finditer(r"[^\n]+", cut):
                 at_end = part.end() == len(run)
-                expected.append((part.group(), count, follow if at_end else first_byte(runs.SPACE)))
+                expected.append((part.group(), count, follow if at_end else _first(runs.SPACE)))
         parts = np.split(covered.alphabet[covered.characters], covered.offsets[1:-1])
         strings = ["".join(map(chr, part)) for part in parts]
         found = list(zip(strings, covered.weights, covered.follow, strict=True))
@@ -179,26 +153,17 @@ class FindSeedsTest(parameterized.TestCase):
         ):
             seeds.find_seeds(covered, 16, 100)
 
-    def test_there_may_be_more_seeds_than_characters(self):
-        sentences = ["aaaabbb abaaba abaaba", "abaaba aaaabbb", "aaaabbb.", "abaaba."]
-        covered = seeds.cover(runs.count_runs(sentences), 1.0)
-        found, _, _ = found_seeds(covered, 16)
-        self.assertGreater(len(found), len(covered.characters))
-        self.assertEqual(found, slow_seeds(sentences, 1.0, 16))
-
-    @parameterized.parameters(
-        (["ab x"] * 3, {}),  # a space follows ab each time, the end of a sentence x
-        (["ab x", "ab"], {"\u2581ab": 6, "ab": 4}),
-        (["ab x", "ab."], {"\u2581ab": 6, "ab": 4}),
-        (["ab", "ab\u00e9", "ab\u00e8"], {"\u2581ab": 9, "ab": 6}),
-        (["ab\u00e9", "ab\u00e8"], {}),  # both continue with the byte C3
-        (["ab\u00e9", "ab\u0101"], {"\u2581ab": 6, "ab": 4}),
-        (["ab\u0430", "ab\u0431"], {}),  # in the next run, both D0
-        (["ab\u0430", "ab\u0440"], {"\u2581ab": 6, "ab": 4}),
-    )
-    def test_the_byte_behind_decides(self, sentences, expected):
-        found, _, _ = found_seeds(seeds.cover(runs.count_runs(sentences), 1.0), 16)
-        self.assertEqual(dict(found), expected)
+    def test_the_byte_behind_decides(self):
+        both = {"\u2581ab": 6, "ab": 4}
+        for sentences, expected in (
+            (["ab x"] * 3, {}),  # a space follows ab each time, the end of a sentence x
+            (["ab x", "ab"], both),
+            (["ab\u00e9", "ab\u00e8"], {}),  # both continue with the byte C3
+            (["ab\u0430", "ab\u0431"], {}),  # in the next run, both D0
+            (["ab\u0430", "ab\u0440"], both),
+        ):
+            found, _, _ = found_seeds(seeds.cover(runs.count_runs(sentences), 1.0), 16)
+            self.assertEqual(dict(found), expected)
 
     @parameterized.parameters(1, 7, 100, 10**6)
     def test_the_best_are_kept(self, max_seeds):
@@ -245,7 +210,3 @@ class FindSeedsTest(parameterized.TestCase):
         frequent = [(piece, score / 4) for piece, score in everything if score >= 8 * len(piece)]
         self.assertEqual(found, frequent)
         self.assertLess(len(frequent), len(everything))
-
-
-if __name__ == "__main__":
-    absltest.main()

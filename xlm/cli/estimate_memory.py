@@ -22,14 +22,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import tables
-from xlm.experiment import fine_tuning_memory, memory, schema, task_runs
+from xlm.experiment import memory, schema, task_runs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
     "devices", None, "Numbers of devices, by default 1 and 8, of fine-tuning 1."
 )
 _ENCODER = flags.DEFINE_enum(
-    "encoder", None, fine_tuning_memory.ENCODERS, "Published encoder, in place of init_from."
+    "encoder", None, memory.ENCODERS, "Published encoder, in place of init_from."
 )
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
 
@@ -51,17 +51,17 @@ def _print_fine_tuning() -> None:
     config = task_runs.checked(_CONFIG.value)
     if not (_ENCODER.value or config.init_from):
         raise ValueError(
-            "no encoder; give --encoder, one of " + ", ".join(fine_tuning_memory.ENCODERS) + ", or "
+            "no encoder; give --encoder, one of " + ", ".join(memory.ENCODERS) + ", or "
             "--config.init_from"
         )
     for number in map(int, _DEVICES.value or ["1"]):
-        found = fine_tuning_memory.estimate(config, number, _ENCODER.value or "")
+        found = memory.estimate_fine_tuning(config, number, _ENCODER.value or "")
         model = config.model
         print(
             f"devices: {number}, train.batch_size: {config.train.batch_size}, model.dtype: "
             f"{model.dtype}, model.remat: {model.remat}; GB of each device\n"
         )
-        print(fine_tuning_memory.table(found) + "\n")
+        print(memory.table(found) + "\n")
 
 
 def _print_pretraining() -> None:
@@ -71,9 +71,10 @@ def _print_pretraining() -> None:
     num_stages = len(config.optimizer.stages) + 1
     for number, stage in itertools.product(devices, range(num_stages)):
         estimate = memory.estimate(config, number, stage)
+        sizes = estimate.bytes()
         name = f" ({estimate.stage})" if num_stages > 1 else ""
-        parts = {part: estimate.bytes[part] / 1e9 for part in memory.PARTS}
-        total = sum(estimate.bytes.values()) / 1e9
+        parts = {part: sizes[part] / 1e9 for part in memory.PARTS}
+        total = sum(sizes.values()) / 1e9
         row = {"devices": f"{number}{name}", "mesh": estimate.mesh, **parts, "all, GB": total}
         rows.append(row)
         if stage == num_stages - 1:

@@ -10,7 +10,7 @@ start the same command on each with the flags that train.py has; the first write
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.experiment import memory, schema
+from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import compilation, hosts
 
@@ -18,8 +18,15 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. conf
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
 
+
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
 OPTIONS = {
-    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "on_out_of_memory": _advice,
     "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
 }
 

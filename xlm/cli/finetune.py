@@ -18,8 +18,9 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from xlm.evaluation import task_results
-from xlm.experiment import fine_tuning_memory, schema, task_runs
+from xlm.experiment import memory, schema, task_runs
 from xlm.experiment.model import set_up_compilation
+from xlm.experiment.task_schema import FINE_TUNING, TRANSLATION
 from xlm.experiment.task_settings import task_settings
 from xlm.training import hosts
 from xlm.training.signals import EXIT_STOPPED, Stopped
@@ -28,9 +29,9 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
 
-_KEYS = {**schema.TRANSLATION, **schema.FINE_TUNING}
+_KEYS = {**TRANSLATION, **FINE_TUNING}
 OPTIONS = {
-    "on_out_of_memory": lambda: fine_tuning_memory.advice(_CONFIG.value),
+    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
     "help_on": lambda section: schema.help_of(_KEYS, section),
 }
 

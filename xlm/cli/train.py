@@ -14,7 +14,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from xlm.experiment import memory, model, schema
+from xlm.experiment import model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
 from xlm.training.signals import EXIT_STOPPED, Stopped
@@ -29,8 +29,15 @@ _CONTINUE_FROM = flags.DEFINE_integer(
 )
 _join_hosts = hosts.define_flags()
 
+
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
 OPTIONS = {
-    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "on_out_of_memory": _advice,
     "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
 }
 

@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 # Limit on files that are read whole; larger ones are refused before memory is taken.
@@ -330,8 +330,17 @@ class Stage:
     def claim(self) -> None:
         """Reserve the folder for these settings, before any of its contents depend on them."""
         if not self.claimed:
-            (self.folder / _DONE).unlink(missing_ok=True)
-            write_json(self.folder / _SETTINGS, self.settings)
+            self.record()
+
+    def record(self) -> None:
+        """Record these settings, uncompared ones too, in place of those of the folder."""
+        (self.folder / _DONE).unlink(missing_ok=True)
+        write_json(self.folder / _SETTINGS, self.settings)
+
+    def has_recorded(self, paths: Iterable[str]) -> bool:
+        """Whether the folder's record has these settings at `paths`, keys joined by dots."""
+        found = _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
+        return all(_with_wanted(found, self.settings, one.split(".")) == found for one in paths)
 
     @contextlib.contextmanager
     def held(self, *, claims: bool = True) -> Iterator[None]:

@@ -181,8 +181,13 @@ def _call(
             fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
         if isinstance(error, ValueError | OSError | FloatingPointError):
             fail(describe(error))
-        if "Unable to initialize backend" in str(error):
-            fail(f"{error}; unset JAX_PLATFORMS, or install jax for this device (README.md)")
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if place.endswith("xla_bridge.py"):  # an AssertionError, if jax has no kind of device left
+            named = os.environ.get("JAX_PLATFORMS", "")
+            fail(
+                f"JAX_PLATFORMS is {named!r}, of which JAX finds no device; unset it, or "
+                "install JAX for that device (README.md)"
+            )
         raise
 
 
@@ -250,6 +255,7 @@ def out_of_memory(error: BaseException) -> str:
         text = str(one)
         # Tensorstore reports a full disk, and too many files, by the same word.
         is_of_device = "RESOURCE_EXHAUSTED" in text and "os_error_code" not in text
+        is_of_device |= "Out of memory allocating" in text
         is_of_library = "os_error_code='12'" in text or "std::bad_alloc" in text
         is_of_system = isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM
         if is_of_device or is_of_library or is_of_system:

@@ -13,8 +13,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from xlm.evaluation.batch_layout import BatchLayout, spread_rows
 from xlm.evaluation.metrics.retrieval import nearest_accuracy
 from xlm.models.encoder import Encoder
-from xlm.models.pooling import mean_state
-from xlm.models.segments import packed_segments
+from xlm.models.segments import mean_state, packed_segments
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.replaced_token import ReplacedToken
 

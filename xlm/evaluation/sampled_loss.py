@@ -11,10 +11,8 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics, means
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.objectives.objective import Extra, gathered_rows
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, gathered_rows, means
 
 
 class SampledLoss:

@@ -262,7 +262,8 @@ def open_train_stage(
     if earlier := phases.recorded(folders.train):
         settings[phases.PHASES] = earlier
     if continue_from is None:
-        stage = open_stage(settings)
+        # Before the first checkpoint nothing depends on the settings.
+        stage = open_stage(settings, replace=lambda: not any(folders.train.glob("checkpoints/*")))
     else:
         now = open_stage(settings, replace=lambda: True)
         begun = phases.with_phase(settings, now, continue_from)

@@ -17,8 +17,7 @@ from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
 from xlm.evaluation.masked_lm import deal_folds
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.models import encoder as models
-from xlm.models.pooling import mean_state
-from xlm.models.segments import packed_segments
+from xlm.models.segments import mean_state, packed_segments
 from xlm.models.settings import EncoderSettings
 
 MASK = "<mask>"

@@ -2,17 +2,26 @@
 
 import pathlib
 
+import sentencepiece as spm
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
 from vocap import record
 from xlm.common import artifacts
 from xlm.common.schema import settings
 from xlm.evaluation import report
+from xlm.evaluation.examples import Examples
+from xlm.evaluation.retrieval import Retrieval
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators
 from xlm.experiment import model as builders
+from xlm.experiment.data import Folders, evaluation_settings
+from xlm.experiment.evaluators import check_retrieval
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training import hosts
 from xlm.training.metrics import read_metrics
 
@@ -25,15 +34,15 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     trained = builders.restore(config, store, folders, mesh)
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
     losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
-    retrieval = evaluators.retrieval(config, encoder, store, mesh)
-    examples = evaluators.examples(config, masked_lm, store, folders, mesh)
+    retriever = retrieval(config, encoder, store, mesh)
+    examples = _examples(config, masked_lm, store, folders, mesh)
     detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.held(stage, claims=False):
         results = report.Results(
             step=trained.step,
             losses=losses.run(trained.params),
-            retrieval=retrieval.run(trained.params),
+            retrieval=retriever.run(trained.params),
             examples=examples.run(trained.params),
             detection=detection.run(trained.params) if detection else {},
         )
@@ -49,6 +58,37 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             full_softmax_from=masked_lm.full_softmax_from,
         )
     return path
+
+
+def retrieval(
+    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset, mesh: Mesh
+) -> Retrieval:
+    """Build retrieval on the parallel sets of the packed dataset.
+
+    Raises:
+      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
+        fewer positions than their sentences have tokens.
+    """
+    check_retrieval(config, encoder, store)
+    options = evaluation_settings(config)
+    return Retrieval(
+        encoder,
+        store,
+        layer=options.retrieval_layer,
+        pivot=options.retrieval_pivot,
+        batch_size=options.batch_size,
+        max_sentences=options.retrieval_max_sentences,
+        mesh=mesh,
+    )
+
+
+def _examples(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
+) -> Examples:
+    """Build example predictions of masked pieces in held-out sentences."""
+    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
+    pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
+    return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)
 
 
 def _allocation(folders: data_builders.Folders) -> record.Record | None:

@@ -1,26 +1,24 @@
-"""Builders of evaluators, during training and after it."""
+"""Builders of the evaluators during training; `evaluation` has those after it."""
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import sentencepiece as spm
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
-from xlm.evaluation.examples import Examples
 from xlm.evaluation.masked_lm import ExactMaskedLM
-from xlm.evaluation.replaced_token import ReplacedTokenDetection
-from xlm.evaluation.retrieval import Retrieval
 from xlm.evaluation.sampled_loss import SampledLoss
 from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
-from xlm.experiment.pretrained import read_run
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.progress import Evaluator
+
+if TYPE_CHECKING:
+    from xlm.evaluation.replaced_token import ReplacedTokenDetection
 
 
 def training_evaluators(
@@ -36,7 +34,7 @@ def training_evaluators(
     """
     if not has_masked_lm(objective):
         return []
-    _check_retrieval(config, encoder_of(objective), store)
+    check_retrieval(config, encoder_of(objective), store)
     masked_lm = masked_lm_of(objective)
     evaluators: list[Evaluator] = [
         exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
@@ -49,7 +47,7 @@ def training_evaluators(
 
 def detection(
     config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh, *, in_training: bool
-) -> ReplacedTokenDetection | None:
+) -> "ReplacedTokenDetection | None":
     """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
 
     Returns:
@@ -62,6 +60,8 @@ def detection(
     options, found = evaluation_settings(config), encoder_of(objective)
     if not isinstance(found, ReplacedToken):
         return None
+    from xlm.evaluation.replaced_token import ReplacedTokenDetection
+
     return ReplacedTokenDetection(
         found,
         store,
@@ -86,6 +86,8 @@ def _frozen_generator(
             f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "
             "that of a run of replaced-token detection, or leave the key empty"
         )
+    from xlm.experiment.pretrained import read_run
+
     trained = read_run(folders, objective)
     found = encoder_of(trained.objective)
     if not isinstance(found, ReplacedToken):
@@ -133,29 +135,7 @@ def sampled_loss(
     )
 
 
-def retrieval(
-    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset, mesh: Mesh
-) -> Retrieval:
-    """Build retrieval on the parallel sets of the packed dataset.
-
-    Raises:
-      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
-        fewer positions than their sentences have tokens.
-    """
-    _check_retrieval(config, encoder, store)
-    options = evaluation_settings(config)
-    return Retrieval(
-        encoder,
-        store,
-        layer=options.retrieval_layer,
-        pivot=options.retrieval_pivot,
-        batch_size=options.batch_size,
-        max_sentences=options.retrieval_max_sentences,
-        mesh=mesh,
-    )
-
-
-def _check_retrieval(
+def check_retrieval(
     config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset
 ) -> None:
     layer = evaluation_settings(config).retrieval_layer
@@ -174,12 +154,3 @@ def _check_retrieval(
                 f"{store.folder} (store.parallel_length of prepare_data.py); raise the one or "
                 "prepare the rows with a smaller other"
             )
-
-
-def examples(
-    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
-) -> Examples:
-    """Build example predictions of masked pieces in held-out sentences."""
-    processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
-    pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
-    return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)

@@ -13,8 +13,6 @@ from xlm.experiment import objectives
 from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import masked_lm_of
 from xlm.experiment.objectives import Shapes, parameter_shapes
-from xlm.experiment.pretrained import read_run, run_config
-from xlm.interop import model_folder
 from xlm.models.encoder import CROSS_ATTENTION, without_cross_attention
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import GENERATOR
@@ -52,6 +50,8 @@ def _of_folder(
     source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
 ) -> Callable[[], Any]:
     """Reader of a model folder (`xlm.interop.model_folder`)."""
+    from xlm.interop import model_folder
+
     masked_lm = masked_lm_of(objective)
     if check and masked_lm.scope:
         raise ValueError(
@@ -73,6 +73,8 @@ def _of_run(
     source: pathlib.Path, name: str, objective: Objective, folders: Folders, *, check: bool
 ) -> Callable[[], Any]:
     """Reader of the latest checkpoint of another run on the same vocabulary."""
+    from xlm.experiment.pretrained import read_run, run_config
+
     other = Folders(source)
     if check:
         if other.read_tokenizer() != folders.read_tokenizer():

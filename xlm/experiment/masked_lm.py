@@ -23,12 +23,11 @@ from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.cross_mlm import CrossMLM
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import ReplacedToken
 from xlm.objectives.settings import ContrastSettings, MaskSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 
 def build(setup: Setup) -> Objective:

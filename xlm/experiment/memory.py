@@ -1,4 +1,4 @@
-"""Memory estimates from a config alone."""
+"""Memory estimates from a config alone: of pre-training, and of fine-tuning by sizes."""
 
 import dataclasses
 import math
@@ -15,37 +15,63 @@ from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
+from xlm.common import tables
 from xlm.common.schema import settings
-from xlm.experiment import model, objectives
+from xlm.experiment import fine_tuning, model, objectives
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of, packed_term
+from xlm.experiment.pretrained import read_settings
 from xlm.experiment.streams import check_batches
+from xlm.experiment.task_kinds import KINDS
+from xlm.experiment.task_settings import task_settings
 from xlm.interop import vocabulary
 from xlm.models.encoder import CROSS_ATTENTION, EncoderSettings
 from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.training.memory import ActivationSizes, state_bytes
-from xlm.training.parameters import parameter_table
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh, num_batch_shards
+from xlm.training.state import parameter_table
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
+# By name: layers, width, heads, width of the MLP, pieces, and whether LayerNorm comes first, as in
+# config.json of the published models. All have 512 positions for text.
+_ENCODERS = {
+    "xlmr_base": (12, 768, 12, 3072, 250_002, False),
+    "xlmr_large": (24, 1024, 16, 4096, 250_002, False),
+    "xlmr_xl": (36, 2560, 32, 10_240, 250_880, True),
+}
+ENCODERS = tuple(_ENCODERS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Memory of one device.
+    """Memory of one device, in bytes.
 
     Attributes:
-      mesh: number of devices along data, fsdp and model.
-      bytes: bytes of each of `PARTS`.
-      layout: table of the parameters' sharding.
-      stage: what is trained, and in which steps.
+      state: of the parts that do not depend on the batch.
+      examples: examples of a part of the batch on the device, ascending.
+      accumulation_steps: parts of the batch, for each number of examples.
+      lengths: tokens of a row, ascending.
+      activations: [examples][lengths].
+      mesh, layout, stage: of a pre-training: devices along data, fsdp and model, the table of the
+        parameters' sharding, what is trained and in which steps.
     """
 
-    mesh: str
-    bytes: dict[str, int]
-    layout: str
-    stage: str
+    state: dict[str, int]
+    examples: tuple[int, ...]
+    accumulation_steps: tuple[int, ...]
+    lengths: tuple[int, ...]
+    activations: tuple[tuple[int, ...], ...]
+    mesh: str = ""
+    layout: str = ""
+    stage: str = ""
+
+    def bytes(self, row: int = -1, column: int = -1) -> dict[str, int]:
+        """Bytes of each part, for a number of examples and a length."""
+        found = dict(self.state)
+        # The sum over the parts of a batch, beside the gradients of the part in work.
+        found["gradients"] *= 2 if self.accumulation_steps[row] > 1 else 1
+        return {**found, "activations": self.activations[row][column]}
 
 
 class _AbsentRows(PackedDataset):
@@ -114,27 +140,104 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
-    of_state = state_bytes(state, in_stage)
-    of_state["gradients"] *= 1 if parts == 1 else 2  # those of a part, and their sum
     return Estimate(
+        state_bytes(state, in_stage),
+        examples=(rows,),
+        accumulation_steps=(parts,),
+        lengths=(store.length,),
+        activations=((activations,),),
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
-        bytes={**of_state, "activations": activations},
         layout=parameter_table(state.params),
         stage=str(in_stage),
+    )
+
+
+def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = "") -> Estimate:
+    """Estimate the memory of a device for a config of configs/finetune.
+
+    `train.batch_size` is taken in 1, 2, 4, ... parts (`train.accumulation_steps`), as far as it
+    divides over parts and devices. No weights are read.
+
+    Args:
+      config: of the run; of its `init_from` the sizes are read.
+      num_devices: devices that share the batch; each holds all parameters.
+      encoder: one of `ENCODERS` in place of `init_from`.
+
+    Raises:
+      ValueError: the task is of a kind that trains no encoder with a head, there is no such
+        encoder, its positions are too few, or the batch does not divide over the devices.
+    """
+    options = task_settings(config)
+    if options.task.kind not in KINDS:
+        raise ValueError(
+            f"task.name is {options.name!r}, of kind {options.task.kind}; memory is estimated for "
+            f"{', '.join(sorted(KINDS))}"
+        )
+    objective = fine_tuning.with_head(config, _encoder_settings(config, encoder))
+    mesh = make_abstract_mesh(fine_tuning.MESH, num_devices)
+    functions = fine_tuning.train_functions(config, objective, mesh, num_steps=1000)
+    state = state_bytes(functions.abstract_state, functions.stage)
+    del state["extra state"]  # of which fine-tuning has none
+
+    batch, shards = config.train.batch_size, num_batch_shards(mesh)
+    if batch % shards:
+        raise ValueError(
+            f"train.batch_size is {batch}, must be a multiple of the {shards} devices that share it"
+        )
+    parts = [2**power for power in range(batch.bit_length()) if batch // shards % 2**power == 0]
+    examples = [batch // shards // one for one in parts]
+    activations = [
+        tuple(
+            activation_bytes(objective.encoder.settings, one, length) for length in options.lengths
+        )
+        for one in examples
+    ]
+    return Estimate(
+        state,
+        tuple(reversed(examples)),
+        tuple(reversed(parts)),
+        options.lengths,
+        tuple(reversed(activations)),
     )
 
 
 def advice(config: ConfigDict) -> str:
     """Words on the memory that a run needs on each device, and on the keys that reduce it."""
     number = jax.device_count()
-    found = estimate(config, number).bytes
-    parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in found.items())
+    if "task" in config:
+        found = estimate_fine_tuning(config, number)
+        row = found.accumulation_steps.index(config.train.accumulation_steps)
+        remedy = (
+            "lower train.batch_size, raise train.accumulation_steps, or set model.remat to full or "
+            "model.dtype to bfloat16"
+        )
+    else:
+        found, row = estimate(config, number), 0
+        remedy = (
+            "lower train.batch_size (for evaluate.py evaluation.batch_size), raise "
+            "train.accumulation_steps, set model.remat to full, choose another output_layer, or "
+            "split the parameters by mesh.fsdp and mesh.model"
+        )
+    sizes = found.bytes(row)
+    parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in sizes.items())
     return (
-        f"xlm estimate-memory has {sum(found.values()) / 1e9:.2f} GB ({parts}) on each of "
-        f"{number} devices; lower train.batch_size (for evaluate.py evaluation.batch_size), raise "
-        "train.accumulation_steps, set model.remat to full, choose another output_layer, or split "
-        "the parameters by mesh.fsdp and mesh.model"
+        f"xlm estimate-memory has {sum(sizes.values()) / 1e9:.2f} GB ({parts}) on each of {number} "
+        f"devices for rows of {found.lengths[-1]} tokens; {remedy}"
     )
+
+
+def table(found: Estimate) -> str:
+    """Format an estimate as two Markdown tables, in GB of 10^9 bytes."""
+    rows = []
+    for row, parts in enumerate(found.accumulation_steps):
+        totals = {
+            f"{length} tokens": f"{sum(found.bytes(row, column).values()) / 1e9:.2f}"
+            for column, length in enumerate(found.lengths)
+        }
+        at_once = found.examples[row]
+        rows.append({"train.accumulation_steps": parts, "examples at once": at_once, **totals})
+    state = {part: f"{size / 1e9:.2f}" for part, size in found.state.items()}
+    return f"{tables.markdown([state])}\n\n{tables.markdown(rows)}"
 
 
 def _shards(axes: Iterable[str], mesh: AbstractMesh) -> int:
@@ -184,3 +287,34 @@ def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
     if isinstance(layer, KNNSampling):
         return layer.capacity
     return min(num_targets + layer.num_negatives, layer.num_valid)
+
+
+def _encoder_settings(config: ConfigDict, encoder: str) -> EncoderSettings:
+    if not encoder:
+        keeps_decoder = task_settings(config).cross_attention
+        found = read_settings(
+            config.init_from, keeps_decoder=keeps_decoder, objective=config.objective
+        )
+        return fine_tuning.encoder_settings(config, found)
+    layers, width, heads, mlp, pieces, is_pre = _ENCODERS[encoder]
+    model: dict[str, Any] = config.model.to_dict()
+    published = EncoderSettings(
+        vocab_size=pieces,
+        embedding_size=width,
+        hidden_size=width,
+        num_layers=layers,
+        num_heads=heads,
+        mlp_size=mlp,
+        max_length=512,
+        norm_position="pre" if is_pre else "post",
+        embedding_norm=not is_pre,
+        **model,
+    )
+    return fine_tuning.encoder_settings(config, published)
+
+
+def activation_bytes(settings: EncoderSettings, examples: int, length: int) -> int:
+    """Return the bytes of the activations of examples of `length` tokens on a device."""
+    found = activation_sizes(settings, examples, length, logits=0).bytes()
+    # Crossed pairs are encoded once and decoded once.
+    return 2 * found if settings.cross_attention else found

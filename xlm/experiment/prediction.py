@@ -13,7 +13,7 @@ from xlm.common import artifacts, declarations
 from xlm.evaluation import task_results
 from xlm.evaluation.tasks import Line
 from xlm.experiment import fine_tuning as builders
-from xlm.experiment import objectives, schema, task_data
+from xlm.experiment import objectives, schema, task_data, task_schema
 from xlm.experiment.pretrained import SETTINGS, Pretrained, read_pretrained
 from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
 from xlm.experiment.task_kinds import KINDS, SEARCHES
@@ -51,7 +51,7 @@ def run_config(workdir: pathlib.Path) -> ConfigDict:
     task = recorded.get("task")
     name = task.get("name") if isinstance(task, dict) else None
     with declarations.of_file(path):
-        config = schema.recorded(recorded, schema.family_of(name))
+        config = schema.recorded(recorded, task_schema.family_of(name))
         task_settings(config)
     return config
 

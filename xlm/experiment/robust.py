@@ -199,8 +199,8 @@ class ReweightedData:
 
 def training_data(
     config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
-) -> StreamedData | ReweightedData:
-    """Build this host's part of the training batches, re-weighted if the config asks for it.
+) -> ReweightedData:
+    """Build this host's part of the training batches, re-weighted by what is learned.
 
     Args:
       folder: of training, for the record of the phases.
@@ -209,8 +209,6 @@ def training_data(
       ValueError: settings do not fit each other or the data, or a record belongs to another run.
     """
     robust = robust_settings(config)
-    if not robust.num_phases:
-        return streams.training_data(config, store, mesh)
     streams.log_pair_sampling(config, store)
     names, base = pair_names(store), pair_shares(config, store)
     assert base is not None  # by `robust_settings`

@@ -17,7 +17,15 @@ from xlm.common import artifacts
 from xlm.evaluation.task_results import Scores, read_results, write_lines
 from xlm.evaluation.tasks import ALL, Predictor, Selection, TaskData
 from xlm.experiment import fine_tuning as builders
-from xlm.experiment import prediction, run_data, schema, task_data, translation, translation_runs
+from xlm.experiment import (
+    prediction,
+    run_data,
+    schema,
+    task_data,
+    task_schema,
+    translation,
+    translation_runs,
+)
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
 from xlm.experiment.task_kinds import KINDS, SEARCHES
@@ -32,7 +40,7 @@ def checked(config: ConfigDict) -> ConfigDict:
     """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
     section = config.get("task") if isinstance(config, ConfigDict) else None
     name = section.get("name") if isinstance(section, ConfigDict) else None
-    return schema.checked(config, schema.family_of(name))
+    return schema.checked(config, task_schema.family_of(name))
 
 
 def run(
@@ -58,10 +66,10 @@ def run(
     stage = artifacts.open_stage(
         folder,
         _settings(config, pretrained),
-        defaults=schema.default_config(schema.family_of(config.task.name)).to_dict(),
-        uncompared=["task.dataset"],
+        defaults=schema.default_config(task_schema.family_of(config.task.name)).to_dict(),
+        uncompared=["task.dataset", *(later := _read_after_training(config))],
     )
-    if stage.done:
+    if stage.done and stage.has_recorded(later):
         run_data.check_ended(folder, lambda: procedure.files(options))
         logging.info("%s is up to date", folder)
         return read_results(folder / RESULTS)
@@ -75,11 +83,27 @@ def run(
         is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
         if is_new and hosts.is_first():
             artifacts.write_json(folder / DATA, data)
+        if hosts.is_first() and not stage.has_recorded(later):
+            stage.record()
         results = {**procedure.metadata(config), **work()}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
     return results
+
+
+def _read_after_training(config: ConfigDict) -> list[str]:
+    """Keys of the search and the evaluation on which neither a step nor a selection depends.
+
+    A run that has ended evaluates anew when they change.
+    """
+    if "decoding" not in config:
+        return ["evaluation.batch_size"]
+    if config.train.averaged_checkpoints:
+        return ["decoding", "evaluation"]
+    of_beams = ["decoding.beams", "decoding.length_penalty", "decoding.early_stop"]
+    is_greedy = config.evaluation.beams_in_training == 1  # in the searches that select
+    return ["evaluation.batch_tokens", *(of_beams if is_greedy else of_beams[:1])]
 
 
 def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
@@ -128,7 +152,7 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
-    unread = schema.with_effect("train", family=schema.family_of(config.task.name))["train"]
+    unread = schema.with_effect("train", family=task_schema.family_of(config.task.name))["train"]
     recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in unread}
     return {**recorded, **pretrained.digests()}
 

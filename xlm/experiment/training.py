@@ -1,15 +1,19 @@
 """Pre-training of a run."""
 
+import pathlib
+
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import PackedDataset
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
-from xlm.experiment import objectives
+from xlm.experiment import objectives, streams
 from xlm.experiment.evaluators import training_evaluators
 from xlm.experiment.initial import initial_params
-from xlm.experiment.robust import training_data
 from xlm.training import hosts, rewind
-from xlm.training.loop import train
+from xlm.training.loop import LearnedData, train
 from xlm.training.signals import StopRequest
 
 
@@ -25,7 +29,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     store = data_builders.open_packed_dataset(folders)
     stage = data_builders.open_train_stage(config, folders, begins_at)
     mesh = builders.mesh(config)
-    data = training_data(config, store, mesh, folders.train)
+    data = _data(config, store, mesh, folders.train)
     objective = objectives.objective(config, store, mesh)
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
@@ -54,3 +58,14 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
         raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error
     if hosts.is_first():
         stage.finish()
+
+
+def _data(
+    config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
+) -> LearnedData | StreamedData:
+    """This host's part of the training batches, re-weighted if the config asks for it."""
+    if config.robust.num_phases:
+        from xlm.experiment import robust
+
+        return robust.training_data(config, store, mesh, folder)
+    return streams.training_data(config, store, mesh)

@@ -364,7 +364,11 @@ def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, flo
         references = [example.target for example in one.examples]
         outputs = [text.replace("\u2581", " ").strip() for text in map(normalize, references)]
         target = translation.direction(one.language)[1]
-        result[one.language] = metrics.scores(references, outputs, target)["bleu"]
+        # Texts of fewer than four words have a BLEU of 0 against themselves.
+        is_same = outputs == references
+        result[one.language] = (
+            1.0 if is_same else metrics.scores(references, outputs, target)["bleu"]
+        )
     return result
 
 

@@ -8,10 +8,10 @@ from xlm.experiment.data import data_settings
 from xlm.experiment.masked_lm import encoder_settings, masked_lms
 from xlm.experiment.objectives import Setup
 from xlm.objectives.cross_mlm import CrossMLM
+from xlm.objectives.masked_lm import TranslationLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.settings import VecoSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 
 def build(setup: Setup) -> Objective:

@@ -8,7 +8,7 @@ unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import sentencepiece as spm
@@ -224,13 +224,15 @@ def swap(
     )  # fmt: skip
 
 
-def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
+def prune(
+    model: bytes, texts: Iterable[str], keep: Collection[str] = ()
+) -> tuple[bytes, np.ndarray]:
     """Prune a unigram model to the pieces that texts use; their segmentations do not change.
 
     Kept are the special tokens, the pieces of the segmentations, all characters of these that are
-    pieces, and the piece of the lowest score. Returns the smaller model, and the old ids [V'] int64
-    of its pieces, ascending. Raises ValueError if there is no text, or the model is not a unigram
-    model.
+    pieces, the piece of the lowest score, and those of `keep` that exist. Returns the smaller
+    model, and the old ids [V'] int64 of its pieces, ascending. Raises ValueError if there is no
+    text, or the model is not a unigram model.
     """
     proto = parse(model)
     if kind(proto) == BPE:
@@ -247,7 +249,7 @@ def prune(model: bytes, texts: Iterable[str]) -> tuple[bytes, np.ndarray]:
     if not used.any():
         raise ValueError("the texts are empty; give text in the languages that are to stay")
     # The characters of an unknown are not pieces, so these are all the relevant characters.
-    wanted = set().union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    wanted = set(keep).union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
     used |= np.array([piece.piece in wanted for piece in proto.pieces])

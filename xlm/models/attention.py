@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from xlm.models.layers import dense
 from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
-from xlm.models.masks import causal_mask
 from xlm.models.positions import DistanceBias, RowGate, rotate
 from xlm.models.segment_attention import segment_attention
+from xlm.models.segments import causal_mask
 from xlm.models.settings import Kernel
 from xlm.models.softmax_attention import attend, attention_weights
 
@@ -132,7 +132,7 @@ class Attention(nn.Module):
 
         Args:
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
-          mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.masks`.
+          mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.segments`.
           bias: float that broadcasts to [B, H, Q, K], or its factors; added to the scores, scaled
             by any gate.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.

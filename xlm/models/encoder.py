@@ -15,8 +15,8 @@ from flax.linen.spmd import with_logical_partitioning
 from xlm.models.attention import Cache
 from xlm.models.layers import INIT_STDDEV, dense, gelu, layer_norm
 from xlm.models.layout import embedded, split_batch
-from xlm.models.masks import causal_mask, segment_mask
 from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
+from xlm.models.segments import causal_mask, segment_mask
 from xlm.models.settings import EncoderSettings
 from xlm.models.transformer import Context, LayerCache, Order, layer_loop, make_layer
 

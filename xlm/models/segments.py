@@ -1,4 +1,4 @@
-"""Segments and positions of packed sequences, derived from the tokens."""
+"""Segments of packed sequences: positions, attention masks [B, H, Q, K], means over them."""
 
 import jax
 import jax.numpy as jnp
@@ -41,3 +41,25 @@ def split_in_halves(
     # Two numbers for each segment; a segment that does not cross the middle uses one of them.
     numbers = (2 * segments - 1 + is_second) * is_text
     return numbers.astype(jnp.int32), index - start, halves.astype(jnp.int32)
+
+
+def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.Array:
+    """Return the mask [B, 1, Q, K] of tokens that see their own segment.
+
+    `segments` are [B, Q] int32. `of_keys` [B, K] int32 are those of another sequence's keys, if
+    any.
+    """
+    of_keys = segments if of_keys is None else of_keys
+    return segments[:, None, :, None] == of_keys[:, None, None, :]
+
+
+def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:
+    """Return the mask [1, 1, Q, K] of tokens that see themselves and all tokens before them."""
+    queries = first + jnp.arange(num_queries)  # as indices of the keys
+    return (queries[:, None] >= jnp.arange(num_keys)[None, :])[None, None]
+
+
+def mean_state(hidden: jax.Array, is_used: jax.Array) -> jax.Array:
+    """Average states [B, L, D] where `is_used` [B, L] to [B, D] float32; zeros if none is used."""
+    total = jnp.where(is_used[:, :, None], hidden.astype(jnp.float32), 0).sum(axis=1)
+    return total / jnp.maximum(is_used.sum(axis=1), 1)[:, None]

@@ -39,7 +39,7 @@ class Order(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
-      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.masks`; None: all see all.
+      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`; None: all see all.
       bias: of the scores; None if the position encoding has none.
       positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
       segments: [B, L] int32, if tokens see their segment and the mask says nothing else, or None.
@@ -54,7 +54,7 @@ class Order(NamedTuple):
 class Context(NamedTuple):
     """Sequence that a decoder attends to: states [B, K, D] of an encoder, None if cached.
 
-    `mask` is bool that broadcasts to [B, H, L, K], see `xlm.models.masks`.
+    `mask` is bool that broadcasts to [B, H, L, K], see `xlm.models.segments`.
     """
 
     states: jax.Array | None

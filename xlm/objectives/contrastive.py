@@ -7,12 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xlm.models.pooling import mean_state
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.masked_lm import MaskedLM, Plan
-from xlm.objectives.objective import Extra, Touched
-from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.models.segments import mean_state
+from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, Plan
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched
 from xlm.objectives.settings import ContrastSettings
 
 # Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.

@@ -13,15 +13,11 @@ import jax.numpy as jnp
 
 from xlm.models.encoder import Context
 from xlm.models.segments import split_in_halves
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, TranslationLM
 from xlm.objectives.masked_lm import Plan as MaskedPlan
 from xlm.objectives.masking import Masked
-from xlm.objectives.objective import Extra, Touched
-from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched
 from xlm.objectives.settings import VecoSettings
-from xlm.objectives.translation_lm import TranslationLM
 
 
 class Plan(NamedTuple):

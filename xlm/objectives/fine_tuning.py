@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from xlm.models.encoder import Context, Encoder, init_params
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.objective import Extra, Objective, Touched
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
 
 TABLE = "encoder/embeddings/table"
 # Name, among a batch's arrays, of its tokens as indices into the rows that the batch touches.

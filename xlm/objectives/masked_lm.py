@@ -1,4 +1,4 @@
-"""Masked language modelling (MLM) on packed sequences."""
+"""Masked language modelling (MLM) on packed sequences, TLM on pairs, and what builds on either."""
 
 import dataclasses
 import functools
@@ -13,10 +13,8 @@ from knn_sampling.samples import example_axes
 from knn_sampling.working_rows import num_distinct_rows, working_rows
 from xlm.models.encoder import Encoder, init_params, output_table
 from xlm.models.segments import packed_segments
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
 from xlm.objectives.masking import Masked, mask_tokens
-from xlm.objectives.objective import Extra, Objective, Touched
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
 from xlm.objectives.settings import MaskSettings
 
 TABLE = "embeddings/table"
@@ -358,3 +356,45 @@ class MaskedLM(Objective):
 def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
     """Return whether a step with G C candidate slots and B L tokens gathers its table rows."""
     return (row_capacity or num_slots + num_tokens) < vocab_size
+
+
+class OnMaskedLM(Objective):
+    """Objective that has the table, the neighbour index and the phases of a masked LM.
+
+    `exact` is the same objective with the softmax over the whole vocabulary, always one object.
+    """
+
+    masked_lm: MaskedLM
+    exact: Any
+
+    @property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.masked_lm.tables
+
+    def init_extra(self) -> Extra:
+        return self.masked_lm.init_extra()
+
+    def due(self, step: int) -> tuple[str, ...]:
+        return self.masked_lm.due(step)
+
+    def refresh(
+        self, params, extra: Extra, names: tuple[str, ...], step: jax.Array
+    ) -> tuple[Extra, LossAndMetrics]:
+        return self.masked_lm.refresh(params, extra, names, step)
+
+    def at_step(self, step: int) -> Any:
+        return self if self.masked_lm.at_step(step) is self.masked_lm else self.exact
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TranslationLM(MaskedLM):
+    """TLM (Conneau and Lample 2019), on batches with `tokens`, `segments`, `positions` [B, L].
+
+    A pair of sentences is one segment, or two if its sentences must not attend to each other.
+    `positions_restart` says whether positions restart with the second sentence of a segment.
+    """
+
+    positions_restart: bool = False
+
+    def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return batch["segments"], batch["positions"]

@@ -7,9 +7,7 @@ from typing import Any
 
 import jax
 
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.objective import Extra, Objective, Touched
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,13 +8,52 @@ A step calls an objective in this order; the engine knows nothing else about it:
     extra = objective.learn(extra, observed)
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Batch of a step: arrays [B, ...], or their shapes, by name, and the kind of its examples.
+
+    The kind, such as "packed" for packed documents, determines the names of the arrays. It is
+    static: each kind has its own compiled program.
+    """
+
+    arrays: dict[str, Any]
+    kind: str = dataclasses.field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> jax.Array:
+        return self.arrays[name]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples, B."""
+        return len(next(iter(self.arrays.values())))
+
+
+# Sum and weight, float32 scalars, of each metric by name; training minimises "loss". They are
+# divided once, after all reductions: a mean of means would weigh short and long batches alike.
+LossAndMetrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+def divisor(weight: jax.Array) -> jax.Array:
+    """Return the weight to divide a sum by, 1 for 0: the mean of a batch without examples is 0."""
+    return jnp.where(weight > 0, weight, 1)
+
+
+def means(totals: Mapping[str, tuple]) -> dict[str, float]:
+    """Divide each metric's sum by its weight; a weight of zero gives NaN."""
+    return {
+        name: float(total) / float(weight) if weight else float("nan")
+        for name, (total, weight) in totals.items()
+    }
+
 
 # Learned state besides parameters, by name of the part. Terms of a mixture share parts by name.
 Extra = dict[str, Any]

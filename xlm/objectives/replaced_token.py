@@ -15,13 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from xlm.models.encoder import Encoder, Tables, init_params
-from xlm.models.replaced_token import ReplacedTokenHead
+from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.masked_lm import TABLE, MaskedLM
-from xlm.objectives.objective import Extra, Touched, replace_table
-from xlm.objectives.on_masked_lm import OnMaskedLM
+from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM
+from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched, replace_table
 from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 from xlm.objectives.settings import ReplacedTokenSettings
 

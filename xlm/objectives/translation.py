@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from knn_sampling.output_layer import OutputLayer
 from xlm.models.encoder import Encoder, init_params
 from xlm.models.transformer import Context
-from xlm.objectives.batch import Batch
 from xlm.objectives.label_smoothing import smoothing_penalty
-from xlm.objectives.loss_and_metrics import LossAndMetrics
-from xlm.objectives.objective import Objective
+from xlm.objectives.objective import Batch, LossAndMetrics, Objective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

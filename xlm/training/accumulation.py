@@ -9,10 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics, divisor
-from xlm.objectives.objective import Extra, Objective, Touched, gathered_rows, get_table
-from xlm.training.subtrees import has_path, merged
+from xlm.objectives.objective import (
+    Batch,
+    Extra,
+    LossAndMetrics,
+    Objective,
+    Touched,
+    divisor,
+    gathered_rows,
+    get_table,
+)
+from xlm.training.stages import has_path, merged
 
 # Mesh axis over which gradients are reduced once per step.
 _DATA = "data"

@@ -8,15 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from xlm.objectives.batch import Batch
-from xlm.objectives.objective import Extra
+from xlm.objectives.objective import Batch, Extra
 from xlm.training import sharding
 from xlm.training.checkpoint import Checkpoints
-from xlm.training.parameters import num_parameters, parameter_table
 from xlm.training.progress import Evaluator, Progress
 from xlm.training.settings import TrainSettings
 from xlm.training.signals import Stopped
-from xlm.training.state import TrainState
+from xlm.training.state import TrainState, num_parameters, parameter_table
 from xlm.training.step import TrainFunctions
 
 

@@ -13,9 +13,7 @@ import numpy as np
 import tqdm
 
 from xlm.common import artifacts
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics, means
-from xlm.objectives.objective import Objective
+from xlm.objectives.objective import Batch, LossAndMetrics, Objective, means
 from xlm.training.digests import Inspection, inspect
 from xlm.training.flops import matmul_flops
 from xlm.training.metrics import MetricsWriter

@@ -11,16 +11,22 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from xlm.objectives.batch import Batch
-from xlm.objectives.loss_and_metrics import LossAndMetrics, divisor
-from xlm.objectives.objective import Objective, Touched, gathered_rows, get_table, replace_table
+from xlm.objectives.objective import (
+    Batch,
+    LossAndMetrics,
+    Objective,
+    Touched,
+    divisor,
+    gathered_rows,
+    get_table,
+    replace_table,
+)
 from xlm.training import sharding
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
 from xlm.training.optimizer import Optimizer
 from xlm.training.settings import OptimizerSettings
-from xlm.training.stages import Stage, stage_optimizer, stages_of
+from xlm.training.stages import Stage, has_path, merged, stage_optimizer, stages_of, without
 from xlm.training.state import TrainState
-from xlm.training.subtrees import has_path, merged, without
 
 # Streams of random keys under the root key. Changing these numbers changes all results.
 _INIT_STREAM, _TRAIN_STREAM = 0, 1

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline import dataset
 from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
@@ -41,7 +41,7 @@ class FeatureStreamTest(parameterized.TestCase):
     def stream(self, count: int, size: int, seed: int = 0, longest: int = 24) -> FeatureStream:
         return FeatureStream(texts(count, longest=longest), size, BUCKETS, seed, PAD)
 
-    @parameterized.product(count=(1, 3, 8, 9, 63, 64, 500), size=(1, 8))
+    @parameterized.parameters((1, 8), (3, 1), (8, 8), (9, 8), (63, 8), (500, 1))
     def test_an_epoch_has_every_feature_once_and_less_than_a_batch_more(self, count, size):
         stream = self.stream(count, size)
         self.assertEqual(stream.steps_per_epoch, -(-count // size))
@@ -64,7 +64,7 @@ class FeatureStreamTest(parameterized.TestCase):
             expected = [features[i].label for i in numbers(batch)]
             np.testing.assert_array_equal(batch["labels"], expected)
 
-    def test_lengths_of_a_batch_are_similar_and_those_of_its_neighbours_are_not(self):
+    def test_lengths_of_a_batch_are_similar_but_not_of_neighbours(self):
         features, stream = texts(8 * 40), self.stream(8 * 40, 8)
         lengths = np.array(
             [[len(features[i].tokens) for i in numbers(stream.batch(s))] for s in range(40)]
@@ -83,24 +83,15 @@ class FeatureStreamTest(parameterized.TestCase):
             same_place = zip(batches(0, 0), other, strict=True)
             self.assertLess(sum(len(a & b) for a, b in same_place), 40)
 
-    def test_what_fills_an_epoch_up_changes(self):
-        stream = self.stream(9, 8, longest=8)
-        drawn = collections.Counter()
-        for epoch in range(300):
-            steps = (2 * epoch, 2 * epoch + 1)
-            drawn.update(itertools.chain.from_iterable(numbers(stream.batch(s)) for s in steps))
-        extra = np.array([drawn[i] - 300 for i in range(9)])
-        np.testing.assert_allclose(extra / 300, 7 / 9, atol=4 * np.sqrt(7 / 9 * 2 / 9 / 300))
-
-    def test_a_batch_is_a_function_of_seed_and_step_alone(self):
+    def test_a_batch_says_what_it_is(self):
         one, two = self.stream(100, 8), self.stream(100, 8)
-        for step in (40, 0, 13, 12, 40):
-            for name, array in one.batch(step).items():
-                np.testing.assert_array_equal(array, two.batch(step)[name])
-        self.assertEqual(one.describe_batch(5), [("feature", i) for i in numbers(two.batch(5))])
+        for step in (40, 0, 13):
+            self.assertEqual(
+                one.describe_batch(step), [("feature", i) for i in numbers(two.batch(step))]
+            )
         self.assertEqual((one.kind(5), one.step_values(5)), (EXAMPLES, {}))
 
-    @parameterized.parameters(1, 2, 4)
+    @parameterized.parameters(2, 4)
     def test_parts_make_up_the_batch(self, num_parts):
         stream = self.stream(100, 8)
         for step in range(20):
@@ -136,7 +127,7 @@ class FeatureStreamTest(parameterized.TestCase):
 
 
 class LengthBatchesTest(parameterized.TestCase):
-    @parameterized.product(count=(1, 7, 8, 9, 100), size=(1, 8))
+    @parameterized.parameters((1, 8), (7, 1), (8, 8), (9, 8), (100, 8))
     def test_every_feature_is_in_one_batch(self, count, size):
         features = texts(count)
         seen = []
@@ -154,33 +145,25 @@ class LengthBatchesTest(parameterized.TestCase):
         lengths = [length for _, length in seen]
         self.assertEqual(lengths, sorted(lengths, reverse=True))
 
-    def test_nothing(self):
+    def test_padding_ratio(self):
         self.assertEmpty(list(length_batches([], 8, BUCKETS, PAD)))
+        features = texts(100)
+        tokens = sum(b["tokens"].size for b, _ in length_batches(features, 8, BUCKETS, PAD))
+        ratio = padding_ratio(features, 8, BUCKETS, 24)
+        self.assertAlmostEqual(ratio, 13 * 8 * 24 / tokens)
+        self.assertGreater(ratio, 1.2)
+        self.assertEqual(padding_ratio(features, 8, (24,), 24), 1)
 
     def test_arrays_of_every_kind(self):
-        offsets = np.array([[0, 0], [0, 2], [0, 0]], np.int32)
-        kinds = {
-            "labels": (text(0, 3, 2), np.int32, ()),
-            "scores": (text(0, 3, 2.5), np.float32, ()),
-            "tags": (
-                TaggedFeature(
-                    0,
-                    np.zeros(3, np.int32),
-                    np.array([-1, 0, -1], np.int32),
-                    1,
-                    np.array([5], np.int32),
-                    0,
-                ),
-                np.int32,
-                (8,),
-            ),
-            "answerable": (
-                QuestionFeature(0, np.zeros(3, np.int32), offsets, offsets[:, 0] > 0, 1, 1),
-                bool,
-                (8,),
-            ),
-        }
-        for name, (feature, kind, shape) in kinds.items():
+        offsets, zeros = np.array([[0, 0], [0, 2], [0, 0]], np.int32), np.zeros(3, np.int32)
+        tags, tag = np.array([-1, 0, -1], np.int32), np.array([5], np.int32)
+        question = QuestionFeature(0, zeros, offsets, offsets[:, 0] > 0, 1, 1)
+        for name, feature, kind, shape in (
+            ("labels", text(0, 3, 2), np.int32, ()),
+            ("scores", text(0, 3, 2.5), np.float32, ()),
+            ("tags", TaggedFeature(0, zeros, tags, 1, tag, 0), np.int32, (8,)),
+            ("answerable", question, bool, (8,)),
+        ):
             ((batch, rows),) = length_batches([feature], 2, BUCKETS, PAD)
             array = batch["labels" if name == "scores" else name]
             np.testing.assert_array_equal(rows, [0, -1])
@@ -192,15 +175,3 @@ class LengthBatchesTest(parameterized.TestCase):
                 np.testing.assert_array_equal(array[0], [True, True] + [False] * 6)
                 self.assertTrue(array[1].all())
                 np.testing.assert_array_equal([batch["starts"], batch["ends"]], [[1, 0]] * 2)
-
-    def test_padding_ratio(self):
-        features = texts(100)
-        tokens = sum(b["tokens"].size for b, _ in length_batches(features, 8, BUCKETS, PAD))
-        ratio = padding_ratio(features, 8, BUCKETS, 24)
-        self.assertAlmostEqual(ratio, 13 * 8 * 24 / tokens)
-        self.assertGreater(ratio, 1.2)
-        self.assertEqual(padding_ratio(features, 8, (24,), 24), 1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
@@ -27,6 +27,8 @@ class TextFeaturesTest(parameterized.TestCase):
         return text_features(found, PROCESSOR, SPECIAL, max_length)
 
     def test_single_texts(self):
+        with self.assertRaisesRegex(ValueError, "max_length is 7, must be at least 8"):
+            self.features(("a", None, 0), max_length=7)
         texts = ["ab c.", "", "abcdefghij" * 3]
         found = self.features(*((text, None, 1) for text in texts))
         for number, (feature, text) in enumerate(zip(found, texts, strict=True)):
@@ -91,10 +93,6 @@ class TextFeaturesTest(parameterized.TestCase):
         self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
         self.assertNotIn("labels", unlabelled.arrays(9, 1))
 
-    def test_a_row_too_short(self):
-        with self.assertRaisesRegex(ValueError, "max_length is 7, must be at least 8"):
-            self.features(("a", None, 0), max_length=7)
-
 
 class TaggingFeaturesTest(parameterized.TestCase):
     def features(self, *sentences: list[str], max_length: int = 8, tagged: bool = True):
@@ -146,7 +144,3 @@ class TaggingFeaturesTest(parameterized.TestCase):
         feature = self.features(["ab", "กา"])[0]
         expected = [PROCESSOR.piece_to_id(piece) for piece in ("▁ab", "▁กา")]
         np.testing.assert_array_equal(feature.tokens, BOS + expected + EOS)
-
-
-if __name__ == "__main__":
-    absltest.main()

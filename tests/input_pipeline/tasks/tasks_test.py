@@ -4,7 +4,7 @@ import ast
 import importlib
 import pathlib
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
 from xlm.evaluation.metrics import questions, tagging
@@ -15,12 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchmarks/", "tests/")
 # In a report retrieval is a column; in the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
-    *KNOW_NAMES,
-    "xlm/experiment/task_kinds.py",
-    "xlm/evaluation/report.py",
-    "xlm/evaluation/xtreme_submission.py",
-    "xlm/interop/task_heads.py",
-)
+    *KNOW_NAMES, "xlm/experiment/task_kinds.py", "xlm/evaluation/report.py",
+    "xlm/evaluation/xtreme_submission.py", "xlm/interop/task_heads.py",
+)  # fmt: skip
 
 
 class TasksTest(parameterized.TestCase):
@@ -45,7 +42,9 @@ class TasksTest(parameterized.TestCase):
     def test_a_record_is_whole(self, task):
         self.assertIn(task.kind, {*KINDS, *SEARCHES, "translation"})
         self.assertNotEmpty(task.metrics)
-        self.assertEqual(list(task.languages), sorted(task.languages))
+        self.assertEqual(
+            (TASKS[task.name], list(task.languages)), (task, sorted({*task.languages}))
+        )
         self.assertEqual(task.columns is not None, task.is_of_texts)
         if task.is_of_texts:
             # As many texts from tensorflow-datasets as from files.
@@ -66,7 +65,3 @@ class TasksTest(parameterized.TestCase):
         several |= {name for one in configs.values() if isinstance(getattr(one, "TASKS", ()), dict)
                     for name in one.TASKS.values()}  # fmt: skip
         self.assertEmpty(set(TASKS) - set(configs) - several)
-
-
-if __name__ == "__main__":
-    absltest.main()

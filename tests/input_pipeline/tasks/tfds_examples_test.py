@@ -1,15 +1,14 @@
 """Examples from tensorflow-datasets, mocked, are the same as those from the datasets' files."""
 
 import json
-import pathlib
-import tempfile
 
 import tensorflow_datasets as tfds
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import Answer
 from input_pipeline.tasks.loading import load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
+from tests.folders import FolderTest
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 
 NLI = (
@@ -18,13 +17,15 @@ NLI = (
 )
 
 
-def rows(*values: dict):
+def rows(*values: dict, seen: list[str] | None = None):
     """Make every mocked dataset hold these rows, and check that they are of its form."""
 
     def as_dataset(builder, *args, **kwargs):
         import tensorflow as tf
 
         del args, kwargs
+        if seen is not None:
+            seen.append(builder.builder_config.name)
         spec = builder.info.features.get_tensor_spec()
         return tf.data.Dataset.from_generator(lambda: iter(values), output_signature=spec)
 
@@ -51,34 +52,23 @@ def squad_rows(prefix: str, is_version_2: bool = False) -> list[dict]:
     def answers(found):
         return {"text": [t for t, _ in found], "answer_start": [s for _, s in found]}
 
-    def others(found):
-        return {"is_impossible": not found, "plausible_answers": answers([("x", 1)])}
-
-    return [
-        {
-            "id": prefix + name,
-            "title": "t",
-            "question": question,
-            "context": context,
-            "answers": answers(found),
-            **(others(found) if is_version_2 else {}),
-        }
-        for name, (question, context, found) in SQUAD.items()
-    ]
+    rows = []
+    for name, (question, context, found) in SQUAD.items():
+        rows.append({"id": prefix + name, "title": "t", "question": question, "context": context,
+                     "answers": answers(found)})  # fmt: skip
+        if is_version_2:
+            rows[-1].update(is_impossible=not found, plausible_answers=answers([("x", 1)]))
+    return rows
 
 
-class TfdsExamplesTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-
+class TfdsExamplesTest(FolderTest):
     def load(self, task: str, pattern: str, language: str) -> list:
         readers = KINDS[TASKS[task].kind].readers
-        return load_examples(readers, TASKS[task], self.root, [pattern], language)
+        return load_examples(readers, TASKS[task], self.folder, [pattern], language)
 
     def check(self, task: str, split: str, language: str, values: list[dict], text: str) -> list:
         """Loads the rows and the file, expects equal examples, and returns them."""
-        (self.root / f"f.{language}").write_text(text, encoding="utf-8")
+        (self.folder / f"f.{language}").write_text(text, encoding="utf-8")
         from_files = self.load(task, "f.{language}", language)
         with rows(*values):
             pattern = TASKS[task].tfds[split]
@@ -89,19 +79,14 @@ class TfdsExamplesTest(parameterized.TestCase):
 
     @parameterized.parameters("validation", "test", "translate_train")
     def test_xnli(self, split):
-        languages = TASKS["xnli"].languages
         labels = {"entailment": 0, "neutral": 1, "contradiction": 2}
-        values = [
-            {
-                "premise": {code: row["one"] if code == "de" else code for code in languages},
-                "hypothesis": {
-                    "language": ["ar", "de", "zh"],
-                    "translation": ["x", row["two"], "y"],
-                },
-                "label": row["label"],
+        values = []
+        for row in pair_rows("one", "two", NLI, labels):
+            premise = {
+                code: row["one"] if code == "de" else code for code in TASKS["xnli"].languages
             }
-            for row in pair_rows("one", "two", NLI, labels)
-        ]
+            others = {"language": ["ar", "de", "zh"], "translation": ["x", row["two"], "y"]}
+            values.append({"premise": premise, "hypothesis": others, "label": row["label"]})
         self.check("xnli", split, "de", values, NLI)
         with rows(*values), self.assertRaisesRegex(ValueError, "no data for language 'sw'"):
             self.load("xnli", TASKS["xnli"].tfds[split], "sw")
@@ -139,15 +124,9 @@ class TfdsExamplesTest(parameterized.TestCase):
 
     @parameterized.parameters("train", "validation", "test")
     def test_wikiann(self, split):
-        values = [
-            {
-                "tokens": ["Ada", " ", "Łódź"],
-                "tags": [1, 0, 5],
-                "langs": ["pl"] * 3,
-                "spans": ["x"],
-            },
-            {"tokens": ["i"], "tags": [0], "langs": ["pl"], "spans": ["None"]},
-        ]
+        polish = {"langs": ["pl"] * 3, "spans": ["x"]}
+        values = [{"tokens": ["Ada", " ", "Łódź"], "tags": [1, 0, 5], **polish},
+                  {"tokens": ["i"], "tags": [0], "langs": ["pl"], "spans": ["None"]}]  # fmt: skip
         text = "pl:Ada\tB-PER\npl: \tO\npl:Łódź\tB-LOC\n\npl:i\tO\n"
         self.check("wikiann", split, "pl", values, text)
 
@@ -162,20 +141,10 @@ class TfdsExamplesTest(parameterized.TestCase):
         self.check("udpos", "validation", "de", values, text)
 
     def test_tamil_and_tagalog_are_what_they_say(self):
-        seen = []
-        values = {"tokens": ["a"], "upos": [0]}
-
-        def as_dataset(builder, *args, **kwargs):
-            import tensorflow as tf
-
-            seen.append(builder.builder_config.name)
-            spec = builder.info.features.get_tensor_spec()
-            return tf.data.Dataset.from_generator(lambda: iter([values]), output_signature=spec)
-
-        with tfds.testing.mock_data(as_dataset_fn=as_dataset):
+        seen: list[str] = []
+        with rows({"tokens": ["a"], "upos": [0]}, seen=seen):
             for language in ("ta", "tl", "te"):
-                pattern = TASKS["udpos"].tfds["test"]
-                self.load("udpos", pattern, language)
+                self.load("udpos", TASKS["udpos"].tfds["test"], language)
         self.assertEqual(seen, ["xtreme_pos_tl", "xtreme_pos_ta", "xtreme_pos_te"])
 
     @parameterized.parameters(
@@ -189,24 +158,11 @@ class TfdsExamplesTest(parameterized.TestCase):
         ("squad2", "train", "en", ""),
     )
     def test_questions(self, task, split, language, prefix):
-        values = squad_rows(prefix, is_version_2=task == "squad2")
-        paragraphs = [
-            {
-                "context": value["context"],
-                "qas": [
-                    {
-                        "id": value["id"],
-                        "question": value["question"],
-                        "is_impossible": not value["answers"]["text"],
-                        "answers": [
-                            {"text": text, "answer_start": start}
-                            for text, start in SQUAD[value["id"].removeprefix(prefix)][2]
-                        ],
-                    }
-                ],
-            }
-            for value in values
-        ]
+        values, paragraphs = squad_rows(prefix, is_version_2=task == "squad2"), []
+        for name, (question, context, found) in SQUAD.items():
+            answers = [{"text": text, "answer_start": start} for text, start in found]
+            asked = {"id": prefix + name, "question": question, "is_impossible": not found}
+            paragraphs.append({"context": context, "qas": [{**asked, "answers": answers}]})
         text = json.dumps({"data": [{"paragraphs": paragraphs}]})
         examples = self.check(task, split, language, values, text)
         self.assertEqual(examples[0].answers, (Answer("🐻", 8), Answer("Bär", 4)))
@@ -226,21 +182,14 @@ class TfdsExamplesTest(parameterized.TestCase):
         self.assertEqual([one.id for one in found], ["english-a", "english-b", "english-c"])
 
     def test_tatoeba(self):
-        (self.root / "de-en.tsv").write_text("Ja.\tYes.\nÄh?\tEh?\n", encoding="utf-8")
-        task = TASKS["tatoeba"]
-        values = [
-            {
-                "source_sentence": one + "\n",
-                "target_sentence": two + "\n",
-                "source_language": "de",
-                "target_language": "en",
-            }
-            for one, two in (("Ja.", "Yes."), ("Äh?", "Eh?"))
-        ]
+        (self.folder / "de-en.tsv").write_text("Ja.\tYes.\nÄh?\tEh?\n", encoding="utf-8")
+        task, languages = TASKS["tatoeba"], {"source_language": "de", "target_language": "en"}
+        values = [{"source_sentence": f"{one}\n", "target_sentence": f"{two}\n", **languages}
+                  for one, two in (("Ja.", "Yes."), ("Äh?", "Eh?"))]  # fmt: skip
         reader = SEARCHES[task.kind].reader
         with rows(*values):
-            found = load_pairs(reader, task, self.root, [task.tfds["test"]], "de")
-        self.assertEqual(found, load_pairs(reader, task, self.root, ["{language}-en.tsv"], "de"))
+            found = load_pairs(reader, task, self.folder, [task.tfds["test"]], "de")
+        self.assertEqual(found, load_pairs(reader, task, self.folder, ["{language}-en.tsv"], "de"))
 
     @parameterized.parameters(
         ("xnli", "tfds:xnli:train", "de", "xnli:train"),
@@ -267,7 +216,3 @@ class TfdsExamplesTest(parameterized.TestCase):
                     is_english = language == "en" and "xtreme_pawsx" in name
                     if config and not is_english:
                         self.assertIn(config, known, name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.token_batches import TokenStream, batch_sizes, token_batches
 from input_pipeline.tasks.translation_features import TranslationFeature
@@ -40,7 +40,7 @@ class TokenStreamTest(parameterized.TestCase):
         steps = range(number * stream.steps_per_epoch, (number + 1) * stream.steps_per_epoch)
         return [stream.batch(step) for step in steps]
 
-    @parameterized.product(count=(1, 2, 5, 40, 300), longest=(6, 16, 32))
+    @parameterized.parameters((1, 6), (2, 32), (5, 16), (40, 32), (300, 32))
     def test_an_epoch_has_every_feature_once_and_less_than_a_batch_more(self, count, longest):
         features = pairs(count, longest=longest)
         stream = TokenStream(features, TOKENS, BUCKETS, 0, PAD)
@@ -103,23 +103,18 @@ class TokenStreamTest(parameterized.TestCase):
             described = [number for _, number in stream.describe_batch(step)]
             self.assertEqual(described, numbers(whole))
 
-    def test_a_batch_too_small(self):
+    def test_what_does_not_fit(self):
         self.assertEqual(batch_sizes("key", 100, BUCKETS, 2), [12, 6, 2])
         with self.assertRaisesRegex(ValueError, "evaluation.batch_tokens is 8, .* 1 rows of 32"):
             batch_sizes("evaluation.batch_tokens", 8, BUCKETS)
-        with self.assertRaisesRegex(
-            ValueError, "train.batch_tokens is 100, too few for 4 rows of 32"
+        for features, buckets, multiple, message in (
+            (pairs(3), BUCKETS, 4, "train.batch_tokens is 100, too few for 4 rows of 32"),
+            ([], BUCKETS, 1, "no examples"),
+            ([pair(0, 3, 33)], BUCKETS, 1, "longest example has 33 tokens, the last bucket 32"),
+            ([pair(0, 3, 3)], (16, 8), 1, "must ascend"),
         ):
-            TokenStream(pairs(3), 100, BUCKETS, 0, PAD, multiple=4)
-
-    @parameterized.parameters(
-        ([], BUCKETS, "no examples"),
-        ([pair(0, 3, 33)], BUCKETS, "longest example has 33 tokens, the last bucket 32"),
-        ([pair(0, 3, 3)], (16, 8), "must ascend"),
-    )
-    def test_features_and_buckets_that_do_not_fit(self, features, buckets, message):
-        with self.assertRaisesRegex(ValueError, message):
-            TokenStream(features, TOKENS, buckets, 0, PAD)
+            with self.assertRaisesRegex(ValueError, message):
+                TokenStream(features, TOKENS, buckets, 0, PAD, multiple=multiple)
 
 
 class TokenBatchesTest(parameterized.TestCase):
@@ -138,7 +133,3 @@ class TokenBatchesTest(parameterized.TestCase):
             np.testing.assert_array_equal(arrays["segments"][~is_there], 0)
             seen += rows[is_there].tolist()
         self.assertCountEqual(seen, range(count))
-
-
-if __name__ == "__main__":
-    absltest.main()

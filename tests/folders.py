@@ -1,0 +1,21 @@
+"""Tests with a folder of their own."""
+
+import pathlib
+import tempfile
+
+from absl.testing import parameterized
+
+
+class FolderTest(parameterized.TestCase):
+    """Each test has an empty folder, `self.folder`, which is removed when it ends."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def write(self, name: str, content: str | bytes) -> pathlib.Path:
+        """Write a file of the folder as it is."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
