@@ -13,7 +13,7 @@ Memory is arguments (parameters, moments, index, batch), and temporaries beside 
 that live at once at the peak by the compiler's own count, on other devices all that it assigns. Of
 a step that does not fit there is no program, and so no collective; what it would take is read off
 the compiler's refusal. Collectives count what the compiled program sends,
-loops included (`xlm/training/collectives.py`). A step takes at least as long as the largest of
+loops included (`benchmarks/collectives.py`). A step takes at least as long as the largest of
 
     compute    operations of its matrix products, over the devices' peak in bfloat16
     links      bytes that a device sends, over what its links carry in one direction
@@ -40,12 +40,12 @@ from absl import app, flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from benchmarks.collectives import collectives_of
 from configs import vocap_paper, xlm_r
 from input_pipeline.stream import PACKED
 from xlm.common.schema import settings
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.objective import Batch
-from xlm.training.collectives import collectives_of
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import AXES, MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh

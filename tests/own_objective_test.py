@@ -11,6 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
+from research import forgetting
 from tests import commands, tiny_tasks
 from tests.task_results import task_results
 from tests.training import program_test
@@ -148,8 +149,7 @@ class CodeOfFoldersTest(parameterized.TestCase):
         ("frozen_generator", lambda self: evaluators._frozen_generator(
             str(self.workdir), "replaced_token", program_test.store())),
         ("predict", search),
-        ("forgetting", lambda self: commands.load("forgetting").read_model(
-            "--before", self.workdir, 1)),
+        ("forgetting", lambda self: forgetting.read_model("--before", self.workdir, 1)),
     )  # fmt: skip
     def test_a_folder_chooses_no_code(self, read):
         message = "train/settings.json: objective is 'runs.canary:build', which is not built in"

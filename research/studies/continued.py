@@ -3,9 +3,9 @@
 Starts from the runs `small` (generator and discriminator) and `small_mlm` of `xy_lent`, which have
 the same WORKDIR, under every seed, and trains on the text of `domain`, a folder of DATA, in the
 languages of the encoders that it has: for `steps` steps, without pairs, once at the peak learning
-rate of the pre-training and once at a tenth of it. `xlm forgetting` scores each before and after,
-on held-out rows of the pre-training and of the domain, and, with a `rate`, after fine-tuning on
-English data of `task`: Table 6, which has XNLI. An hour of two cores.
+rate of the pre-training and once at a tenth of it. `research.forgetting` scores each before and
+after, on held-out rows of the pre-training and of the domain, and, with a `rate`, after fine-tuning
+on English data of `task`: Table 6, which has XNLI. An hour of two cores.
 """
 
 import pathlib
@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.xy_lent import SMALL
-from research import pivot, plots, tasks
+from research import forgetting, pivot, plots, tasks
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.studies.xy_lent import LABELS, arm_run
 from research.study import Plan, Run, Step, Study
 from research.tasks import TASKS
 from xlm.common import artifacts
-from xlm.evaluation import forgetting
 
 ARMS = ("small", "small_mlm")
 # Label and factor of the learning rate of the pre-training, by name.
@@ -101,7 +100,7 @@ def _compared(
     arm: str, name: str, first: Run, own: Run, rows: tuple[Run, ...], tuned: tuple[Run, ...]
 ) -> Run:
     words = (
-        "-m", "xlm", "forgetting", f"--before={first.path}", f"--after={own.path}",
+        "-m", "research.forgetting", f"--before={first.path}", f"--after={own.path}",
         f"--rows={','.join(one.path for one in rows)}",
         f"--output=WORKDIR/runs/{arm}/{name}/seed{own.seed}",
         *([f"--tasks={','.join(one.path for one in tuned)}"] if tuned else []),

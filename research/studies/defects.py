@@ -10,7 +10,7 @@ seed
   leaves what that run has not learned, and so may hide a pair that is hard for both.
 
 Each is reported by `xlm pair-weights`. The tables have the ranks of the planted pairs among all,
-by weight and by loss beyond their languages (`xlm.evaluation.pair_excess`), those of the same pairs
+by weight and by loss beyond their languages (`xlm.evaluation.pair_report`), those of the same pairs
 undamaged beside them, the pairs at the ends of the undamaged corpus, and the held-out scores with
 and without re-weighting. Two hours of two cores.
 """
@@ -26,7 +26,7 @@ from research.planted_defects import Defect, parse
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, encoder
 from xlm.common import artifacts
-from xlm.evaluation.pair_excess import ranked_by_excess
+from xlm.evaluation.pair_report import ranked_by_excess
 
 CORPORA = {"planted": "damaged", "clean": "as it is"}
 _ROBUST = {

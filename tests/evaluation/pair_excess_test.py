@@ -6,7 +6,7 @@ import numpy as np
 from absl.testing import absltest
 
 from input_pipeline.pair_phases import PairRecord, Phase
-from xlm.evaluation.pair_excess import excess_losses, mean_losses
+from xlm.evaluation.pair_report import excess_losses, mean_losses
 
 LANGUAGES = {"-".join(pair): pair for pair in itertools.combinations("abcdef", 2)}
 HARDNESS = dict(zip("abcdef", (5.0, 1.0, 2.5, 7.0, 0.0, 3.0), strict=True))

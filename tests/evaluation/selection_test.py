@@ -8,8 +8,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
-from xlm.evaluation.selection import ALL, Selection
-from xlm.evaluation.tasks import TaskData, classes, label_scores
+from xlm.evaluation.tasks import ALL, Selection, TaskData, classes, label_scores
 
 
 def data(language: str, *labels: int) -> TaskData:

@@ -193,7 +193,9 @@ class PredictorTest(parameterized.TestCase):
     @parameterized.parameters(False, True)
     def test_outputs_are_in_the_order_of_the_features(self, on_a_mesh):
         mesh = make_mesh(MeshSettings(-1, 1, 1, 1, ())) if on_a_mesh else None
-        predictor = Predictor(self.objective, batch_size=2, buckets=(8, 12), pad=1, mesh=mesh)
+        predictor = Predictor(
+            self.objective.outputs, batch_size=2, buckets=(8, 12), pad=1, mesh=mesh
+        )
         features = self.features()
         found = predictor(self.params, features)
         self.assertLen(found, 5)
@@ -204,7 +206,7 @@ class PredictorTest(parameterized.TestCase):
         self.assertGreater(np.ptp(expected, axis=0).max(), 0.01)
 
     def test_no_features(self):
-        predictor = Predictor(self.objective, batch_size=2, buckets=(8,), pad=1)
+        predictor = Predictor(self.objective.outputs, batch_size=2, buckets=(8,), pad=1)
         self.assertEqual(predictor(self.params, []), [])
 
 

@@ -47,7 +47,7 @@ class InitialHeadTest(FolderTest):
         self.assert_refused(model_folder.check_initial)
         self.assert_refused(model_folder.initial_params)
         # And should the names of its tensors not tell.
-        with mock.patch.object(xlm_roberta.XLMRoberta, "has_head", return_value=True):
+        with mock.patch.object(xlm_roberta.XLMRoberta, "HEAD", ""):
             self.assert_refused(model_folder.initial_params)
 
     def test_an_encoder_of_our_own_form_has_none(self):

@@ -194,7 +194,7 @@ class ReadTest(parameterized.TestCase):
     def test_what_cannot_be_read_is_named(self):
         with self.assertRaisesRegex(ValueError, "has no spm.model, tokenizer.json or sentencep"):
             vocabularies.read_vocabulary(self.folder)
-        with self.assertRaisesRegex(ValueError, "has no spm.model, .* give a --vocabulary"):
+        with self.assertRaisesRegex(ValueError, "has none of spm.model, .* give a --vocabulary"):
             vocabularies.sentencepiece_model(self.folder)
         fairseq = self.folder / "sentencepiece.bpe.model"
         fairseq.write_bytes(model_of(made_up_pieces(0)))

@@ -9,11 +9,11 @@ import numpy as np
 from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks.collectives import collectives_of
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 from tests.knn_sampling.batches import assert_close
-from xlm.training.collectives import collectives_of
 
 W, D, V, VALID = 12, 8, 300, 290
 # One fraction, and two positions that do not count.

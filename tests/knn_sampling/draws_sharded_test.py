@@ -9,6 +9,7 @@ from absl.testing import parameterized
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy import special
 
+from benchmarks.collectives import collectives_of
 from knn_sampling.draws import TILE, draw_slots
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.settings import KINDS
@@ -26,7 +27,6 @@ from tests.knn_sampling.drawing import (
     sampled_from,
     unlikeliness,
 )
-from xlm.training.collectives import collectives_of
 
 
 def mesh_of(data: int, model: int) -> jax.sharding.Mesh:

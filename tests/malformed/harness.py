@@ -19,6 +19,7 @@ from unittest import mock
 from absl import app
 
 from tests import commands
+from xlm.common import entry_point
 
 Break = Callable[[pathlib.Path], Any]
 
@@ -97,7 +98,8 @@ def run(command: str, arguments: Sequence[str]) -> Result:
             if module == command:
                 runpy.run_module(module, run_name="__main__")
             else:
-                runpy.run_module(module, alter_sys=True)["run"]()
+                found = runpy.run_module(module, alter_sys=True)
+                entry_point.run(found["main"], **found["OPTIONS"])
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 0
         except ReachedTraining:

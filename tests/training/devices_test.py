@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from benchmarks.collectives import collectives_of
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
 from tests import factories
@@ -17,7 +18,6 @@ from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Batch, Extra, means
 from xlm.objectives.settings import ContrastSettings, MaskSettings
 from xlm.training.accumulation import Accumulation
-from xlm.training.collectives import collectives_of
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh
 from xlm.training.step import TrainFunctions

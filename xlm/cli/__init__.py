@@ -1,1 +1,1 @@
-"""The verbs of `xlm`: a module each, whose docstring is its help; `main` finds them."""
+"""The verbs of `xlm`: a module each, whose docstring is its help; `main` finds and runs them."""

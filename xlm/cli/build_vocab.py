@@ -12,23 +12,18 @@ SentencePiece model (unigram or BPE) or Unigram tokenizer.json, such as XLM-R's,
 tokens at this project's ids.
 """
 
-import functools
-
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
+OPTIONS = {"help_on": lambda section: schema.help_of(schema.PRETRAINING, section)}
+
 
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
     experiment.build_vocab()
-
-
-def run() -> None:
-    entry_point.run(main, help_on=functools.partial(schema.help_of, schema.PRETRAINING))

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from input_pipeline import selection, sources, text_files
 from vocap import run_tables
-from xlm.common import entry_point, outputs
+from xlm.common import outputs
 
 _INPUT = flags.DEFINE_multi_string(
     "input", [], "Text files, .txt or .jsonl, also compressed; a quoted pattern; repeatable."
@@ -43,6 +43,8 @@ _BLOCK_BYTES = flags.DEFINE_integer(
 _MAX_RUNS = flags.DEFINE_integer(
     "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
 )
+
+OPTIONS = {"required": ("output",)}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -124,7 +126,3 @@ def _log(path: str, size: run_tables.Size) -> None:
     logging.info(
         "wrote %s: %d sentences, %d distinct runs", path, size.num_sentences, size.num_runs
     )
-
-
-def run() -> None:
-    entry_point.run(main, required=("output",))

@@ -21,7 +21,7 @@ import itertools
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.common import entry_point
+from xlm.common import tables
 from xlm.experiment import memory, schema, task_runs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
@@ -32,6 +32,8 @@ _ENCODER = flags.DEFINE_enum(
     "encoder", None, memory.ENCODERS, "Published encoder, in place of init_from."
 )
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
+
+OPTIONS = {"required": ("config",)}
 
 
 def main(_) -> None:
@@ -64,23 +66,19 @@ def _print_fine_tuning() -> None:
 
 def _print_pretraining() -> None:
     config = schema.checked(_CONFIG.value)
-    print("| devices | mesh | " + " | ".join(memory.PARTS) + " | all, GB |")
-    print("|" + "---:|" * (3 + len(memory.PARTS)))
-    layouts = []
+    rows, layouts = [], []
     devices = map(int, _DEVICES.value or ["1", "8"])
     num_stages = len(config.optimizer.stages) + 1
     for number, stage in itertools.product(devices, range(num_stages)):
         estimate = memory.estimate(config, number, stage)
         sizes = estimate.bytes()
-        cells = [f"{sizes[part] / 1e9:.2f}" for part in memory.PARTS]
-        total = sum(sizes.values()) / 1e9
         name = f" ({estimate.stage})" if num_stages > 1 else ""
-        print(f"| {number}{name} | {estimate.mesh} | {' | '.join(cells)} | {total:.2f} |")
+        parts = {part: sizes[part] / 1e9 for part in memory.PARTS}
+        total = sum(sizes.values()) / 1e9
+        row = {"devices": f"{number}{name}", "mesh": estimate.mesh, **parts, "all, GB": total}
+        rows.append(row)
         if stage == num_stages - 1:
             layouts.append(estimate.layout)
+    print(tables.markdown(rows, ".2f", left=0))
     if _LAYOUT.value:
         print("\n\n".join(["", *layouts]))
-
-
-def run() -> None:
-    entry_point.run(main, required=("config",))

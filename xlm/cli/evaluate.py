@@ -7,12 +7,9 @@ against the unigram level and examples of predictions, plots and results.json. O
 start the same command on each with the flags that train.py has; the first writes.
 """
 
-import functools
-
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import compilation, hosts
@@ -22,6 +19,18 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
 
 
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
+OPTIONS = {
+    "on_out_of_memory": _advice,
+    "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
+}
+
+
 def main(_) -> None:
     compilation.use_cache()
     _join_hosts()
@@ -29,17 +38,3 @@ def main(_) -> None:
     if hosts.is_first():
         print(path.read_text(encoding="utf-8"))
         print(f"report: {path.absolute()}")
-
-
-def _advice() -> str:
-    from xlm.experiment import memory  # imports more than training needs
-
-    return memory.advice(_CONFIG.value)
-
-
-def run() -> None:
-    entry_point.run(
-        main,
-        on_out_of_memory=_advice,
-        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
-    )

@@ -22,7 +22,7 @@ import jax
 from absl import flags, logging
 from ml_collections import config_flags
 
-from xlm.common import entry_point, outputs
+from xlm.common import outputs
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives, schema, tuned_export
@@ -46,6 +46,8 @@ _TUNED_READERS = (
     "the head's tensors beside the encoder's, which alone xlm import, xlm prune "
     "and finetune.py read"
 )
+
+OPTIONS = {"required": ("workdir", "output")}
 
 
 def main(_) -> None:
@@ -102,7 +104,3 @@ def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     model_folder.write_model(output, params, sizes, folders.read_tokenizer())
     logging.info("the model is that of step %d", trained.step)
     return model_folder.why_not_transformers(sizes, has_head="head" in params)
-
-
-def run() -> None:
-    entry_point.run(main, required=("workdir", "output"))

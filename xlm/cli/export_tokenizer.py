@@ -12,7 +12,7 @@ import pathlib
 from absl import flags, logging
 
 from input_pipeline import text_files
-from xlm.common import entry_point, outputs
+from xlm.common import artifacts, declarations, outputs
 from xlm.interop import huggingface
 
 _MODEL = flags.DEFINE_string("model", None, "The SentencePiece model of build_vocab.py.")
@@ -21,10 +21,12 @@ _CHECK = flags.DEFINE_multi_string(
     "check", [], "A text file, also compressed, to compare the ids on; repeatable."
 )
 
+OPTIONS = {"required": ("model", "output")}
+
 
 def main(_) -> None:
-    model, folder = _file(_MODEL.value).read_bytes(), pathlib.Path(_OUTPUT.value)
-    texts = [_file(path) for path in _CHECK.value]
+    model = artifacts.existing(_MODEL.value).read_bytes()
+    folder, texts = pathlib.Path(_OUTPUT.value), [*map(artifacts.existing, _CHECK.value)]
     if (folder / "config.json").exists():  # whose tokenizer it would replace
         raise ValueError(
             f"{folder} holds a model, by its config.json; its tokenizer is there already: choose "
@@ -33,10 +35,8 @@ def main(_) -> None:
 
     differences: list[huggingface.Difference] = []
     with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:
-        try:
+        with declarations.of_file(_MODEL.value):
             huggingface.export_tokenizer(model, aside)
-        except ValueError as error:
-            raise ValueError(f"{_MODEL.value}: {error}") from error
         for path in texts:
             lines = list(text_files.read_sentences(path))
             found = huggingface.compare(model, aside, lines)
@@ -44,13 +44,3 @@ def main(_) -> None:
             differences += found
     logging.info("wrote %s", folder)
     print(huggingface.describe(differences))
-
-
-def _file(path: str) -> pathlib.Path:
-    if not pathlib.Path(path).is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
-    return pathlib.Path(path)
-
-
-def run() -> None:
-    entry_point.run(main, required=("model", "output"))

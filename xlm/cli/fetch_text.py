@@ -13,14 +13,9 @@ import pathlib
 
 from absl import flags, logging
 
-from input_pipeline.tfds_text import (
-    DATASETS,
-    TextDataset,
-    check_number_of_files,
-    file_name,
-    write_text,
-)
-from xlm.common import entry_point, outputs
+from input_pipeline import tfds_text
+from input_pipeline.tfds_text import DATASETS, TextDataset
+from xlm.common import outputs
 
 _DATASET = flags.DEFINE_string(
     "dataset", None, f"One of {', '.join(DATASETS)}, or a name with {{}}."
@@ -35,6 +30,8 @@ _SHARDS = flags.DEFINE_integer(
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets keeps its data.")
 
+OPTIONS = {"required": ("dataset", "languages", "output")}
+
 
 def main(_) -> None:
     if _SHARDS.value > 1 and _MAX_DOCUMENTS.value:
@@ -46,16 +43,14 @@ def main(_) -> None:
     for language in _LANGUAGES.value:
         for number in range(_SHARDS.value):
             shard = (number, _SHARDS.value)
-            path = folder / file_name(language, shard)
+            path = folder / tfds_text.file_name(language, shard)
             if path.exists():
                 logging.info("%s is there already", path)
                 continue
-            check_number_of_files(folder, language, _SHARDS.value)
+            tfds_text.check_number_of_files(folder, language, _SHARDS.value)
             with outputs.file(str(path), overwrite=False) as aside:
                 options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)
-                count = write_text(dataset, language, aside.parent, *options)  # of the same name
+                count = tfds_text.write_text(
+                    dataset, language, aside.parent, *options
+                )  # of the same name
             logging.info("wrote %s: %d documents", path, count)
-
-
-def run() -> None:
-    entry_point.run(main, required=("dataset", "languages", "output"))

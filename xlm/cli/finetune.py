@@ -11,14 +11,12 @@ text. On several hosts, start the same command on each with the flags that train
 writes.
 """
 
-import functools
 import pathlib
 import sys
 
 from absl import flags, logging
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.evaluation import task_results
 from xlm.experiment import memory, schema, task_runs
 from xlm.experiment.model import set_up_compilation
@@ -30,6 +28,12 @@ from xlm.training.signals import EXIT_STOPPED, Stopped
 _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
+
+_KEYS = {**TRANSLATION, **FINE_TUNING}
+OPTIONS = {
+    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "help_on": lambda section: schema.help_of(_KEYS, section),
+}
 
 
 def main(_) -> None:
@@ -45,11 +49,3 @@ def main(_) -> None:
     if hosts.is_first():
         print(task_results.table(task_settings(config).task, results))
         print(f"results: {(folder / task_runs.RESULTS).absolute()}")
-
-
-def run() -> None:
-    entry_point.run(
-        main,
-        on_out_of_memory=lambda: memory.advice(_CONFIG.value),
-        help_on=functools.partial(schema.help_of, {**TRANSLATION, **FINE_TUNING}),
-    )

@@ -17,13 +17,15 @@ import pathlib
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import entry_point, outputs
+from xlm.common import artifacts, declarations, outputs
 from xlm.interop import huggingface, model_folder, tokenizer_json, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _VOCABULARY = flags.DEFINE_string("vocabulary", None, "The SentencePiece model of build_vocab.py.")
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 _CHECK = flags.DEFINE_string("check", None, "Text to compare the kept tokenizer on, line by line.")
+
+OPTIONS = {"required": ("model", "output")}
 
 
 def main(_) -> None:
@@ -46,8 +48,9 @@ def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
         if _CHECK.value:
             _check(tokenizer, old, folder, pathlib.Path(_CHECK.value))
     else:
-        tokenizer = _read(pathlib.Path(_VOCABULARY.value))
-    new = vocabulary.vocabulary(tokenizer)
+        tokenizer = artifacts.existing(_VOCABULARY.value).read_bytes()
+    with declarations.of_file(_VOCABULARY.value or folder):
+        new = vocabulary.vocabulary(tokenizer)
     sizes, params = model_folder.read_model(folder)
     swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
     params = model_folder.with_table(params, swapped.table, swapped.bias)
@@ -81,18 +84,3 @@ def _check(
     found = huggingface.compare(tokenizer, folder, lines, ids)
     print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
     print(huggingface.describe(found), end="")
-
-
-def _read(path: pathlib.Path) -> bytes:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
-    found = path.read_bytes()
-    try:
-        vocabulary.parse(found)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return found
-
-
-def run() -> None:
-    entry_point.run(main, required=("model", "output"))

@@ -25,7 +25,6 @@ VERBS = {
     "export": "export_model",
     "prune": "prune_model",
     "table": "xtreme_table",
-    "forgetting": "forgetting",
 }
 
 
@@ -35,30 +34,24 @@ def main(verb: str = "") -> None:
         verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
-            print(_overview())
+            print("xlm VERB --help explains a verb.\n")
+            for one, module in VERBS.items():
+                print(f"  {one:<18}{_purpose(module)}")
             return
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
     try:
         command = importlib.import_module(f"xlm.cli.{VERBS[verb]}")
+        from xlm.common import entry_point  # needs absl
     except KeyboardInterrupt:
         _fail("interrupted; run the same command again to resume", 130)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
-        _fail(f"{verb} needs {error.name}: pip install '.[{_extra(verb)}]' in a checkout", 2)
-    command.run()
-
-
-def _extra(verb: str) -> str:
-    return "vocab" if verb in ("build-vocab", "count", "score-tokenizer") else "train"
-
-
-def _overview() -> str:
-    lines = ["xlm VERB --help explains a verb.", ""]
-    lines += [f"  {verb:<18}{_purpose(module)}" for verb, module in VERBS.items()]
-    return "\n".join(lines)
+        extra = "vocab" if verb in ("build-vocab", "count", "score-tokenizer") else "train"
+        _fail(f"{verb} needs {error.name}: pip install '.[{extra}]' in a checkout", 2)
+    entry_point.run(command.main, **command.OPTIONS)
 
 
 def _purpose(module: str) -> str:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 from input_pipeline import text_files
 from input_pipeline.bitext import pair_sizes
 from input_pipeline.pair_sampling import METHODS, Pair, PairSampling, sample_pairs
-from xlm.common import entry_point, outputs
+from xlm.common import outputs
 from xlm.evaluation import pair_sampling_report
 from xlm.experiment import data as data_builders
 from xlm.experiment import schema, streams
@@ -31,6 +31,8 @@ _OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps."
 )
+
+OPTIONS = {"required": ("config",)}
 
 
 def main(_) -> None:
@@ -125,7 +127,3 @@ def _examples(
         return steps * config.train.batch_size * config.store.length / max(data.pair_buckets)
     shares = None if sampling.method == "alpha" else sampling.shares()
     return steps * streams.pairs_per_step(config, store, shares)
-
-
-def run() -> None:
-    entry_point.run(main, required=("config",))

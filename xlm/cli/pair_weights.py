@@ -20,7 +20,6 @@ from ml_collections import config_flags
 from input_pipeline.bitext import language_pairs, pair_names
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import load_pair_record
-from xlm.common import entry_point
 from xlm.evaluation import pair_report
 from xlm.experiment import data as data_builders
 from xlm.experiment import schema
@@ -29,6 +28,8 @@ from xlm.experiment.robust import RECORD
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs that are listed at each end.", lower_bound=1)
+
+OPTIONS = {"required": ("config", "workdir")}
 
 
 def main(_) -> None:
@@ -72,7 +73,3 @@ def pair_examples(
         return found
 
     return examples
-
-
-def run() -> None:
-    entry_point.run(main)

@@ -29,7 +29,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from input_pipeline.tasks import unlabelled
-from xlm.common import artifacts, entry_point, outputs
+from xlm.common import artifacts, outputs
 from xlm.evaluation.tasks import Line
 from xlm.experiment import prediction, run_folder, task_runs
 from xlm.experiment.task_settings import task_settings
@@ -45,6 +45,8 @@ _join_hosts = hosts.define_flags()
 # Files read in the folders of runs and encoders, which may also hold outputs.
 _READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
          "model.safetensors")  # fmt: skip
+
+OPTIONS = {"required": ("input", "output")}
 
 
 def main(_) -> None:
@@ -119,7 +121,3 @@ def _search(
     sources, targets = map(unlabelled.read_sentences, paths)
     threshold = prediction.mining_threshold(config, workdir, _LANGUAGE.value)
     yield prediction.search_lines(config, sources, targets, threshold, workdir)
-
-
-def run() -> None:
-    entry_point.run(main, required=("input", "output"))

@@ -8,12 +8,9 @@ task; input_pipeline/preparation_beam.py runs them on other machines. --verify c
 dataset with the checksums of its manifest.
 """
 
-import functools
-
 from absl import flags
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import rows, schema
 from xlm.experiment.experiment import Experiment
 
@@ -22,6 +19,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _PLAN = flags.DEFINE_bool("plan", False, "Write what Beam needs, and run no task.")
 _VERIFY = flags.DEFINE_bool("verify", False, "Read a finished dataset and check its SHA-256.")
 
+OPTIONS = {"help_on": lambda section: schema.help_of(schema.PRETRAINING, section)}
+
 
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
@@ -29,7 +28,3 @@ def main(_) -> None:
         rows.verify(experiment.folders)
     else:
         experiment.prepare(plans_only=_PLAN.value)
-
-
-def run() -> None:
-    entry_point.run(main, help_on=functools.partial(schema.help_of, schema.PRETRAINING))

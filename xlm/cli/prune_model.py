@@ -9,12 +9,11 @@ loses its head. docs/interop.md has more.
 
 import itertools
 import pathlib
-from collections.abc import Iterator
 
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import entry_point, outputs
+from xlm.common import artifacts, outputs
 from xlm.interop import model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
@@ -22,6 +21,8 @@ _TEXTS = flags.DEFINE_multi_string(
     "texts", None, "A .txt or .jsonl file, also compressed, of what is to be read; repeatable."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
+
+OPTIONS = {"required": ("model", "texts", "output")}
 
 
 def main(_) -> None:
@@ -32,8 +33,8 @@ def main(_) -> None:
         table, bias = model_folder.table_of(params)
         vocabulary.check_sizes(folder, len(vocabulary.vocabulary(tokenizer).pieces), len(table))
 
-        texts = itertools.chain.from_iterable(map(_sentences, _TEXTS.value))
-        tokenizer, kept = vocabulary.prune(tokenizer, texts)
+        texts = map(text_files.read_sentences, map(artifacts.existing, _TEXTS.value))
+        tokenizer, kept = vocabulary.prune(tokenizer, itertools.chain.from_iterable(texts))
         params = model_folder.with_table(params, table[kept], bias[kept])
         model_folder.write_model(aside, params, sizes, tokenizer)
     if "head" not in params:
@@ -42,14 +43,3 @@ def main(_) -> None:
             "task, for finetune.py"
         )
     print(f"{len(kept)} of {len(table)} pieces")
-
-
-def _sentences(name: str) -> Iterator[str]:
-    path = pathlib.Path(name)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
-    return text_files.read_sentences(path)
-
-
-def run() -> None:
-    entry_point.run(main, required=("model", "texts", "output"))

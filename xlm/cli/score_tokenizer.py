@@ -22,7 +22,7 @@ from input_pipeline import sources
 from input_pipeline.corpus import ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from vocap import segmentation, segmentation_report
-from xlm.common import entry_point, outputs
+from xlm.common import outputs
 from xlm.interop.segmenter import Segmenter, read_segmenter
 
 _TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer.")
@@ -34,6 +34,8 @@ _SENTENCES = flags.DEFINE_integer(
     "sentences", 20_000, "Sentences of a language that are used, from the first on.", lower_bound=1
 )
 _OUTPUT = outputs.define_flags("The folder of the report.")
+
+OPTIONS = {"required": ("tokenizers", "text", "output")}
 
 
 def main(_) -> None:
@@ -55,18 +57,12 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
         if name in segmenters:
             raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
         segmenters[name] = read_segmenter(pathlib.Path(path))
+    paths = tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value)
     spec = CorpusSpec(
-        root=_TEXT.value,
-        text=("",),
-        parallel=(),
-        parallel_eval=tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value),
-        languages=(),
-        language_codes={},
-        heldout_fraction=0.0,
-        parallel_heldout_fraction=0.0,
-        max_train_bytes=0,
-        seed=0,
-    )
+        root=_TEXT.value, text=("",), parallel=(), parallel_eval=paths, languages=(),
+        language_codes={}, heldout_fraction=0.0, parallel_heldout_fraction=0.0,
+        max_train_bytes=0, seed=0,
+    )  # fmt: skip
     corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
     found = sources.find_parallel(spec)
     if _PARALLEL.value:
@@ -135,12 +131,9 @@ def _score(
     is_used = np.zeros(segmenter.size, bool)
     for language in tqdm(text, name, unit="language"):
         texts[language], counts = segmentation.score_text(
-            segmenter.encode,
-            text[language],
-            segmenter.size,
-            segmenter.unknown,
+            segmenter.encode, text[language], segmenter.size, segmenter.unknown,
             is_unigram=segmenter.kind == "unigram",
-        )
+        )  # fmt: skip
         is_used |= counts > 0
     # Tokens of a language and of the pivot, over all its parallel text.
     totals: dict[str, np.ndarray] = {}
@@ -159,7 +152,3 @@ def _score(
             if language in text and of_pivot
         },
     )
-
-
-def run() -> None:
-    entry_point.run(main, required=("tokenizers", "text", "output"))

@@ -9,13 +9,11 @@ and ends with status 75 (docs/training.md). On several hosts, start the same com
 other, add --coordinator, --num_processes and --process_id.
 """
 
-import functools
 import sys
 
 from absl import flags, logging
 from ml_collections import config_flags
 
-from xlm.common import entry_point
 from xlm.experiment import model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
@@ -32,6 +30,18 @@ _CONTINUE_FROM = flags.DEFINE_integer(
 _join_hosts = hosts.define_flags()
 
 
+def _advice() -> str:
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(_CONFIG.value)
+
+
+OPTIONS = {
+    "on_out_of_memory": _advice,
+    "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
+}
+
+
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
     model.set_up_compilation(experiment.config)
@@ -41,17 +51,3 @@ def main(_) -> None:
     except Stopped as stopped:
         logging.info("%s", stopped)
         sys.exit(EXIT_STOPPED)
-
-
-def _advice() -> str:
-    from xlm.experiment import memory  # imports more than training needs
-
-    return memory.advice(_CONFIG.value)
-
-
-def run() -> None:
-    entry_point.run(
-        main,
-        on_out_of_memory=_advice,
-        help_on=functools.partial(schema.help_of, schema.PRETRAINING),
-    )

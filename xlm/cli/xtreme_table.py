@@ -13,7 +13,7 @@ import re
 
 from absl import flags, logging
 
-from xlm.common import entry_point, outputs
+from xlm.common import outputs
 from xlm.evaluation import published, xtreme_report, xtreme_runs, xtreme_submission
 
 _RUNS = flags.DEFINE_list("runs", None, "Folders of finished runs, with results.json each.")
@@ -25,6 +25,8 @@ _PUBLISHED = flags.DEFINE_string(
     "Numbers to compare with, as xlm/evaluation/published.json.",
 )
 _SUBMISSION = flags.DEFINE_bool("submission", False, "Also write predictions for XTREME.")
+
+OPTIONS = {"required": ("runs", "output")}
 
 
 def main(_) -> None:
@@ -47,7 +49,3 @@ def _submit(folder: pathlib.Path, best: list[xtreme_runs.Variant]) -> None:
         missing = xtreme_submission.write_submission(folder / name, those)
         for task, languages in missing.items():
             logging.warning("%s: no %s predictions in %s", name, task, ", ".join(languages))
-
-
-def run() -> None:
-    entry_point.run(main, required=("runs", "output"))

@@ -142,7 +142,8 @@ def check_plain(path: pathlib.Path, name: str = "") -> None:
 
 def check_replaceable(path: pathlib.Path) -> None:
     """Raise OSError unless `path` is a regular file or absent: devices and links are not ours."""
-    if _is_unnamed(path) or (path.is_dir() and not path.is_symlink()):
+    # A path such as ".", "x/.." or "/" ends in no name of its own: it is a folder.
+    if path.name in ("", "..") or (path.is_dir() and not path.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         _check_regular(path, path.lstat().st_mode, "written")
@@ -165,11 +166,6 @@ def _check_folders(folder: pathlib.Path) -> None:
                 f"{one}: is a link to a folder, in which a stage would write and remove files; "
                 "put the folder itself there, or link the whole --workdir"
             )
-
-
-def _is_unnamed(path: pathlib.Path) -> bool:
-    """Whether a path such as ".", "x/.." or "/" ends in no name of its own: it is a folder."""
-    return path.name in ("", "..")
 
 
 def _with_path(error: OSError, path: pathlib.Path) -> OSError:
@@ -228,6 +224,13 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
                 "correct the path, or copy it again"
             )
         return file.read(size)  # read(most) would allocate `most` bytes
+
+
+def existing(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path of a file; ValueError if there is none."""
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: no such file; correct the path")
+    return pathlib.Path(path)
 
 
 def check_readable(path: str | os.PathLike[str]) -> None:
@@ -401,14 +404,10 @@ def locked(
 
 
 def open_stage(
-    folder: str | os.PathLike[str],
-    settings: Any,
-    *,
-    defaults: Any = None,
-    uncompared: Sequence[str] = (),
-    replace: Callable[[], bool] = lambda: False,
+    folder: str | os.PathLike[str], settings: Any, *, defaults: Any = None,
+    uncompared: Sequence[str] = (), replace: Callable[[], bool] = lambda: False,
     reads: Sequence[pathlib.Path] = (),
-) -> Stage:
+) -> Stage:  # fmt: skip
     """Open `folder` for a stage with `settings` (JSON-able).
 
     Nothing is written until the stage claims the folder or finishes, so a stage that failed because

@@ -48,13 +48,10 @@ _OTHER_REMEDY = "check the disk and the path, and run the same command again"
 
 
 def run(
-    main: Callable[[list[str]], None],
-    required: Sequence[str] = ("config", "workdir"),
-    *,
-    may_be_remote: bool = False,
-    on_out_of_memory: Callable[[], str] = lambda: "",
+    main: Callable[[list[str]], None], required: Sequence[str] = ("config", "workdir"), *,
+    may_be_remote: bool = False, on_out_of_memory: Callable[[], str] = lambda: "",
     help_on: Callable[[str], str] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Parse the flags, of which those in `required` must be given, and run `main`.
 
     Packages report invalid input as a ValueError with a remedy, a full disk as an OSError, a

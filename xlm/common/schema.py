@@ -18,15 +18,10 @@ Effect = Literal["results", "records", "place"]
 
 
 def key(
-    default: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    choices: Sequence[str] = (),
+    default: Any, *, at_least: float | None = None, above: float | None = None,
+    below: float | None = None, at_most: float | None = None, choices: Sequence[str] = (),
     effect: Effect = "results",
-) -> Any:
+) -> Any:  # fmt: skip
     """A field of a settings class that is a key of a config.
 
     Older records without the key are read with `default`. `choices` limit a name, or the names in a

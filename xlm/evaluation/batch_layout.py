@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.array_files import ShardedRows
+from input_pipeline.packed_dataset import PackedDataset
 from xlm.training import sharding
 
 
@@ -19,6 +20,16 @@ def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarra
     if not max_sequences or len(rows) <= max_sequences:
         return np.asarray(rows)
     return rows[np.arange(max_sequences) * len(rows) // max_sequences]
+
+
+def heldout_rows(store: PackedDataset, max_sequences: int) -> dict[str, np.ndarray]:
+    """Return held-out sequences [N, L] int32 by language, if it has any; see `spread_rows`."""
+    # Converted one by one, or files of all languages would stay open.
+    return {
+        language: np.asarray(spread_rows(rows, max_sequences), np.int32)
+        for language in store.languages
+        if len(rows := store.rows(language, "heldout"))
+    }
 
 
 class BatchLayout:

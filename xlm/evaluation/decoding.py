@@ -61,14 +61,9 @@ class _State(NamedTuple):
 
 
 def beam_search(
-    step: Step,
-    first_tokens: jax.Array,
-    cache: Any,
-    settings: DecodingSettings,
-    ids: TokenIds,
-    cache_axes: Any = 0,
-    grown: Callable[[Any, int], Any] | None = None,
-) -> Hypotheses:
+    step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
+    cache_axes: Any = 0, grown: Callable[[Any, int], Any] | None = None,
+) -> Hypotheses:  # fmt: skip
     """Search for the K best continuations of each sentence's first token; traceable by `jax.jit`.
 
     At each length the K best unfinished continuations of the live hypotheses stay alive. Those that
@@ -179,13 +174,9 @@ def _allowed(
 
 
 def _extended(
-    state: _State,
-    log_probs: jax.Array,
-    tokens: jax.Array,
-    settings: DecodingSettings,
-    ids: TokenIds,
-    cache_axes: Any,
-) -> _State:
+    state: _State, log_probs: jax.Array, tokens: jax.Array, settings: DecodingSettings,
+    ids: TokenIds, cache_axes: Any,
+) -> _State:  # fmt: skip
     """Search one token further, given the best next tokens of each hypothesis, both [B, K, N]."""
     batch, beams, number = tokens.shape
     totals = (state.log_probs[:, :, None] + log_probs).reshape(batch, -1)

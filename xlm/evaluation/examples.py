@@ -63,14 +63,9 @@ class Examples:
     """Predictions of the masked piece of one held-out sentence of each language; see `choose`."""
 
     def __init__(
-        self,
-        objective: MaskedLM,
-        store: PackedDataset,
-        pieces: Sequence[str],
-        *,
-        seed: int,
+        self, objective: MaskedLM, store: PackedDataset, pieces: Sequence[str], *, seed: int,
         mesh: Mesh | None = None,
-    ):
+    ):  # fmt: skip
         self._objective = objective
         self._special, self._length = store.special, store.length
         self._pieces = pieces

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.masked_lm import MaskedLM
 
 
@@ -55,26 +55,12 @@ class ExactMaskedLM:
     """
 
     def __init__(
-        self,
-        objective: MaskedLM,
-        store: PackedDataset,
-        *,
-        num_folds: int,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        mesh: Mesh | None = None,
-    ):
-        self._objective = objective
-        self._store = store
-        self._num_folds = num_folds
+        self, objective: MaskedLM, store: PackedDataset, *, num_folds: int, batch_size: int,
+        max_sequences: int, seed: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
+        self._objective, self._store, self._num_folds = objective, store, num_folds
         self._batches = BatchLayout(mesh, batch_size)
-        held_out = {lang: store.rows(lang, "heldout") for lang in store.languages}
-        self._rows = {
-            lang: np.asarray(spread_rows(rows, max_sequences), np.int32)
-            for lang, rows in held_out.items()
-            if len(rows)
-        }
+        self._rows = heldout_rows(store, max_sequences)
         if not self._rows:
             raise ValueError(
                 f"{store.folder} has no held-out rows to evaluate on; set corpus.heldout_fraction "
@@ -123,9 +109,9 @@ class ExactMaskedLM:
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
         """Return the summed loss, float64, and the number of tokens of each language."""
-        rows = np.concatenate(list(self._rows.values()))
-        folds = np.concatenate(list(self._folds.values()))
-        language = np.repeat(np.arange(len(self._rows)), [len(r) for r in self._rows.values()])
+        rows, folds = (np.concatenate(list(one.values())) for one in (self._rows, self._folds))
+        count = len(self._rows)
+        language = np.repeat(np.arange(count), [len(r) for r in self._rows.values()])
         # Padding sequences fill the last batch; their fold is -1, so they add nothing.
         batch_size = self._batches.size
         padding = -len(rows) % batch_size
@@ -141,7 +127,6 @@ class ExactMaskedLM:
             row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)
         row_losses = row_losses[: len(language)]
         row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
-        count = len(self._rows)
         return (np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count))
 
     def _unigram_loss(self, language: str) -> float:
@@ -149,8 +134,7 @@ class ExactMaskedLM:
             counts = self._store.token_counts(language).astype(np.float64)
             counts[np.array(self._objective.special_ids)] = 0
             types = np.count_nonzero(counts)
-            probabilities = (counts + types / len(counts)) / (counts.sum() + types)
-            log_probs = np.log(probabilities)
+            log_probs = np.log((counts + types / len(counts)) / (counts.sum() + types))
             held_out = self._rows[language][self._folds[language] >= 0]
             self._unigram[language] = float(-log_probs[held_out].mean())
         return self._unigram[language]

@@ -2,26 +2,31 @@
 
 Look at the text of both ends. Noisy translations have high losses and are up-weighted. Near copies,
 and text that the model predicts without understanding, are down-weighted. So are pairs of languages
-that are hard or easy for the model, whatever their text. The report therefore also lists pairs by
-loss beyond their languages (`xlm.evaluation.pair_excess`), which the paper does not have.
+that are hard or easy for the model, whatever their text: that shows in all pairs of a language. So
+loss(a, b) = u_a + u_b is fitted by least squares, and the residual is due to the pair's own text.
+The report also lists pairs by this excess, which the paper does not have.
 """
 
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
 from vocap import figures
 from xlm.common import artifacts, tables
-from xlm.evaluation.pair_excess import excess_losses, mean_losses, ranked_by_excess
 
 PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
-# Ratios that should be equal, such as 1 of unseen pairs, differ in the last bits of float64.
+# Ratios and excesses that should be equal, as of unseen pairs, differ in the last bits of float64.
 _DIGITS = 9
+# Least share of a pair's loss that the fit leaves to its own text; rounding is below it.
+_LEAST_SHARE = 1e-6
 
 # (name of a pair, number) -> that many or fewer of its sentence pairs.
 Examples = Callable[[str, int], Sequence[tuple[str, str]]]
@@ -70,22 +75,55 @@ def extremes(
     return up[:number], down[:number]
 
 
-def ends_by_loss(
-    ranked: Sequence[PairWeight], number: int = 10
-) -> tuple[list[PairWeight], list[PairWeight]]:
-    """Select the pairs of highest and lowest loss, most extreme first, if none was re-weighted."""
-    seen = [one for one in ranked if one["loss"] is not None]
-    middle = (len(seen) + 1) // 2
-    return seen[:middle][:number], seen[middle:][::-1][:number]
+def mean_losses(record: PairRecord) -> dict[str, float]:
+    """Average the loss of each pair seen, less the mean of its phase, over the last half of phases.
+
+    The mean is subtracted since losses fall in training. Raises ValueError if there are no phases.
+    """
+    if not record.phases:
+        raise ValueError("no phase was recorded; train past the first step of robust.num_phases")
+    found: dict[str, list[float]] = {}
+    for phase in record.phases[len(record.phases) // 2 :]:
+        seen = {pair: loss for pair, loss in phase.losses.items() if loss is not None}
+        mean = statistics.fmean(seen.values()) if seen else 0.0
+        for pair, loss in seen.items():
+            found.setdefault(pair, []).append(loss - mean)
+    return {pair: statistics.fmean(values) for pair, values in found.items()}
+
+
+def excess_losses(
+    losses: Mapping[str, float], languages: Mapping[str, Pair]
+) -> dict[str, float | None]:
+    """Return the loss of each pair less the one that all other pairs predict for its languages.
+
+    None for a pair whose languages no other pairs determine, such as the only pair of a language.
+    """
+    if not losses:
+        return {}
+    names = sorted(losses)
+    ordered = sorted({language for name in names for language in languages[name]})
+    design = np.array([[one in languages[name] for one in ordered] for name in names], float)
+    values = np.array([losses[name] for name in names])
+    fit = design @ np.linalg.pinv(design)
+    # The residual of a least-squares fit to the others is 1 / (1 - h) times that of the fit to all.
+    own_share = 1 - np.diag(fit)
+    left = values - fit @ values
+    return {
+        name: float(one / share) if share > _LEAST_SHARE else None
+        for name, one, share in zip(names, left, own_share, strict=True)
+    }
+
+
+def ranked_by_excess(excess: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the known excesses by pair, the highest first."""
+    known = {pair: value for pair, value in excess.items() if value is not None}
+    return dict(sorted(known.items(), key=lambda item: (-round(item[1], _DIGITS), item[0])))
 
 
 def write_pair_report(
-    record: PairRecord,
-    languages: Mapping[str, Pair],
-    examples: Examples,
-    folder: pathlib.Path,
+    record: PairRecord, languages: Mapping[str, Pair], examples: Examples, folder: pathlib.Path,
     number: int = 10,
-) -> str:
+) -> str:  # fmt: skip
     """Write plot, report and results to `folder`; return the text of the report.
 
     Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot.
@@ -98,8 +136,10 @@ def write_pair_report(
     ends = [up, down]
     if up or down:
         plot_weights(up, down, folder / PLOT)
-    else:
-        ends = list(ends_by_loss(ranked, number))
+    else:  # those of highest and lowest loss
+        seen = [one for one in ranked if one["loss"] is not None]
+        middle = (len(seen) + 1) // 2
+        ends = [seen[:middle][:number], seen[middle:][::-1][:number]]
     shown = [one["pair"] for pairs in ends for one in pairs]
     text_of = {
         pair: list(examples(pair, NUM_EXAMPLES)) for pair in dict.fromkeys([*shown, *high, *low])
@@ -123,13 +163,10 @@ def write_pair_report(
     )
     artifacts.write_text(folder / REPORT, text)
     results = {
-        "up": [one["pair"] for one in up],
-        "down": [one["pair"] for one in down],
-        "pairs": ranked,
-        "excess": excess,
+        "up": [one["pair"] for one in up], "down": [one["pair"] for one in down],
+        "pairs": ranked, "excess": excess, "examples": text_of,
         "divergences": {phase.step: phase.divergence for phase in record.phases},
-        "examples": text_of,
-    }
+    }  # fmt: skip
     artifacts.write_json(folder / RESULTS, results)
     return text
 
@@ -189,15 +226,12 @@ def _excess_table(known: Mapping[str, float], high: Sequence[str], low: Sequence
 
 
 def _examples_table(examples: Sequence[tuple[str, str]]) -> str:
-    rows = [
-        dict(zip(("one side", "other side"), map(_short, pair), strict=True)) for pair in examples
-    ]
+    def cell(text: str) -> str:
+        text = " ".join(text.split())
+        return tables.text_cell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+
+    rows = [{"one side": cell(one), "other side": cell(other)} for one, other in examples]
     return tables.markdown(rows, left=2)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return tables.text_cell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from xlm.common import declarations
 from xlm.common.declarations import Artefact
-from xlm.evaluation import xtreme_runs
+from xlm.evaluation.task_results import averaged_metrics
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")
 # Minimum gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high
@@ -35,24 +35,22 @@ class Row(Artefact, frozen=True):
 
     def printed(self, task: str) -> float | None:
         """Return the task's score as used in averages; None unless all its metrics are printed."""
-        return _mean(self.scores.get(task, {}), xtreme_runs.averaged_metrics(task))
+        printed = self.scores.get(task, {})
+        return _mean(printed.get(metric) for metric in averaged_metrics(task))
 
     def average(self, task: str, languages: Iterable[str]) -> float | None:
         """Return the task's average over `languages`; None if one of them is not printed."""
         printed = self.languages.get(task, {})
-        means = []
-        for language in languages:
-            of_language = {name: v[language] for name, v in printed.items() if language in v}
-            value = _mean(of_language, xtreme_runs.averaged_metrics(task))
-            if value is None:
-                return None
-            means.append(value)
-        return float(np.mean(means)) if means else None
+        return _mean([
+            _mean(printed.get(metric, {}).get(language) for metric in averaged_metrics(task))
+            for language in languages
+        ])  # fmt: skip
 
 
-def _mean(scores: Mapping[str, float], metrics: Iterable[str]) -> float | None:
-    values = [scores.get(name) for name in metrics]
-    return None if None in values else float(np.mean([v for v in values if v is not None]))
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of values; None without any, or if one is None."""
+    found = list(values)
+    return None if None in found or not found else float(np.mean(found))  # type: ignore[arg-type]
 
 
 class Published(Artefact, frozen=True):

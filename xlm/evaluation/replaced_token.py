@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.replaced_token import ReplacedToken
 
 OWN, UNIGRAM, FROZEN = "own", "unigram", "frozen"
@@ -50,24 +50,13 @@ class ReplacedTokenDetection:
     """
 
     def __init__(
-        self,
-        objective: ReplacedToken,
-        store: PackedDataset,
-        *,
-        rate: float,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        frozen: tuple[ReplacedToken, Any] | None = None,
+        self, objective: ReplacedToken, store: PackedDataset, *, rate: float, batch_size: int,
+        max_sequences: int, seed: int, frozen: tuple[ReplacedToken, Any] | None = None,
         mesh: Mesh | None = None,
-    ):
+    ):  # fmt: skip
         self._objective, self._seed = objective, seed
         self._batches = BatchLayout(mesh, batch_size)
-        self._rows = {
-            lang: np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
-            for lang in store.languages
-            if len(store.rows(lang, "heldout"))
-        }
+        self._rows = heldout_rows(store, max_sequences)
         self._fixed = {
             UNIGRAM: {
                 lang: unigram_corruption(

@@ -8,6 +8,7 @@ from typing import Any
 
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
+from vocap import figures
 from vocap.record import allocated
 from vocap.report import allocation_table
 from xlm.common import artifacts, tables
@@ -32,28 +33,22 @@ class Results:
 
 
 def write_report(
-    folder: pathlib.Path,
-    results: Results,
-    *,
-    store: PackedDataset,
-    output_layer: OutputLayerSettings,
-    allocation: Mapping[str, Any] | None,
-    metrics: Metrics,
+    folder: pathlib.Path, results: Results, *, store: PackedDataset,
+    output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
     full_softmax_from: int | None,
-) -> pathlib.Path:
+) -> pathlib.Path:  # fmt: skip
     """Write report.md, its plots and results.json into `folder`; return the report's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
     exact from `full_softmax_from` on, see `MaskedLM`; None if it never is.
     """
-    from vocap import plots  # matplotlib, which nothing else here needs
-    from xlm.evaluation import report_plots
+    from vocap import plots  # matplotlib
 
     artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
     losses = evaluation_rows(results, store)
     unigram = tables.mean_of(row["unigram"] for row in losses)
-    report_plots.plot_loss(metrics, unigram, exact_from, folder / "loss.png")
+    _plot_loss(metrics, unigram, exact_from, folder / "loss.png")
     parts = [
         "# Report",
         _summary(results, losses, store),
@@ -64,7 +59,7 @@ def write_report(
         parts += ["## Examples", _EXAMPLES_NOTE, examples_table(results.examples)]
     parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
     if results.detection:
-        report_plots.plot_detection(metrics, folder / "detection.png")
+        _plot_detection(metrics, folder / "detection.png")
         parts += ["## Replaced tokens", detection_table(results.detection), _DETECTION_NOTE,
                   "![AUC of the discriminator](detection.png)"]  # fmt: skip
     if allocation is not None:
@@ -75,7 +70,7 @@ def write_report(
             parts.append("![Allocated sizes](sizes.png)")
     if output_layer.kind == "knn":
         path = folder / "candidates.png"
-        report_plots.plot_candidates(metrics, output_layer.capacity, exact_from, path)
+        _plot_candidates(metrics, output_layer.capacity, exact_from, path)
         parts += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.png)"]
     path = folder / "report.md"
     artifacts.write_text(path, tables.page(*parts))
@@ -191,3 +186,75 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
     if without:
         text += f" Without held-out rows, and in no mean: {', '.join(without)}."
     return text
+
+
+def _plot_loss(metrics: Metrics, unigram: float, exact_from: int, path: pathlib.Path) -> None:
+    """Plot training loss, exact held-out loss with its range over languages, and unigram level.
+
+    For a mixture of objectives, and for replaced-token detection, the training loss is that of
+    masked LM on packed sequences, since other losses are not comparable. Training is exact from
+    `exact_from`.
+    """
+    recorded = {name for record in metrics for name in record}
+    names = ("train/mlm_loss", "train/mrtd/generator_loss", "train/loss")
+    training = next((name for name in names if name in recorded), "train/loss")
+    lines = {"training": training, "exact, held-out rows, mean of languages": "eval/loss"}
+    level = (f"unigram, mean of languages ({unigram:.3f})", unigram)
+    figure, axes = _by_step(metrics, lines, level, "loss (nats a masked token)", exact_from)
+    ranges = [
+        (record["step"], min(values), max(values))
+        for record in metrics
+        if (values := [one for name, one in record.items() if name.startswith("eval/loss/")])
+    ]
+    if ranges:
+        label = "languages, lowest to highest"
+        axes.fill_between(*zip(*ranges, strict=True), color="tab:orange", alpha=0.15, label=label)
+    _save(figure, path)
+
+
+def _plot_detection(metrics: Metrics, path: pathlib.Path) -> None:
+    """Plot the AUC of a discriminator by step, on each corruption of held-out text."""
+    lines = {
+        "unigram samples": "rtd/unigram/auc",
+        "samples of a frozen generator": "rtd/frozen/auc",
+        "samples of its own generator": "rtd/own/auc",
+    }
+    figure, _ = _by_step(metrics, lines, ("chance", 0.5), "AUC, mean of languages")
+    _save(figure, path)
+
+
+def _plot_candidates(metrics: Metrics, capacity: int, exact_from: int, path: pathlib.Path) -> None:
+    """Plot |V'| of the recorded steps up to `exact_from` against its capacity, and the overflow."""
+    lines = {"|V'|, before the cut": "train/candidates", "overflow": "train/overflow"}
+    level = (f"capacity {capacity}", capacity)
+    figure, axes = _by_step(metrics, lines, level, "pieces", exact_from, sampled_only=True)
+    axes.set_ylim(bottom=0)
+    _save(figure, path)
+
+
+def _by_step(
+    metrics: Metrics, lines: Mapping[str, str], level: tuple[str, float], label: str,
+    exact_from: float = float("inf"), *, sampled_only: bool = False,
+):  # fmt: skip
+    """Draw a line for each metric, by label, and a labelled level; shade the exact steps."""
+    figure, axes = figures.new()
+    for name, metric in lines.items():
+        found = [(record["step"], record[metric]) for record in metrics if metric in record]
+        if sampled_only:
+            found = [one for one in found if one[0] <= exact_from]
+        if found:
+            style = {} if metric.startswith("train/") else {"marker": "o"}
+            axes.plot(*zip(*found, strict=True), label=name, alpha=0.8, **style)
+    last = max((record["step"] for record in metrics), default=0)
+    if exact_from < last:
+        shade = {"color": "tab:green", "alpha": 0.12, "linewidth": 0}
+        axes.axvspan(exact_from, last, label="steps with the exact softmax", **shade)
+    axes.axhline(level[1], color="black", linestyle="--", label=level[0])
+    axes.set(xlabel="step", ylabel=label)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    figures.legend(figure, place="upper", columns=2)
+    figures.save(figure, path)

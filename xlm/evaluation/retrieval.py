@@ -1,18 +1,21 @@
-"""Retrieval of translations between parallel sentences."""
+"""Retrieval of translations between parallel sentences, by the mean states of their tokens."""
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.evaluation.batch_layout import BatchLayout, spread_rows
 from xlm.evaluation.metrics.retrieval import nearest_accuracy
-from xlm.evaluation.sentence_vectors import mean_states
 from xlm.models.encoder import Encoder
-from xlm.models.segments import packed_segments
+from xlm.models.segments import mean_state, packed_segments
+from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.replaced_token import ReplacedToken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +31,6 @@ class RetrievalResult:
     sentences: int
 
 
-class HasEncoder(Protocol):
-    """Objective that trains an encoder of sentences, such as `MaskedLM`."""
-
-    @property
-    def encoder(self) -> Encoder: ...
-
-    @property
-    def bos(self) -> int: ...
-
-    @property
-    def pad(self) -> int: ...
-
-    @property
-    def special_ids(self) -> tuple[int, ...]: ...
-
-    def encoder_params(self, params: Any) -> Any:
-        """Select the parameters of `encoder` from the objective's."""
-
-
 class Retrieval:
     """Evaluator of retrieval from and to `pivot` on the parallel sets of a packed dataset.
 
@@ -55,22 +39,12 @@ class Retrieval:
     """
 
     def __init__(
-        self,
-        objective: HasEncoder,
-        store: PackedDataset,
-        *,
-        layer: int,
-        pivot: str,
-        batch_size: int,
-        max_sentences: int,
-        mesh: Mesh | None = None,
-    ):
-        self._objective = objective
-        self._store = store
-        self._layer = layer
-        self._pivot = pivot
+        self, objective: MaskedLM | ReplacedToken, store: PackedDataset, *, layer: int, pivot: str,
+        batch_size: int, max_sentences: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
+        self._objective, self._store = objective, store
+        self._layer, self._pivot, self._max_sentences = layer, pivot, max_sentences
         self._batches = BatchLayout(mesh, batch_size)
-        self._max_sentences = max_sentences
         self._encode = self._batches.jit(self._sentence_vectors)
 
     def run(self, params) -> dict[str, dict[str, RetrievalResult]]:
@@ -116,11 +90,22 @@ class Retrieval:
             tokens, bos=self._objective.bos, pad=self._objective.pad, across_documents=False
         )
         return mean_states(
-            self._objective.encoder,
-            self._objective.encoder_params(params),
-            tokens,
-            segments,
-            positions,
-            num_layers=self._layer,
-            specials=self._objective.special_ids,
-        )
+            self._objective.encoder, self._objective.encoder_params(params), tokens, segments,
+            positions, num_layers=self._layer, specials=self._objective.special_ids,
+        )  # fmt: skip
+
+
+def mean_states(
+    encoder: Encoder, params: Any, tokens: jax.Array, segments: jax.Array, positions: jax.Array, *,
+    num_layers: int, specials: Sequence[int],
+) -> jax.Array:  # fmt: skip
+    """Compute the mean state of each sentence's text tokens, without padding and specials.
+
+    Tokens, segments and positions are [B, L] int32, as for `Encoder.encode`; layer 0 is the
+    embeddings. Returns [B, D] float32, with zeros for a sentence without text.
+    """
+    hidden = encoder.apply(
+        {"params": params}, tokens, segments, positions, deterministic=True, num_layers=num_layers,
+        method="encode",
+    )  # fmt: skip
+    return mean_state(hidden, ~jnp.isin(tokens, jnp.array(specials)))

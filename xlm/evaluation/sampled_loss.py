@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, gathered_rows, means
 
@@ -25,24 +25,16 @@ class SampledLoss:
     """
 
     def __init__(
-        self,
-        objective: MaskedLM,
-        store: PackedDataset,
-        *,
-        batch_size: int,
-        max_sequences: int,
-        seed: int,
-        mesh: Mesh | None = None,
-    ):
-        # Converted one by one, or files of all languages would stay open.
-        held_out = [
-            np.asarray(spread_rows(store.rows(lang, "heldout"), max_sequences), np.int32)
-            for lang in store.languages
-        ]
-        rows = np.concatenate(held_out)
+        self, objective: MaskedLM, store: PackedDataset, *, batch_size: int, max_sequences: int,
+        seed: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
+        none = np.zeros((0, store.length), np.int32)
+        rows = np.concatenate([none, *heldout_rows(store, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
-        self._batches = _full_batches(rows, self._layout.size)
+        # Repeated, not padded: with fewer targets, V' and the sampled loss would differ.
+        count = max(len(rows) // self._layout.size, 1) if len(rows) else 0
+        self._batches = np.resize(rows, (count, self._layout.size, rows.shape[1]))
         self._key = jax.random.key(seed)
         # Without metrics per language.
         self._objective = dataclasses.replace(objective, languages=())
@@ -80,12 +72,3 @@ class SampledLoss:
             "candidates": sampled["candidates"],
             "overflow": sampled["overflow"],
         }
-
-
-def _full_batches(rows: np.ndarray, size: int) -> np.ndarray:
-    """Cut rows [N, L] into batches [n, size, L], repeating rows if they do not fill one."""
-    if not len(rows):
-        return rows.reshape(0, size, rows.shape[1])
-    # Not padded: with fewer targets, V' and the sampled loss would differ.
-    count = max(len(rows) // size, 1)
-    return np.resize(rows, (count, size, rows.shape[1]))

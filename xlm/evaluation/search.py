@@ -4,52 +4,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
-from jax.sharding import Mesh
 
-from input_pipeline.tasks.batches import length_batches
 from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import Feature
-from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.metrics import retrieval
-from xlm.evaluation.sentence_vectors import mean_states
-from xlm.evaluation.tasks import Line, in_order
+from xlm.evaluation.retrieval import mean_states
+from xlm.evaluation.tasks import Line, Predictor
 from xlm.models.encoder import Encoder
 
 
 class SentenceEncoder:
-    """Encoder of sentences to vectors: `mean_states` of a layer, in batches as of `Predictor`."""
+    """Encoder of sentences to vectors: `mean_states` of a layer; `batches` as of `Predictor`."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        params: Any,
-        *,
-        layer: int,
-        batch_size: int,
-        buckets: Sequence[int],
-        pad: int,
-        specials: Sequence[int],
-        mesh: Mesh | None = None,
+        self, encoder: Encoder, params: Any, *, layer: int, specials: Sequence[int], **batches: Any
     ):
-        self._params, self._buckets, self._pad = params, buckets, pad
-        self._layout = BatchLayout(mesh, batch_size)
-
         def vectors(params, batch):
             arrays = (batch[name] for name in ("tokens", "segments", "positions"))
             return mean_states(encoder, params, *arrays, num_layers=layer, specials=specials)
 
-        self._vectors = self._layout.jit(vectors)
+        self._params, self._predict = params, Predictor(vectors, title="encode", **batches)
 
     def __call__(self, features: Sequence[Feature]) -> np.ndarray:
         """Return [N, D] float32 vectors of features, in their order."""
-        size = self._layout.size
-        batches = length_batches(features, size, self._buckets, self._pad)
-        total = -(-len(features) // size)
-        shown = tqdm.tqdm(batches, "encode", total, unit="batch", mininterval=1.0)
-        return np.stack(
-            in_order(shown, self._layout, lambda batch: self._vectors(self._params, batch))
-        )
+        return np.stack(self._predict(self._params, features))
 
 
 def retrieved(

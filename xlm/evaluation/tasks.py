@@ -1,11 +1,12 @@
-"""Decisions of a fine-tuned model on a task's examples, and their scores."""
+"""Decisions of a fine-tuned model on a task's examples, their scores, and the model selection."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import tqdm
 from jax.sharding import Mesh
 from scipy import special
 
@@ -16,9 +17,10 @@ from input_pipeline.tasks.tasks import Task
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.metrics import questions
 from xlm.evaluation.metrics.questions import Found
-from xlm.objectives.fine_tuning import FineTuning
+from xlm.training.state import TrainState
 
 Line = dict[str, Any]
+ALL = ""  # the choice by the mean over all languages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,25 +33,28 @@ class TaskData:
 
 
 class Predictor:
-    """Outputs of a model for features: batches padded to `buckets`, one transfer at the end."""
+    """Outputs of a model for features: batches padded to `buckets`, one transfer at the end.
+
+    `outputs` maps parameters and a batch to arrays [B, ...]. A `title` shows the progress.
+    """
 
     def __init__(
-        self,
-        objective: FineTuning,
-        *,
-        batch_size: int,
-        buckets: Sequence[int],
-        pad: int,
-        mesh: Mesh | None = None,
-    ):
-        self._buckets, self._pad = buckets, pad
+        self, outputs: Callable[[Any, Any], jax.Array], *, batch_size: int, buckets: Sequence[int],
+        pad: int, mesh: Mesh | None = None, title: str = "",
+    ):  # fmt: skip
+        self._buckets, self._pad, self._title = buckets, pad, title
         self._layout = BatchLayout(mesh, batch_size)
-        self._outputs = self._layout.jit(objective.outputs)
+        self._outputs = self._layout.jit(outputs)
 
     def __call__(self, params: Any, features: Sequence[Feature]) -> list[np.ndarray]:
-        """Return the head's output for each feature, in their order: [C], [L, tags] or [L, 2]."""
-        batches = length_batches(features, self._layout.size, self._buckets, self._pad)
-        return in_order(batches, self._layout, lambda batch: self._outputs(params, batch))
+        """Return the output for each feature, in order, such as a head's [C], [L, tags], [L, 2]."""
+        size = self._layout.size
+        batches = length_batches(features, size, self._buckets, self._pad)
+        shown = tqdm.tqdm(
+            batches, self._title, -(-len(features) // size), unit="batch", mininterval=1.0,
+            disable=not self._title,
+        )  # fmt: skip
+        return in_order(shown, self._layout, lambda batch: self._outputs(params, batch))
 
 
 def in_order(
@@ -81,13 +86,21 @@ def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
     return [float(row[0]) for row in outputs]
 
 
-def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """Return the indices into `Task.labels` of each sentence's words, by scores [L, C] of rows."""
-    found = [np.zeros(len(example.words), np.int64) for example in data.examples]
+def _by_word(
+    data: TaskData, outputs: Sequence[np.ndarray], value: Callable[[np.ndarray], np.ndarray]
+) -> list[np.ndarray]:
+    """Return by sentence a `value` of each word's scores [C], which the words' first rows have."""
+    found = [np.zeros(len(example.words)) for example in data.examples]
     for feature, row in zip(data.features, outputs, strict=True):
         words = slice(feature.first_word, feature.first_word + feature.num_words)
-        found[feature.example][words] = row[: feature.num_words].argmax(axis=1)
-    return [tuple(one.tolist()) for one in found]
+        found[feature.example][words] = value(row[: feature.num_words])
+    return found
+
+
+def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """Return the indices into `Task.labels` of each sentence's words, by scores [L, C] of rows."""
+    found = _by_word(data, outputs, lambda scores: scores.argmax(axis=1))
+    return [tuple(one.astype(int).tolist()) for one in found]
 
 
 def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]:
@@ -100,10 +113,7 @@ def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]
 
 def tag_probabilities(data: TaskData, outputs: Sequence[np.ndarray]) -> list[Line]:
     """Return the probability of each word's predicted tag, by scores [L, C] of rows."""
-    found = [np.zeros(len(example.words)) for example in data.examples]
-    for feature, row in zip(data.features, outputs, strict=True):
-        words = slice(feature.first_word, feature.first_word + feature.num_words)
-        found[feature.example][words] = special.softmax(row[: feature.num_words], 1).max(1)
+    found = _by_word(data, outputs, lambda scores: special.softmax(scores, 1).max(1))
     return [{"probabilities": _rounded(one)} for one in found]
 
 
@@ -219,3 +229,40 @@ def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
         "null_score": decided.null_score,
         "probability": round(float(chosen[-1 if is_withheld else 0]), 6),
     }
+
+
+@dataclasses.dataclass
+class Selection:
+    """An evaluator of a training run that keeps the parameters with the best scores so far.
+
+    `score` maps `predictor`'s outputs for some data to metrics, of which the mean over languages
+    counts. `keep` is called with (choice, parameters, step, score) for a new best score. The choice
+    is `ALL` or, `by_language`, each language. `best` has the scores of parameters kept already, by
+    choice.
+
+    A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
+    lost if the best parameters were kept after that checkpoint.
+    """
+
+    metric: str
+    data: Sequence[TaskData]
+    predictor: Callable[[Any, Sequence[Any]], Sequence[np.ndarray]]
+    score: Callable[[TaskData, Sequence[np.ndarray]], Mapping[str, float]]
+    keep: Callable[[str, Any, int, float], None]
+    best: dict[str, float]
+    by_language: bool = False
+
+    def __call__(self, state: TrainState) -> Mapping[str, float]:
+        """Return scores by language and their mean, as metrics of the run."""
+        metric, scores = self.metric, {}
+        for data in self.data:
+            outputs = self.predictor(state.params, data.features)
+            scores[data.language] = self.score(data, outputs)[metric]
+        mean = float(np.mean(list(scores.values())))
+        choices = {ALL: mean, **scores} if self.by_language else {ALL: mean}
+        for choice, value in choices.items():
+            if value > self.best.get(choice, -np.inf):
+                self.best[choice] = value
+                self.keep(choice, state.params, int(state.step), value)
+        names = {f"validation/{metric}/{lang}": value for lang, value in scores.items()}
+        return {f"validation/{metric}": mean, **names}

@@ -50,16 +50,9 @@ class Translator:
     """
 
     def __init__(
-        self,
-        objective: Translation,
-        settings: DecodingSettings,
-        ids: TokenIds,
-        *,
-        batch_tokens: int,
-        buckets: Sequence[int],
-        pad: int,
-        mesh: Mesh | None = None,
-    ):
+        self, objective: Translation, settings: DecodingSettings, ids: TokenIds, *,
+        batch_tokens: int, buckets: Sequence[int], pad: int, mesh: Mesh | None = None,
+    ):  # fmt: skip
         self._buckets, self._pad = tuple(buckets), pad
         # A fused kernel is of no use for single queries.
         objective = dataclasses.replace(
@@ -101,12 +94,9 @@ class Translator:
 
 
 def search(
-    objective: Translation,
-    params: Any,
-    batch: dict[str, jax.Array],
-    settings: DecodingSettings,
+    objective: Translation, params: Any, batch: dict[str, jax.Array], settings: DecodingSettings,
     ids: TokenIds,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Return tokens [B, T] of each source's best hypothesis, with `</s>` and padding at the end.
 
     `batch` has `tokens`, `segments`, `positions` [B, L] and `first_token` [B]. Sources are encoded

@@ -100,13 +100,13 @@ def _scores(results: Mapping[str, Any]) -> str:
 
 
 def _steps(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    rows: dict[int, dict[str, Any]] = {}
-    for step in sorted({step for points in curves.values() for step, _ in points}):
-        rows[step] = {"step": f"{step:,}", **dict.fromkeys(curves)}
-    for name, points in curves.items():
-        for step, value in points:
-            rows[step][name] = 100 * value
-    return tables.markdown(rows.values(), ".1f", left=0)
+    values = {name: dict(points) for name, points in curves.items()}
+    rows = [
+        {"step": f"{step:,}"}
+        | {name: 100 * found[step] if step in found else None for name, found in values.items()}
+        for step in sorted({step for found in values.values() for step in found})
+    ]
+    return tables.markdown(rows, ".1f", left=0)
 
 
 def _plain(value: Any) -> str:

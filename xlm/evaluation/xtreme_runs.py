@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import glob
+import operator
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
 
 Scores = Mapping[str, Mapping[str, float]]  # by language and metric
+selected = operator.attrgetter("selected")  # of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,21 +85,11 @@ class Variant:
     runs: tuple[Run, ...]
     center: str
 
-    @property
-    def task(self) -> str:
-        return self.runs[0].task
-
-    @property
-    def table(self) -> str:
-        return self.runs[0].table
-
-    @property
-    def model(self) -> str:
-        return self.runs[0].model
-
-    @property
-    def setting(self) -> str:
-        return self.runs[0].setting
+    # Alike in all runs.
+    task = property(lambda self: self.runs[0].task)
+    table = property(lambda self: self.runs[0].table)
+    model = property(lambda self: self.runs[0].model)
+    setting = property(lambda self: self.runs[0].setting)
 
     @property
     def languages(self) -> list[str]:
@@ -138,10 +130,6 @@ def label(model: str, setting: str) -> str:
         listed = ", ".join(named) if len(named) <= _NAMED else f"{len(named)} languages"
         name = f"{_NAMED_SETTINGS[kind]} {listed}"
     return f"{model} ({name})"
-
-
-def selected(run: Run) -> float | None:
-    return run.selected
 
 
 def average(
@@ -285,23 +273,16 @@ def read_run(folder: pathlib.Path) -> Run:
         # Identity of the data, unless the user named them.
         where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
         data = settings.get("task.dataset") or where
+    recorded = ("task", "model", "setting", "seed", "hyperparameters")
     return Run(
-        folder=folder,
-        task=found["task"],
-        model=found["model"],
-        setting=found["setting"],
-        seed=found["seed"],
-        hyperparameters=found["hyperparameters"],
-        selected=choice.get("value"),
-        split=split,
-        scores=found[split],
-        examples=found.get("examples", {}).get(split, {}),
-        rule=choice.get("rule", ""),
+        folder,
+        **{key: found[key] for key in recorded},
+        selected=choice.get("value"), rule=choice.get("rule", ""),
+        split=split, scores=found[split], examples=found.get("examples", {}).get(split, {}),
         selected_on_test=tuple(found.get("selected_on_test", ())),
         settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
-        table=table,
-        data=data,
-    )
+        table=table, data=data,
+    )  # fmt: skip
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -41,22 +41,16 @@ def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str,
                 "which no score on development data chooses: they have none, or differ in more "
                 "than tuned hyperparameters; leave all but one out of --runs"
             )
-        runs[one.task] = _best_seed([run for run in one.runs if _has_unlabelled(run)] or one.runs)
+        seeds = [run for run in one.runs if _has_unlabelled(run)] or one.runs
+        runs[one.task] = max(seeds, key=lambda run: -1 if run.selected is None else run.selected)
     missing = {}
     for task in XTREME:
         name = TASKS[task].xtreme_name
         run = runs.get(task)
-        written: list[str] = []
-        if run is not None:
-            written = list(_write_task(folder / "predictions" / name, run))
-        absent = [one for one in TASKS[task].languages if one not in written]
-        if absent:
+        written = set(_write_task(folder / "predictions" / name, run)) if run else set()
+        if absent := [one for one in TASKS[task].languages if one not in written]:
             missing[name] = absent
     return missing
-
-
-def _best_seed(runs: Sequence[Run]) -> Run:
-    return max(runs, key=lambda run: -1 if run.selected is None else run.selected)
 
 
 def _has_unlabelled(run: Run) -> bool:
@@ -123,10 +117,6 @@ def _read(
     return lines
 
 
-def _labels(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
-    yield from (line.prediction for line in lines)
-
-
 def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
     for number, line in enumerate(lines):
         yield from line.prediction
@@ -145,10 +135,6 @@ def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
         yield str(places[line.prediction])
 
 
-def _pairs(lines: Iterable[_Pair], path: pathlib.Path) -> Iterator[str]:
-    yield from (f"{line.source}\t{line.target}" for line in lines)
-
-
 def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
     found = {line.id: line.prediction for line in lines}
     yield json.dumps(found, ensure_ascii=False, indent=1)
@@ -156,9 +142,12 @@ def _answers(lines: Iterable[_Labelled], path: pathlib.Path) -> Iterator[str]:
 
 # By kind; a submission has no other kinds.
 _FORMATS = {
-    "classification": _Format(_labels),
+    "classification": _Format(lambda lines, _: [line.prediction for line in lines]),
     "tagging": _Format(_tags, line=_Tagged),
     "extractive_qa": _Format(_answers, suffix="json"),
     "retrieval": _Format(_positions),
-    "mining": _Format(_pairs, line=_Pair, is_per_example=False),
-}
+    "mining": _Format(
+        lambda lines, _: [f"{line.source}\t{line.target}" for line in lines],
+        line=_Pair, is_per_example=False,
+    ),
+}  # fmt: skip

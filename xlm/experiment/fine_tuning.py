@@ -185,7 +185,7 @@ def predictor(
 ) -> Predictor:
     """Predictor of scores for features."""
     return Predictor(
-        fine_tuning,
+        fine_tuning.outputs,
         batch_size=config.evaluation.batch_size,
         buckets=task_settings(config).lengths,
         pad=pad,

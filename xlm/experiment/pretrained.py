@@ -160,7 +160,7 @@ def run_config(folders: Folders, objective: str = "") -> ConfigDict:
         raise ValueError(
             f"{path}: objective is {name!r}, which is not built in, and code is not imported "
             "because a folder names it; if you trust it, name it yourself by --config.objective "
-            "(xlm forgetting: --allow_objective)"
+            "(python -m research.forgetting: --allow_objective)"
         )
     with declarations.of_file(path):
         config = schema.recorded(recorded)

@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
-from xlm.evaluation.selection import ALL, Selection
 from xlm.evaluation.task_results import Scores, read_results, write_lines
-from xlm.evaluation.tasks import Predictor, TaskData
+from xlm.evaluation.tasks import ALL, Predictor, Selection, TaskData
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import (
     prediction,

@@ -18,9 +18,8 @@ from input_pipeline.tasks.loading import translation_files
 from xlm.common import artifacts
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
-from xlm.evaluation.selection import ALL, Selection
 from xlm.evaluation.task_results import ceiling_notes, write_lines
-from xlm.evaluation.tasks import TaskData
+from xlm.evaluation.tasks import ALL, Selection, TaskData
 from xlm.evaluation.translating import Translator
 from xlm.experiment import fine_tuning
 from xlm.experiment import translation as builders

@@ -23,14 +23,13 @@ Remaining differences from SentencePiece, all pinned in tests/interop/huggingfac
 """
 
 import base64
-import dataclasses
 import functools
 import itertools
 import json
 import pathlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
@@ -52,21 +51,12 @@ _BATCH = 1024
 _SHOWN = 20  # differences
 
 
-@dataclasses.dataclass(frozen=True)
-class Segmentation:
-    """Token ids of a text and the text of each token, without <s> and </s>."""
-
-    ids: tuple[int, ...]
-    pieces: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A text on which the exported tokenizer disagrees with SentencePiece."""
+class Difference(NamedTuple):
+    """A text that the exported tokenizer (`found`) cuts into other tokens than SentencePiece."""
 
     text: str
-    expected: Segmentation  # SentencePiece's
-    found: Segmentation
+    expected: list[str]
+    found: list[str]
 
 
 def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
@@ -107,53 +97,30 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
             "build_vocab.py builds without vocab.tokenizer"
         )
     proto = vocabulary.parse(model)
+    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
     added = [
-        {
-            "id": i,
-            "content": token,
-            "special": True,
-            "normalized": False,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-        }
-        for i, token in enumerate(SPECIALS)
+        {"id": i, "content": token, "special": True, **options} for i, token in enumerate(SPECIALS)
     ]
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": added,
         "normalizer": _normalizer(proto.normalizer_spec),
         # No merge makes a special token.
         "pre_tokenizer": _literals_apart() if vocabulary.kind(proto) == UNIGRAM else None,
         "post_processor": _template(),
-        "decoder": {
-            "type": "Metaspace",
-            "replacement": _SPACE,
-            "prepend_scheme": "always",
-            "split": False,
-        },
+        "decoder": _typed("Metaspace", replacement=_SPACE, prepend_scheme="always", split=False),
         "model": _segmentation(proto),
-    }
+    }  # fmt: skip
 
 
 def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
     if vocabulary.kind(proto) == UNIGRAM:
-        return {
-            "type": "Unigram",
-            "unk_id": UNK_ID,
-            "byte_fallback": False,
-            "vocab": [[piece.piece, piece.score] for piece in proto.pieces],
-        }
-    return {
-        "type": "BPE",
-        "unk_token": SPECIALS[UNK_ID],
-        "fuse_unk": True,  # as SentencePiece does
-        "byte_fallback": False,
-        "vocab": {piece.piece: i for i, piece in enumerate(proto.pieces)},
-        "merges": _merges(proto),
-    }
+        scored = [[piece.piece, piece.score] for piece in proto.pieces]
+        return _typed("Unigram", unk_id=UNK_ID, byte_fallback=False, vocab=scored)
+    ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    # Unknowns are fused as SentencePiece does.
+    options = {"unk_token": SPECIALS[UNK_ID], "fuse_unk": True, "byte_fallback": False}
+    return _typed("BPE", **options, vocab=ids, merges=_merges(proto))
 
 
 def _merges(proto: model_pb2.ModelProto) -> list[tuple[str, str]]:
@@ -194,16 +161,9 @@ def compare(
     for batch in vocabulary.batches(texts, _BATCH):
         encodings = exported.encode_batch(batch)
         for text, own, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
-            expected = [theirs[i] for i in own]
-            if encoding.ids != [theirs[BOS_ID], *expected, theirs[EOS_ID]]:
+            if encoding.ids != [theirs[i] for i in (BOS_ID, *own, EOS_ID)]:
                 pieces = processor.encode(text, out_type=str)
-                differences.append(
-                    Difference(
-                        text,
-                        Segmentation(tuple(expected), tuple(pieces)),
-                        Segmentation(tuple(encoding.ids[1:-1]), tuple(encoding.tokens[1:-1])),
-                    )
-                )
+                differences.append(Difference(text, pieces, encoding.tokens[1:-1]))
     return differences
 
 
@@ -213,8 +173,8 @@ def describe(differences: Sequence[Difference]) -> str:
     for difference in differences[:_SHOWN]:
         lines += [
             f"\n{difference.text}",
-            f"  SentencePiece  {' '.join(difference.expected.pieces)}",
-            f"  tokenizers     {' '.join(difference.found.pieces)}",
+            f"  SentencePiece  {' '.join(difference.expected)}",
+            f"  tokenizers     {' '.join(difference.found)}",
         ]
     if len(differences) > _SHOWN:
         lines.append(f"\nand {len(differences) - _SHOWN} more")
@@ -267,15 +227,15 @@ def _template() -> dict[str, Any]:
         kind = "SpecialToken" if name in SPECIALS else "Sequence"
         return {kind: {"id": name, "type_id": 0}}
 
-    return {
-        "type": "TemplateProcessing",
-        "single": [part(name) for name in (bos, "A", eos)],
-        "pair": [part(name) for name in (bos, "A", eos, eos, "B", eos)],
-        "special_tokens": {
+    return _typed(
+        "TemplateProcessing",
+        single=[part(name) for name in (bos, "A", eos)],
+        pair=[part(name) for name in (bos, "A", eos, eos, "B", eos)],
+        special_tokens={
             token: {"id": token, "ids": [i], "tokens": [token]}
             for i, token in ((BOS_ID, bos), (EOS_ID, eos))
         },
-    }
+    )
 
 
 def _literals_apart() -> dict[str, Any]:
@@ -285,40 +245,38 @@ def _literals_apart() -> dict[str, Any]:
     normalised text; SentencePiece never matches a control piece.
     """
     rest = "|".join(token.lstrip("</") for token in SPECIALS)
-    return {
-        "type": "Split",
-        "pattern": {"Regex": f"</?(?={rest})"},
-        "behavior": "MergedWithPrevious",
-        "invert": False,
-    }
+    pattern = {"Regex": f"</?(?={rest})"}
+    return _typed("Split", pattern=pattern, behavior="MergedWithPrevious", invert=False)
 
 
 def _normalizer(spec: model_pb2.NormalizerSpec) -> dict[str, Any]:
     """Return SentencePiece's normaliser, with dummy prefix, collapsed and escaped white space."""
-    precompiled = {
-        "type": "Precompiled",
-        "precompiled_charsmap": base64.b64encode(spec.precompiled_charsmap).decode("ascii"),
-    }
+    encoded = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
+    precompiled = _typed("Precompiled", precompiled_charsmap=encoded)
     steps = [precompiled]
     if spec.name == charsmap.STANDARD:
         steps = [
             _replace({"String": _STAND_IN}, _STOP),  # frees it for the kept character
             _replace({"String": _KEPT}, _STAND_IN),
             _replace({"Regex": _stops(spec.precompiled_charsmap)}, _STOP),
-            {"type": "NFKC"},
+            _typed("NFKC"),
             _replace({"String": _STAND_IN}, _KEPT),
             precompiled,
         ]
     spaces = [
         _replace({"Regex": r"\A +| +\z"}, ""),
         _replace({"Regex": " +"}, _SPACE),
-        {"type": "Prepend", "prepend": _SPACE},
+        _typed("Prepend", prepend=_SPACE),
     ]
-    return {"type": "Sequence", "normalizers": [*steps, *spaces]}
+    return _typed("Sequence", normalizers=[*steps, *spaces])
+
+
+def _typed(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": pattern, "content": content}
+    return _typed("Replace", pattern=pattern, content=content)
 
 
 @functools.lru_cache(maxsize=1)  # slow, and a program exports many models with one map

@@ -9,6 +9,7 @@ import functools
 import logging
 import pathlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from xlm.common import artifacts, declarations
 from xlm.interop import huggingface, parameters, vocap_encoder, weights, xlm_roberta
 from xlm.interop.task_heads import TaskHead
 from xlm.interop.vocabulary import TOKENIZER, parse
-from xlm.interop.weights import WEIGHTS, read_seal
+from xlm.interop.weights import WEIGHTS, Weights, read_seal
 
 _CONFIG, _CARD = "config.json", "README.md"
 
@@ -51,6 +52,8 @@ class _Form(Protocol):
     def DECLARATION(self) -> type[Any]: ...  # of config.json
     @property
     def REMEDY(self) -> str: ...  # of a config.json that is not as declared
+    @property
+    def HEAD(self) -> str: ...  # beginning of the tensors of the masked-LM head
 
     def config(
         self, sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None
@@ -62,7 +65,7 @@ class _Form(Protocol):
 
     def read_sizes(self, config: Any, path: pathlib.Path) -> dict[str, Any]: ...
 
-    def has_head(self, folder: pathlib.Path) -> bool: ...
+    def open_weights(self, folder: pathlib.Path) -> AbstractContextManager[Weights]: ...
 
     def read_arrays(self, folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]: ...
 
@@ -116,14 +119,9 @@ def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
 
 
 def write_model(
-    folder: pathlib.Path,
-    params: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-    tokenizer: bytes,
-    *,
-    task_head: TaskHead | None = None,
-    card: str = "",
-) -> None:
+    folder: pathlib.Path, params: Mapping[str, Any], sizes: Mapping[str, Any], tokenizer: bytes, *,
+    task_head: TaskHead | None = None, card: str = "",
+) -> None:  # fmt: skip
     """Write a model folder, absent or empty before; commands write it to one of `outputs.folder`.
 
     `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
@@ -211,8 +209,9 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
             f"{folder} holds a model of other settings:\n" + "\n".join(lines) + "\n"
             "Set these keys as there, or start from another model."
         )
-    if not form.has_head(folder):
-        raise ValueError(_NO_HEAD.format(folder))
+    with form.open_weights(folder) as found:
+        if not found.has(form.HEAD):
+            raise ValueError(_NO_HEAD.format(folder))
 
 
 def initial_params(

@@ -4,7 +4,7 @@ A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernel
 Parameters whose name begins with "layers" have a leading axis of layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -53,62 +53,47 @@ class Architecture(Artefact, frozen=True, kw_only=True):
 
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
     """Return names and shapes of all parameters; discriminators have no masked-LM head."""
-    width, embedding_size, position = (
-        sizes[key] for key in ("hidden_size", "embedding_size", "position")
+    width, embedding_size, num_heads = (
+        sizes[key] for key in ("hidden_size", "embedding_size", "num_heads")
     )
     found: _Shapes = {"embeddings.table": (sizes["vocab_size"], embedding_size)}
-    if sizes.get("embedding_norm", True):
-        found |= _norm("embeddings.norm", width)
+    # Inputs and outputs of dense layers, and sizes of LayerNorms.
+    dense: dict[str, tuple[int, int]] = {}
+    norms = {"embeddings.norm": width} if sizes.get("embedding_norm", True) else {}
     if has_head:
-        found |= _dense("head.dense", width, embedding_size)
-        found |= _norm("head.norm", embedding_size)
+        dense["head.dense"] = width, embedding_size
+        norms["head.norm"] = embedding_size
         found["head.bias"] = (sizes["vocab_size"],)
     if embedding_size != width:
-        found |= _dense("embeddings.project", embedding_size, width)
-    if position == "learned":
+        dense["embeddings.project"] = embedding_size, width
+    if sizes["position"] == "learned":
         found["embeddings.positions"] = (sizes["max_length"], width)
     if sizes["norm_position"] == "pre":
-        found |= _norm("final_norm", width)
+        norms["final_norm"] = width
     if sizes["num_layers"]:
-        layer = _layer(width, sizes["mlp_size"], sizes["num_heads"], position == "gated")
-        if sizes.get("cross_attention"):
-            layer |= _attention("cross_attention", width) | _norm("cross_attention_norm", width)
-        found |= {f"layers.{name}": (sizes["num_layers"], *layer[name]) for name in layer}
-        if position in ("relative", "gated"):
-            found["distances.bias"] = (sizes["distance_buckets"], sizes["num_heads"])
-    return found
-
-
-def _layer(width: int, mlp_size: int, num_heads: int, is_gated: bool) -> _Shapes:
-    found = _attention("attention", width)
-    if is_gated:
-        found |= {
-            "attention.gate.update": (num_heads, width // num_heads),
-            "attention.gate.reset": (num_heads, width // num_heads),
-            "attention.gate.scale": (num_heads,),
-        }
+        attentions = ["attention", *["cross_attention"] * sizes.get("cross_attention", False)]
+        for name in (f"layers.{one}" for one in attentions):
+            dense |= {
+                f"{name}.{one}": (width, width) for one in ("query", "key", "value", "output")
+            }
+            norms[f"{name}_norm"] = width
+        dense["layers.mlp.wide"] = width, sizes["mlp_size"]
+        dense["layers.mlp.output"] = sizes["mlp_size"], width
+        norms["layers.mlp_norm"] = width
+        if sizes["position"] in ("relative", "gated"):
+            found["distances.bias"] = (sizes["distance_buckets"], num_heads)
+        if sizes["position"] == "gated":
+            for gate in ("update", "reset"):
+                found[f"layers.attention.gate.{gate}"] = (num_heads, width // num_heads)
+            found["layers.attention.gate.scale"] = (num_heads,)
+    for name, shape in dense.items():
+        found |= {f"{name}.kernel": shape, f"{name}.bias": shape[1:]}
+    for name, size in norms.items():
+        found |= {f"{name}.scale": (size,), f"{name}.bias": (size,)}
     return {
-        **found,
-        **_norm("attention_norm", width),
-        **_dense("mlp.wide", width, mlp_size),
-        **_dense("mlp.output", mlp_size, width),
-        **_norm("mlp_norm", width),
+        name: (sizes["num_layers"], *shape) if name.startswith("layers.") else shape
+        for name, shape in found.items()
     }
-
-
-def _attention(name: str, width: int) -> _Shapes:
-    found: _Shapes = {}
-    for projection in ("query", "key", "value", "output"):
-        found |= _dense(f"{name}.{projection}", width, width)
-    return found
-
-
-def _dense(name: str, num_inputs: int, num_outputs: int) -> _Shapes:
-    return {f"{name}.kernel": (num_inputs, num_outputs), f"{name}.bias": (num_outputs,)}
-
-
-def _norm(name: str, width: int) -> _Shapes:
-    return {f"{name}.scale": (width,), f"{name}.bias": (width,)}
 
 
 def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -117,12 +102,9 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
     Rows of the table and the output bias beyond `vocab_size` are padding and left out. Raises
     ValueError if a shape does not match the sizes.
     """
-    found = {}
+    found, arrays = {}, dict(flattened(params))
     for name, shape in shapes(sizes, has_head="head" in params).items():
-        value: Any = params
-        for key in name.split("."):
-            value = value[key]
-        array = np.asarray(value, np.float32)
+        array = np.asarray(arrays[name], np.float32)
         array = array[: sizes["vocab_size"]] if name in _BY_PIECE else array
         if array.shape != shape:
             raise ValueError(
@@ -131,6 +113,17 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
             )
         found[name] = array
     return found
+
+
+def flattened(
+    params: Mapping[str, Any], separator: str = ".", prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of nested dicts with their names; see `nested`."""
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield prefix + name, value
 
 
 def nested(arrays: Mapping[str, np.ndarray], separator: str = ".") -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-import safetensors
 
 from xlm.common import artifacts, declarations
 from xlm.common.declarations import Artefact, Count, Digest, Name
@@ -49,7 +48,10 @@ class Notes(Artefact, frozen=True, kw_only=True):
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
     """Write nested dicts of arrays with `Notes`, atomically; ValueError for non-finite numbers."""
-    tensors, text = dict(_flat(params)), json.dumps(dict(notes), allow_nan=False)
+    tensors, text = (
+        dict(parameters.flattened(params, "/")),
+        json.dumps(dict(notes), allow_nan=False),
+    )
     with artifacts.atomic_path(path) as aside, declarations.of_file(path):
         weights.write(aside, tensors, {_NOTES: text}, {_NOTES: text.encode()})
 
@@ -57,14 +59,11 @@ def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[s
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
     """Read a file of `write_params`; ValueError if it is missing, damaged or of another origin."""
     try:
-        artifacts.check_readable(path)  # a pipe would never end
-        with safetensors.safe_open(path, framework="np") as file:
+        with weights.opened(path, _REMEDY) as file:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; {_REMEDY}") from None
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); {_REMEDY}") from None
     text, seal = metadata.get(_NOTES, ""), Seal(path, metadata)
     for name, array in arrays.items():
         seal.check(name, array)
@@ -74,11 +73,3 @@ def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
     notes = declarations.parse(text, Notes, place=f"{path}, {_NOTES}", remedy=_REMEDY)
     with declarations.of_file(path):
         return parameters.nested(arrays, "/"), notes
-
-
-def _flat(params: Mapping[str, Any], prefix: str = ""):
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, value

@@ -11,7 +11,7 @@ from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from xlm.common import artifacts, declarations, packages
 from xlm.common.declarations import Count
-from xlm.interop.vocabulary import TOKENIZER_FILES, tokenizer_file
+from xlm.interop.vocabulary import existing_file
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -46,15 +46,7 @@ class Segmenter:
 
 def read_segmenter(path: pathlib.Path) -> Segmenter:
     """Read a SentencePiece model or tokenizer.json, perhaps in a folder; ValueError without one."""
-    if path.is_dir():
-        found = tokenizer_file(path)
-        if found is None:
-            raise ValueError(
-                f"{path} has none of {', '.join(TOKENIZER_FILES)}; name the file itself"
-            )
-        path = found
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
+    path = existing_file(path, "name the file itself")
     return _of_json(path) if path.suffix == ".json" else _of_sentencepiece(path)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from xlm.interop import parameters
+
 SEQUENCES, TOKENS, SPANS = "SequenceClassification", "TokenClassification", "QuestionAnswering"
 # Modules of `xlm.models.heads` and those of the classes, XLM-R's and XLM-R XL's alike.
 _MODULES: dict[str, dict[str, str]] = {
@@ -70,9 +72,8 @@ class TaskHead:
         return _labels(names) if names else {}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
-        _flatten(self.params, _PREFIX, found)
-        return found
+        found = parameters.flattened(self.params, prefix=_PREFIX)
+        return {name: np.ascontiguousarray(array) for name, array in found}
 
     def config(self) -> dict[str, Any]:
         """Return the value of "task" in config.json of our own form."""
@@ -86,11 +87,3 @@ def _labels(names: Mapping[int, str]) -> dict[str, Any]:
         "id2label": {str(number): name for number, name in names.items()},
         "label2id": {name: number for number, name in names.items()},
     }
-
-
-def _flatten(params: Mapping[str, Any], prefix: str, found: dict[str, np.ndarray]) -> None:
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            _flatten(value, f"{prefix}{name}.", found)
-        else:
-            found[prefix + name] = np.ascontiguousarray(value)

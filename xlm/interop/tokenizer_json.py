@@ -164,7 +164,7 @@ def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
         _check_kept_blanks(value, names, splits[-1])
     # Strip removes all white space, and "first" does not see a beginning behind it.
     is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
-    if not is_safe and any(_strips_left(step) for step in steps):
+    if not is_safe and any(step.type == "Strip" and step.strip_left for step in steps):
         raise ValueError(
             "the normaliser strips the left of a text, which needs WhitespaceSplit, or "
             f"prepend_scheme 'always' and a character map; {_REMEDY}"
@@ -230,10 +230,6 @@ def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step
             f"the piece {several[0]!r} is of several blanks, between which the pre-tokenizer "
             f"splits and SentencePiece would not; {_REMEDY}"
         )
-
-
-def _strips_left(step: Step) -> bool:
-    return step.type == "Strip" and step.strip_left
 
 
 def _steps(value: Step | None) -> Iterator[Step]:

@@ -132,6 +132,14 @@ def tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
+def existing_file(path: pathlib.Path, remedy: str) -> pathlib.Path:
+    """Return a file, or the tokenizer of a folder; ValueError, in this case with `remedy`."""
+    found = tokenizer_file(path) if path.is_dir() else path
+    if found is None:
+        raise ValueError(f"{path} has none of {', '.join(TOKENIZER_FILES)}; {remedy}")
+    return artifacts.existing(found)
+
+
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
@@ -143,17 +151,11 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
     tokenizer.json, of which the first is used. Raises ValueError if there is no such file, or it
     cannot be read or is neither unigram nor BPE.
     """
-    if path.is_dir():
-        found = tokenizer_file(path)
-        if found is None:
-            raise ValueError(
-                f"{path} has no {TOKENIZER}, {_FAIRSEQ} or {_JSON}; write the model's tokenizer "
-                "into it with save_pretrained, or give a --vocabulary for the model to continue "
-                "with"
-            )
-        path = found
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; correct the path")
+    remedy = (
+        "write the model's tokenizer into it with save_pretrained, or give a --vocabulary for the "
+        "model to continue with"
+    )
+    path = existing_file(path, remedy)
     content = artifacts.read_bytes(path)
     with declarations.of_file(path):
         if path.suffix == ".json":
@@ -217,12 +219,9 @@ def swap(
             num_unknown += not known
             result[i] = rows[known].mean(axis=0, dtype=np.float64) if known else fallback
     return Swapped(
-        table=np.ascontiguousarray(result[:, :-1]),
-        bias=np.ascontiguousarray(result[:, -1]),
-        copied=len(sources) - len(made),
-        segmented=len(made) - num_unknown,
-        unknown=num_unknown,
-    )
+        table=np.ascontiguousarray(result[:, :-1]), bias=np.ascontiguousarray(result[:, -1]),
+        copied=len(sources) - len(made), segmented=len(made) - num_unknown, unknown=num_unknown,
+    )  # fmt: skip
 
 
 def prune(

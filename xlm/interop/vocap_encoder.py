@@ -10,6 +10,7 @@ head's tensors, which begin with "task.". Readers of encoders leave these out.
 
 import pathlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from xlm.interop.weights import Weights
 
 MODEL_TYPE = "vocap-encoder"
 _VERSION = 1
-_HEAD = "head."  # beginning of the tensors of the masked-LM head
+HEAD = "head."  # beginning of the tensors of the masked-LM head
 REMEDY = "write the folder again with xlm export"
 
 
@@ -58,12 +59,9 @@ def config(
     # A folder of XLM-R lacks settings that its positions and weights need none of.
     whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
     found = Config(
-        model_type=MODEL_TYPE,
-        format_version=_VERSION,
-        masked_lm_head=has_head,
-        task=_Task(**task_head.config()) if task_head else None,
-        **msgspec.structs.asdict(whole),
-    )
+        model_type=MODEL_TYPE, format_version=_VERSION, masked_lm_head=has_head,
+        task=_Task(**task_head.config()) if task_head else None, **msgspec.structs.asdict(whole),
+    )  # fmt: skip
     return msgspec.to_builtins(found)
 
 
@@ -91,9 +89,8 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
     return {key: getattr(config, key) for key in _ARCHITECTURE}
 
 
-def has_head(folder: pathlib.Path) -> bool:
-    with Weights.open(folder, REMEDY) as weights:
-        return any(name.startswith(_HEAD) for name in weights.names)
+def open_weights(folder: pathlib.Path) -> AbstractContextManager[Weights]:
+    return Weights.open(folder, REMEDY)
 
 
 def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
@@ -103,6 +100,6 @@ def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
     another shape.
     """
     shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
-    with Weights.open(folder, REMEDY) as weights:
+    with open_weights(folder) as weights:
         weights.check_names(shapes, config.task.tensors if config.task else ())
         return {name: weights.read(name, shape) for name, shape in shapes.items()}

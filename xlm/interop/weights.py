@@ -89,30 +89,28 @@ def read_seal(path: pathlib.Path) -> Seal:
     """Read the digests of a safetensors file; none if there is no file."""
     if not path.exists():
         return Seal(path, None)
-    with _opened(path) as file:
+    with opened(path) as file:
         return Seal(path, file.metadata())
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
+def opened(path: pathlib.Path, remedy: str = _COPY) -> Iterator[Any]:
+    """Open a safetensors file; ValueError, with the remedy, if it is damaged."""
     try:
         artifacts.check_readable(path)  # a pipe would never end
         with safetensors.safe_open(path, framework="np") as file:
             yield file
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); {_COPY}") from None
+        raise ValueError(f"{path}: cannot be read ({error}); {remedy}") from None
 
 
 class Weights:
     """Tensors of a folder by name, from opened `files`; see `open`."""
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        files: Mapping[pathlib.Path, Any],
-        remedy: str,
+        self, folder: pathlib.Path, files: Mapping[pathlib.Path, Any], remedy: str,
         tied: Mapping[str, str],
-    ):
+    ):  # fmt: skip
         self._folder, self._remedy, self._tied = folder, remedy, tied
         self._files = {
             name: (path, file, seal)
@@ -138,12 +136,15 @@ class Weights:
                     raise ValueError(
                         f"{path} does not exist, but {folder / _INDEX} lists it; {_COPY}"
                     )
-                files[path] = stack.enter_context(_opened(path))
+                files[path] = stack.enter_context(opened(path))
             yield cls(folder, files, remedy, tied)
 
     @property
     def names(self) -> Collection[str]:
         return self._files.keys()
+
+    def has(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in self._files)
 
     def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
         """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from xlm.interop.task_heads import TaskHead
 from xlm.interop.weights import Weights
 
 REMEDY = "write the folder again with save_pretrained"
+_NOT_OF_THESE = "the file is not the one of these weights: copy both again"
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
 _PREFIX = "roberta."  # of an encoder's tensors; a folder of only the encoder lacks it
@@ -160,6 +161,7 @@ class XLMRoberta:
 
     DECLARATION = Config
     REMEDY = REMEDY
+    HEAD = _HEAD
 
     @property
     def class_name(self) -> str:
@@ -180,11 +182,7 @@ class XLMRoberta:
             )
         return "; ".join(found)
 
-    def has_head(self, folder: pathlib.Path) -> bool:
-        with self._open(folder) as weights:
-            return _has_head(weights)
-
-    def _open(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
+    def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
@@ -195,10 +193,10 @@ class XLMRoberta:
         """
         sizes, first = self._sizes(config), config.pad_token_id + 1
         width = sizes["hidden_size"]
-        with self._open(folder) as weights:
-            has_head = _has_head(weights)
+        with self.open_weights(folder) as weights:
+            has_head = weights.has(_HEAD)
             found = self._parameters(sizes, has_head=has_head)
-            drop = _dropped_prefix(weights.names)
+            drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
             names = {name for parameter in found for name in parameter.names}
             others = [] if has_head else [n for n in weights.names if n.startswith(_OTHER_HEADS)]
             weights.check_names(
@@ -254,7 +252,23 @@ class XLMRoberta:
 
     def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
         """Return the sizes of config.json; ValueError if a setting is not one of the class's."""
-        _check(config, path)
+        for key, wanted in _FIXED.items():
+            if (found := getattr(config, key)) != wanted:
+                raise ValueError(
+                    f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models "
+                    "of XLM-R's architecture can be read"
+                )
+        if config.hidden_size % config.num_attention_heads:
+            raise ValueError(
+                f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
+                f"{config.num_attention_heads}; {_NOT_OF_THESE}"
+            )
+        if config.max_position_embeddings < config.pad_token_id + 2:
+            raise ValueError(
+                f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
+                f"pad_token_id {config.pad_token_id} and those before leave none for text; "
+                f"{_NOT_OF_THESE}"
+            )
         return self._sizes(config)
 
     def _sizes(self, config: Config) -> dict[str, Any]:
@@ -278,33 +292,16 @@ class XLMRoberta:
 
 
 XLM_R = XLMRoberta(
-    "xlm-roberta",
-    "XLMRoberta",
-    _POST_NORMS,
-    {
-        "position": "learned",
-        "norm_position": "post",
-        "embedding_norm": True,
-        "cross_attention": False,
-    },
+    "xlm-roberta", "XLMRoberta", _POST_NORMS,
+    {"position": "learned", "norm_position": "post", "embedding_norm": True,
+     "cross_attention": False},
     {"type_vocab_size": 2, "layer_norm_eps": 1e-12},
-)
+)  # fmt: skip
 XLM_R_XL = XLMRoberta(
-    "xlm-roberta-xl",
-    "XLMRobertaXL",
-    _PRE_NORMS,
+    "xlm-roberta-xl", "XLMRobertaXL", _PRE_NORMS,
     {**XLM_R.fixed, "norm_position": "pre", "embedding_norm": False},
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
-)
-
-
-def _has_head(weights: Weights) -> bool:
-    return any(name.startswith(_HEAD) for name in weights.names)
-
-
-def _dropped_prefix(names: Collection[str]) -> str:
-    """Return the prefix that an encoder saved alone, such as `XLMRobertaModel`, lacks."""
-    return "" if any(name.startswith(_PREFIX) for name in names) else _PREFIX
+)  # fmt: skip
 
 
 def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
@@ -321,24 +318,3 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
     for number, layer in enumerate(itertools.chain([] if first is None else [first], layers)):
         stack[number] = layer
     return stack
-
-
-def _check(config: Config, path: pathlib.Path) -> None:
-    for key, wanted in _FIXED.items():
-        if (found := getattr(config, key)) != wanted:
-            raise ValueError(
-                f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models of "
-                "XLM-R's architecture can be read"
-            )
-    if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
-            f"{config.num_attention_heads}; the file is not the one of these weights: copy both "
-            "again"
-        )
-    if config.max_position_embeddings < config.pad_token_id + 2:
-        raise ValueError(
-            f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
-            f"pad_token_id {config.pad_token_id} and those before leave none for text; the file "
-            "is not the one of these weights: copy both again"
-        )

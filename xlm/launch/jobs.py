@@ -199,13 +199,9 @@ def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
             workdir = text if of_text else f"{job.workdir}/{grids.run_folder(run, seed)}"
             seeded = {} if of_text else {"train.seed": str(seed)}
             new = dataclasses.replace(
-                job,
-                name=f"{job.name}-{len(made)}",
-                config=config,
-                workdir=workdir,
-                overrides={**job.overrides, **seeded},
-                shared="" if of_text else text,
-            )
+                job, name=f"{job.name}-{len(made)}", config=config, workdir=workdir,
+                overrides={**job.overrides, **seeded}, shared="" if of_text else text,
+            )  # fmt: skip
             made.setdefault(workdir, new)
     return list(made.values())
 

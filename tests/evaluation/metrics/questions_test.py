@@ -341,8 +341,6 @@ class BestAnswersTest(parameterized.TestCase):
 
     def test_wrong_input_is_told(self):
         start, end, features = random_windows(0)
-        with self.assertRaisesRegex(ValueError, r"different shapes: start \(13, 12\), end \(12"):
-            questions.best_answers(start, end[1:], **features)
         features["examples"] = np.zeros(13, int)
         with self.assertRaisesRegex(ValueError, "not those of 5 questions"):
             questions.best_answers(start, end, **features)

@@ -205,7 +205,7 @@ _NOTHING = Span("", 0, NO_SPAN)
 class Found:
     """Distinct spans in the windows of a question, best first, and the score of "no answer".
 
-    That is the lowest start + end at the null position of all windows.
+    That is the lowest start + end at `<s>`, the first token, of all windows.
     """
 
     spans: tuple[Span, ...]
@@ -222,25 +222,17 @@ class Found:
 
 
 def best_answers(
-    start: np.ndarray,
-    end: np.ndarray,
-    *,
-    offsets: np.ndarray,
-    answerable: np.ndarray,
-    max_context: np.ndarray,
-    examples: np.ndarray,
-    contexts: Sequence[str],
-    n_best: int = 20,
+    start: np.ndarray, end: np.ndarray, *, offsets: np.ndarray, answerable: np.ndarray,
+    max_context: np.ndarray, examples: np.ndarray, contexts: Sequence[str], n_best: int = 20,
     max_answer_length: int = 30,
-    null_position: int = 0,
-) -> list[Found]:
+) -> list[Found]:  # fmt: skip
     """Find the best spans of each question in its sliding windows, as text of the original context.
 
     A span (s, e) scores start[s] + end[e]. Its ends are among the `n_best` highest allowed starts
     and ends of its window, s <= e < s + max_answer_length, both lie in the context, and s has the
     most context in this window (SQuAD's baselines, Devlin et al. 2019). White space at the edges of
     a span is cut off, and empty spans are left out. At most `n_best` spans are returned. Raises
-    ValueError for shapes that do not fit, or a question without window.
+    ValueError for a question without window.
 
     Args:
       start, end: [N, L] logits of N windows of L tokens.
@@ -248,11 +240,11 @@ def best_answers(
       answerable: [N, L] whether a token is one of the context.
       max_context: [N, L] whether no other window has more context around the token.
       examples: [N] number of each window's question, an index into `contexts` [E].
-      null_position: token whose logits stand for "no answer".
     """
-    _check_windows(start, end, offsets, answerable, max_context, examples, len(contexts))
+    if not np.array_equal(np.unique(examples), np.arange(len(contexts))):
+        raise ValueError(f"the windows are not those of {len(contexts)} questions, from 0 on")
     null_scores = np.full(len(contexts), np.inf)
-    null = start[:, null_position].astype(np.float64) + end[:, null_position]
+    null = start[:, 0].astype(np.float64) + end[:, 0]
     np.minimum.at(null_scores, examples, null)
     starts = np.where(answerable & max_context, start, -np.inf)
     ends = np.where(answerable, end, -np.inf)
@@ -267,23 +259,6 @@ def best_answers(
         Found(_spans(context, begin[part], stop[part], scores[part], n_best), float(null_score))
         for context, part, null_score in zip(contexts, parts, null_scores, strict=True)
     ]
-
-
-def _check_windows(start, end, offsets, answerable, max_context, examples, questions: int) -> None:
-    shape = start.shape
-    fits = (
-        end.shape == answerable.shape == max_context.shape == shape
-        and offsets.shape == (*shape, 2)
-        and examples.shape == shape[:1]
-    )
-    if not fits:
-        raise ValueError(
-            f"windows of different shapes: start {shape}, end {end.shape}, "
-            f"offsets {offsets.shape}, answerable {answerable.shape}, "
-            f"max_context {max_context.shape}, examples {examples.shape}"
-        )
-    if not np.array_equal(np.unique(examples), np.arange(questions)):
-        raise ValueError(f"the windows are not those of {questions} questions, numbered from 0")
 
 
 _WINDOWS_AT_ONCE = 2048  # bounds the memory of all pairs of starts and ends

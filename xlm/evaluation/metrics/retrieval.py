@@ -19,7 +19,6 @@ MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "distance": lambda cosine, mean: cosine - mean,
     "absolute": lambda cosine, mean: cosine,
 }
-RETRIEVALS = ("forward", "backward", "intersection", "max")
 
 
 def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
@@ -72,76 +71,42 @@ class Mined:
     scores: np.ndarray
 
 
-def mine(
-    sources: np.ndarray,
-    targets: np.ndarray,
-    *,
-    margin: str = "ratio",
-    retrieval: str = "max",
-    k: int = 4,
-) -> Mined:
+def mine(sources: np.ndarray, targets: np.ndarray, *, margin: str = "ratio", k: int = 4) -> Mined:
     """Mine pairs that may be translations, by margin (Artetxe and Schwenk 2019, Eq. 2).
 
         score(x, y) = margin(cos(x, y), (mean_z cos(x, z) + mean_z cos(y, z)) / 2)
 
     z are the k neighbours of x among the targets, and of y among the sources, given sentence
-    vectors [N, D] and [M, D]. Each sentence chooses the best of its k neighbours. `margin` is a key
-    of `MARGINS`; "absolute" is the bare cosine. `retrieval` says whose choices count: "forward" the
-    sources', "backward" the targets', "intersection" those that agree, "max" both, best first, each
-    sentence in one pair only. Defaults are XTREME's for BUCC. Raises ValueError for another margin
-    or retrieval, or a side without sentences.
+    vectors [N, D] and [M, D]. Each sentence of both sides chooses the best of its k neighbours; of
+    these pairs, best first, each sentence is in one only. `margin` is a key of `MARGINS`;
+    "absolute" is the bare cosine. Defaults are XTREME's for BUCC. Raises ValueError for another
+    margin, or a side without sentences.
     """
-    if margin not in MARGINS or retrieval not in RETRIEVALS:
-        raise ValueError(
-            f"margin {margin!r} must be of {', '.join(MARGINS)}, retrieval {retrieval!r} of "
-            f"{', '.join(RETRIEVALS)}"
-        )
+    if margin not in MARGINS:
+        raise ValueError(f"margin {margin!r} must be of {', '.join(MARGINS)}")
     if not len(sources) or not len(targets):
         raise ValueError(f"nothing to mine in {len(sources)} and {len(targets)} sentences")
     forward, its_targets = nearest_neighbours(sources, targets, k)
     backward, its_sources = nearest_neighbours(targets, sources, k)
-    means = forward.mean(axis=1), backward.mean(axis=1)
-    scores = MARGINS[margin](forward, (means[0][:, None] + means[1][its_targets]) / 2)
-    best = scores.argmax(axis=1)
-    rows = np.arange(len(sources))
-    ahead = Mined(rows, its_targets[rows, best], scores[rows, best])
-    scores = MARGINS[margin](backward, (means[1][:, None] + means[0][its_sources]) / 2)
-    best = scores.argmax(axis=1)
-    rows = np.arange(len(targets))
-    back = Mined(its_sources[rows, best], rows, scores[rows, best])
-    return _chosen(ahead, back, retrieval)
+    ahead, back = forward.mean(axis=1), backward.mean(axis=1)
 
+    def chosen(cosines: np.ndarray, found: np.ndarray, own: np.ndarray, others: np.ndarray):
+        scores = MARGINS[margin](cosines, (own[:, None] + others[found]) / 2)
+        rows, best = np.arange(len(scores)), scores.argmax(axis=1)
+        return rows, found[rows, best], scores[rows, best]
 
-def _chosen(ahead: Mined, back: Mined, retrieval: str) -> Mined:
-    if retrieval == "forward":
-        return _best_first(ahead)
-    if retrieval == "backward":
-        return _best_first(back)
-    if retrieval == "intersection":
-        agree = back.sources[ahead.targets] == ahead.sources
-        return _best_first(ahead, agree)
-    both = _best_first(
-        Mined(
-            np.concatenate([ahead.sources, back.sources]),
-            np.concatenate([ahead.targets, back.targets]),
-            np.concatenate([ahead.scores, back.scores]),
-        )
-    )
+    rows, columns, scores = chosen(forward, its_targets, ahead, back)
+    more_columns, more_rows, more_scores = chosen(backward, its_sources, back, ahead)
+    rows, columns = np.append(rows, more_rows), np.append(columns, more_columns)
+    scores = np.append(scores, more_scores)
     used: tuple[set[int], set[int]] = set(), set()
-    free = np.zeros(len(both.scores), bool)
-    for i, pair in enumerate(zip(both.sources.tolist(), both.targets.tolist(), strict=True)):
-        free[i] = pair[0] not in used[0] and pair[1] not in used[1]
-        if free[i]:
-            used[0].add(pair[0])
-            used[1].add(pair[1])
-    return _best_first(both, free)
-
-
-def _best_first(pairs: Mined, keep: np.ndarray | None = None) -> Mined:
-    order = np.argsort(-pairs.scores, kind="stable")
-    if keep is not None:
-        order = order[keep[order]]
-    return Mined(pairs.sources[order], pairs.targets[order], pairs.scores[order])
+    kept = []
+    for i in np.argsort(-scores, kind="stable").tolist():
+        if rows[i] not in used[0] and columns[i] not in used[1]:
+            used[0].add(rows[i])
+            used[1].add(columns[i])
+            kept.append(i)
+    return Mined(rows[kept], columns[kept], scores[kept])
 
 
 def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -16,24 +16,17 @@ _TOKENIZERS = {
 _DEFAULT_TOKENIZER = "13a"
 
 
-def scores(
-    references: Sequence[str],
-    hypotheses: Sequence[str],
-    language: str,
-    *,
-    is_tokenized: bool = False,
-) -> dict[str, float]:
+def scores(references: Sequence[str], hypotheses: Sequence[str], language: str) -> dict[str, float]:
     """Return BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
       chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
       tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
 
-    multi-bleu.perl expects tokenised text and cuts it at blanks. With `is_tokenized` so does
-    `tokenized_bleu`, and equals that script's score up to rounding. Plain text is tokenised as for
-    `bleu`: papers use the scripts of Moses, which differ a little and are not part of sacreBLEU.
-    `language` is the code of the target language, for its tokenizer, with or without script or
-    region. Raises ValueError if there are no sentences, or the lengths differ.
+    multi-bleu.perl expects tokenised text and cuts it at blanks. Here plain text is tokenised as
+    for `bleu`: papers use the scripts of Moses, which differ a little and are not part of
+    sacreBLEU. `language` is the code of the target language, for its tokenizer, with or without
+    script or region. Raises ValueError if there are no sentences, or the lengths differ.
     """
     if len(references) != len(hypotheses) or not references:
         raise ValueError(
@@ -42,22 +35,22 @@ def scores(
         )
     percentages = {
         name: metric.corpus_score(list(hypotheses), [list(references)]).score
-        for name, metric in _metrics(language, is_tokenized).items()
+        for name, metric in _metrics(language).items()
     }
     # A perfect BLEU, the exponential of a mean of logarithms, is a little above 100.
     return {name: min(score / 100, 1.0) for name, score in percentages.items()}
 
 
-def signatures(language: str, *, is_tokenized: bool = False) -> dict[str, str]:
+def signatures(language: str) -> dict[str, str]:
     """Return sacreBLEU's signature of each of `scores`, to be reported with them."""
     found = {}
-    for name, metric in _metrics(language, is_tokenized).items():
+    for name, metric in _metrics(language).items():
         metric.corpus_score([""], [[""]])  # a signature has the number of references
         found[name] = str(metric.get_signature())
     return found
 
 
-def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
+def _metrics(language: str) -> dict[str, Any]:
     with packages.needed("scoring translations", "translate"):
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -68,9 +61,6 @@ def _metrics(language: str, is_tokenized: bool) -> dict[str, Any]:
         "bleu": BLEU(tokenize=tokenizer, force=True),
         "chrf": CHRF(),
         "tokenized_bleu": BLEU(
-            lowercase=True,
-            tokenize="none" if is_tokenized else tokenizer,
-            smooth_method="none",
-            force=True,
+            lowercase=True, tokenize=tokenizer, smooth_method="none", force=True
         ),
     }

@@ -2,7 +2,7 @@
 
 from absl.testing import absltest
 
-from xlm.training.collectives import collectives_of
+from benchmarks.collectives import collectives_of
 
 # `\` joins lines, which a program's text does not break.
 TEXT = """HloModule step

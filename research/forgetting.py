@@ -1,6 +1,6 @@
 """Compare a model before and after continued training, language by language: what it has forgotten.
 
-    xlm forgetting --before=DIR --after=DIR --rows=DIR,... --output=FOLDER
+    python -m research.forgetting --before=DIR --after=DIR --rows=DIR,... --output=FOLDER
 
 --before and --after are working directories of train.py, whose latest checkpoints are read. --rows
 are working directories with packed rows of the same vocabulary: those of the first training show
@@ -15,6 +15,7 @@ data or, if none are scored, its validation data. Writes report.md, its plot and
 
 import math
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,9 +24,8 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks.tasks import TASKS
-from xlm.common import declarations, entry_point, outputs
-from xlm.evaluation import forgetting
-from xlm.evaluation.forgetting import AUC, LOSS
+from vocap import figures
+from xlm.common import artifacts, declarations, entry_point, outputs, tables
 from xlm.evaluation.replaced_token import UNIGRAM
 from xlm.evaluation.task_results import read_results, reported_scores, reported_split
 from xlm.experiment import evaluators
@@ -37,17 +37,19 @@ from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 
-_BEFORE = flags.DEFINE_string("before", None, "The working directory that was started from.")
-_AFTER = flags.DEFINE_string("after", None, "The working directory of the continued training.")
-_ROWS = flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
-_OUTPUT = outputs.define_flags("The folder to write.")
-_OBJECTIVE = flags.DEFINE_string(
-    "allow_objective", "", "Objective of another package that is imported if the runs record it."
-)
-_TASKS = flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
-_SEQUENCES = flags.DEFINE_integer(
-    "sequences", 1000, "Held-out rows used per language; 0 for all.", lower_bound=0
-)
+REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
+LOSS, AUC = "exact loss", "AUC, unigram"
+
+# Scores before and after by language.
+Change = Mapping[str, tuple[float, float]]
+# Changes by data and measure, such as ("rows", LOSS).
+Changes = Mapping[tuple[str, str], Change]
+
+NOTE = """\
+- *relative*: (before - after) / before, as in Table 6. The sign of the loss is turned, so that what
+  is positive is forgetting. A score that was 0 has none.
+- *exact loss*: nats a token, of the masked LM or the generator on held-out text.
+- Scores are in per cent. An AUC of 50 is chance. Means are of the columns."""
 
 _ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 
@@ -61,35 +63,30 @@ class Model(NamedTuple):
     tokenizer: str
 
 
-def main(_) -> None:
-    if len(_TASKS.value) not in (0, 2):
-        raise ValueError(
-            f"--tasks names {len(_TASKS.value)} folders, must be two: before and after"
-        )
-    inputs = [_BEFORE.value, _AFTER.value, *_ROWS.value, *_TASKS.value]
-    with outputs.folder(_OUTPUT.value, inputs) as aside:
-        print(_report(aside))
-    print(f"report: {(pathlib.Path(_OUTPUT.value) / forgetting.REPORT).absolute()}")
-
-
-def _report(folder: pathlib.Path) -> str:
+def compare(
+    before: pathlib.Path, after: pathlib.Path, rows: Sequence[str], folder: pathlib.Path, *,
+    tasks: Sequence[str] = (), max_sequences: int = 1000, objective: str = "",
+) -> str:  # fmt: skip
+    """Compare two runs on rows, and on two folders of a task; write the report, and return it."""
+    if len(tasks) not in (0, 2):
+        raise ValueError(f"--tasks names {len(tasks)} folders, must be two: before and after")
     # Read first: scoring the models takes long.
-    of_task = _task_changes(*map(pathlib.Path, _TASKS.value)) if _TASKS.value else {}
-    models = before, after = [
-        read_model(flag, pathlib.Path(value), _SEQUENCES.value, _OBJECTIVE.value)
-        for flag, value in (("--before", _BEFORE.value), ("--after", _AFTER.value))
+    of_task = _task_changes(*map(pathlib.Path, tasks)) if tasks else {}
+    models = first, second = [
+        read_model(flag, workdir, max_sequences, objective)
+        for flag, workdir in (("--before", before), ("--after", after))
     ]
-    stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in _ROWS.value}
-    check_comparable(before, after, stores)
+    stores = {name: open_packed_dataset(Folders(pathlib.Path(name))) for name in rows}
+    check_comparable(first, second, stores)
     # The last folders of the paths, or the paths where these are not distinct.
     names = [pathlib.Path(path).name for path in stores]
     names = names if len(set(names)) == len(names) else list(stores)
-    changes: dict[tuple[str, str], forgetting.Change] = {}
+    changes: dict[tuple[str, str], Change] = {}
     for name, store in zip(names, stores.values(), strict=True):
         found = [scores(model, store) for model in models]
         changes |= {(name, of): _both(found[0][of], found[1][of]) for of in found[0]}
     title = " and ".join(f"{model.name}, step {model.trained.step}," for model in models)
-    return forgetting.write_report(changes | of_task, title.removesuffix(","), folder)
+    return write_report(changes | of_task, title.removesuffix(","), folder)
 
 
 def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: str = "") -> Model:
@@ -158,7 +155,7 @@ def _both(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[
     return {name: pair for name, pair in both.items() if not any(map(math.isnan, pair))}
 
 
-def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Change]:
+def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], Change]:
     """Read the reported metric of two runs of a task, by language.
 
     Raises ValueError if a run is not finished, they differ in task, data or split, or no language
@@ -195,5 +192,91 @@ def _task_changes(*folders: pathlib.Path) -> dict[tuple[str, str], forgetting.Ch
     return {("task", f"{name}, {TASKS[name].metrics[0]}{data}"): change}
 
 
-def run() -> None:
+def relative(measure: str, before: float, after: float) -> float:
+    """Return the relative loss of quality in per cent: negative for a gain, NaN if it was 0."""
+    worse = after - before if measure == LOSS else before - after
+    return 100 * worse / abs(before) if before else math.nan
+
+
+def form_of(measure: str) -> tuple[str, float]:
+    """Return a measure's number format and factor in tables; scores are in per cent."""
+    return ("{:.3f}", 1.0) if measure == LOSS else ("{:.1f}", 100.0)
+
+
+def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
+    """Write report, plot and results; return the report. ValueError if no score is in both runs."""
+    changes = {of: change for of, change in changes.items() if change}
+    if not changes:
+        raise ValueError(
+            "no language has a score both before and after; compare runs on rows, or tasks, of "
+            "the same languages"
+        )
+    plot_changes(changes, folder / PLOT)
+    parts = ["# Forgetting", tables.escaped(title), NOTE]
+    results = []
+    for (data, measure), change in changes.items():
+        parts += [f"## {tables.escaped(data)}: {measure}", change_table(measure, change)]
+        before, after = ({name: both[i] for name, both in change.items()} for i in (0, 1))
+        results.append({"data": data, "measure": measure, "before": before, "after": after})
+    text = tables.page(*parts, f"![Relative loss of quality by language]({PLOT})")
+    artifacts.write_text(folder / REPORT, text)
+    artifacts.write_json(folder / RESULTS, {"changes": results})
+    return text
+
+
+def change_table(measure: str, change: Change) -> str:
+    """Return a table: before, after and the relative loss, a row per language."""
+    form, scale = form_of(measure)
+    form = form.strip("{:}")
+    rows = [
+        {
+            "language": language,
+            "before": scale * before,
+            "after": scale * after,
+            "relative %": relative(measure, before, after),
+        }
+        for language, (before, after) in sorted(change.items())
+    ]
+    formats = {"before": form, "after": form, "relative %": "+.1f"}
+    return tables.markdown(rows, formats, mean=formats)
+
+
+def plot_changes(changes: Changes, path: pathlib.Path) -> None:
+    """Plot the relative losses of quality by language as bars, a panel per data and measure."""
+    size = (8, 0.8 + 2.2 * len(changes))
+    figure, panels = figures.new(size, nrows=len(changes), squeeze=False)
+    for axes, ((data, measure), change) in zip(panels[:, 0], changes.items(), strict=True):
+        values = {name: relative(measure, *both) for name, both in sorted(change.items())}
+        colours = ["tab:red" if value > 0 else "tab:blue" for value in values.values()]
+        axes.bar(list(values), list(values.values()), color=colours, alpha=0.7)
+        axes.axhline(0, color="black", lw=0.8)
+        axes.set_title(f"{data}: {measure}", fontsize=10)
+        axes.set_ylabel("worse by, %")
+        axes.grid(axis="y", alpha=0.3)
+    figures.save(figure, path)
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    with outputs.folder(
+        given.output, [given.before, given.after, *given.rows, *given.tasks]
+    ) as aside:
+        report = compare(
+            pathlib.Path(given.before), pathlib.Path(given.after), given.rows, aside,
+            tasks=given.tasks, max_sequences=given.sequences, objective=given.allow_objective,
+        )  # fmt: skip
+        print(report)
+    print(f"report: {(pathlib.Path(given.output) / REPORT).absolute()}")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("before", None, "The working directory that was started from.")
+    flags.DEFINE_string("after", None, "The working directory of the continued training.")
+    flags.DEFINE_list("rows", None, "Working directories with rows to score on.")
+    outputs.define_flags("The folder to write.")
+    flags.DEFINE_string(
+        "allow_objective", "", "Objective of another package, imported if the runs record it."
+    )
+    flags.DEFINE_list("tasks", [], "Two folders of finetune.py, before and after.")
+    flags.DEFINE_integer("sequences", 1000, "Held-out rows used per language; 0 for all.", 0)
     entry_point.run(main, required=("before", "after", "rows", "output"))

@@ -1,9 +1,7 @@
 """Two checkpoints compared on rows: against the evaluators themselves, and what is refused."""
 
-import contextlib
 import dataclasses
 import functools
-import io
 import pathlib
 import tempfile
 from unittest import mock
@@ -14,20 +12,18 @@ from absl.testing import absltest
 
 from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset
-from tests import commands, factories, golden, tiny_tasks
+from research import forgetting
+from research.forgetting import AUC, LOSS
+from tests import factories, golden, tiny_tasks
 from tests.cli.stores import write_store
 from tests.task_results import task_results
 from xlm.common import artifacts
-from xlm.evaluation import forgetting
-from xlm.evaluation.forgetting import AUC, LOSS
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, model, objectives
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.experiment.pretrained import read_run
 from xlm.training.checkpoint import Checkpoints
 from xlm.training.state import TrainState
-
-tool = commands.load("forgetting")
 
 LENGTH = 16
 
@@ -60,7 +56,10 @@ def config_of(objective: str = "replaced_token", **changes):
 
 
 def initial_state(objective: str, store: PackedDataset) -> TrainState:
-    config, mesh = config_of(objective), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+    config, mesh = (
+        config_of(objective),
+        forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1]),
+    )
     made = objectives.objective(config, store, mesh)
     functions = model.train_functions(config, made, mesh)
     return factories.first_state(functions, factories.random_params(made))
@@ -83,7 +82,7 @@ class ForgettingTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.enterClassContext(mock.patch.object(tool, "read_run", functools.cache(read_run)))
+        cls.enterClassContext(mock.patch.object(forgetting, "read_run", functools.cache(read_run)))
         tokenizer = tiny_tasks.tokenizer()
         cls.first, cls.second, cls.masked = (cls.folder / n for n in ("first", "second", "masked"))
         # The second run's rows are of one of the first's languages, and other text.
@@ -107,26 +106,23 @@ class ForgettingTest(absltest.TestCase):
             for one in found
         }
 
-    def report(self, before: pathlib.Path, after: pathlib.Path, *args: str, rows="") -> str:
-        printed = io.StringIO()
+    def report(self, before: pathlib.Path, after: pathlib.Path, *tasks, rows=(), **options) -> str:
         self.output = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "out"
-        rows = rows or f"{self.first},{self.second}"
-        given = (f"--before={before}", f"--after={after}", f"--rows={rows}")
-        with (
-            commands.parsed("forgetting", *given, f"--output={self.output}", *args) as rest,
-            contextlib.redirect_stdout(printed),
-        ):
-            tool.main(rest)
-        return printed.getvalue()
+        rows = rows or (str(self.first), str(self.second))
+        tasks = [str(self.folder / name) for name in tasks]
+        return forgetting.compare(before, after, rows, self.output, tasks=tasks, **options)
 
     def test_scores_are_those_of_the_evaluators(self):
-        printed = self.report(self.first, self.second, rows=str(self.first))
+        printed = self.report(self.first, self.second, rows=[str(self.first)])
         changes = self.changes()
         self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
         # The second model on rows of the first's, in a language that its own do not have.
-        trained, store = tool.read_run(data_builders.Folders(self.second)), self.stores[self.first]
-        config, mesh = config_of(), tool.make_mesh(tool._ONE_DEVICE, jax.devices()[:1])
+        trained, store = (
+            forgetting.read_run(data_builders.Folders(self.second)),
+            self.stores[self.first],
+        )
+        config, mesh = config_of(), forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1])
         config.evaluation.max_sequences = 0
         exact = evaluators.exact_masked_lm(
             config, masked_lm_of(trained.objective), store, mesh, in_training=False
@@ -142,32 +138,28 @@ class ForgettingTest(absltest.TestCase):
                 self.assertNotAlmostEqual(before, after, places=3)
 
     def test_a_run_and_itself(self):
-        self.report(self.masked, self.masked, "--sequences=2", rows=str(self.second))
+        self.report(self.masked, self.masked, max_sequences=2, rows=[str(self.second)])
         ((key, change),) = self.changes().items()
         self.assertEqual(key, ("second", LOSS))
         before, after = change["aa"]
         self.assertEqual(before, after)
-        self.report(self.masked, self.masked, rows=str(self.second))
+        self.report(self.masked, self.masked, rows=[str(self.second)])
         self.assertNotEqual(self.changes()[key]["aa"][0], before)
 
-    @mock.patch.object(tool, "scores", lambda *_: {LOSS: {"aa": 4.0}})
+    @mock.patch.object(forgetting, "scores", lambda *_: {LOSS: {"aa": 4.0}})
     def test_scores_of_a_task(self):
-        for task, split, title in (
-            ("udpos", "test", "udpos, f1"),
-            ("cola", "validation", "cola, matthews, validation data"),
-        ):
+        for task, split, title in (("cola", "validation", "cola, matthews, validation data"),):
             for name, score in (("one", 0.5), ("two", 0.4)):
                 results = task_results(task, {"en": 0.8, "de": score}, split)
                 artifacts.write_json(self.folder / name / "results.json", results)
-            both = f"--tasks={self.folder / 'one'},{self.folder / 'two'}"
-            printed = self.report(self.masked, self.masked, both)
+            printed = self.report(self.masked, self.masked, "one", "two")
             self.assertEqual([data for data, _ in self.changes()], ["first", "second", "task"])
             self.assertIn(f"## task: {title}\n", printed)
             self.assertIn("| de | 50.0 | 40.0 | +20.0 |", printed)
         with self.assertRaisesRegex(ValueError, "--tasks names 1 folders, must be two"):
-            self.report(self.masked, self.masked, "--tasks=x")
+            self.report(self.masked, self.masked, "x")
 
-    @mock.patch.object(tool, "read_model", mock.Mock(side_effect=AssertionError))
+    @mock.patch.object(forgetting, "read_model", mock.Mock(side_effect=AssertionError))
     def test_tasks_that_do_not_compare_are_found_first(self):
         own = task_results("text_classes", {"en": 0.5})
         for name, results in (
@@ -188,9 +180,8 @@ class ForgettingTest(absltest.TestCase):
              "results.json: the object has the unknown field changes; name the --w"),
             ("mine", "yours", "xnli_mine .*'mine', .*yours of 'yours'; name two"),
         ):  # fmt: skip
-            both = ",".join(str(self.folder / f"xnli_{one}") for one in (before, after))
             with self.assertRaisesRegex(ValueError, message):
-                self.report(self.masked, self.masked, f"--tasks={both}")
+                self.report(self.masked, self.masked, f"xnli_{before}", f"xnli_{after}")
         self.assertFalse(self.output.exists())
 
     def test_refusals(self):
@@ -200,7 +191,7 @@ class ForgettingTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "--after: .*other is no --workdir of train.py"):
             self.report(self.first, other)
         with self.assertRaisesRegex(ValueError, "--rows .*other: the vocabulary .* is not that of"):
-            self.report(self.first, self.second, rows=f"{self.first},{other}")
+            self.report(self.first, self.second, rows=[str(self.first), str(other)])
         with self.assertRaisesRegex(ValueError, "of ReplacedToken and --after of MaskedLM"):
             self.report(self.first, self.masked)
         rate = self.folder / "rate"
