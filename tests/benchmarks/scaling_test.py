@@ -29,7 +29,7 @@ class MeasuredTest(parameterized.TestCase):
     def test_a_device_holds_the_state_and_sends_the_gradient(self):
         config = small(STEP)
         found = scaling.measured(config, scaling.devices_of("cpu:8"), 0.0)
-        expected = memory.estimate(config, 8).bytes
+        expected = memory.estimate(config, 8).bytes()
         state = sum(expected[part] for part in ("parameters", "optimizer", "extra state"))
         # Besides tokens and languages of two sequences, the step and the random key.
         self.assertBetween(found["arguments"] - state, 2 * 17 * 4, 2 * 17 * 4 + 64)

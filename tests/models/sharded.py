@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.collectives import collectives_of
 from configs import quickstart
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
 from xlm.models.encoder import Encoder, EncoderSettings, output_table
-from xlm.training.collectives import collectives_of
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import batch_sharding, make_mesh, param_shardings, replicated
 

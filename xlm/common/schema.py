@@ -134,7 +134,7 @@ def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     there = {limit: limits[limit] for limit in wanted if limit in limits}
     if not all(wanted[limit](bound) for limit, bound in there.items()):
         said = " and ".join(
-            f"{limit.replace('_', ' ')} {bound:g}" for limit, bound in there.items()
+            f"{limit.replace('_', ' ')} {bound:.10g}" for limit, bound in there.items()
         )
         raise ValueError(f"{name} is {value}, must be {said}")
 

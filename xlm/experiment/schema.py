@@ -246,7 +246,7 @@ def _limits(declared: Key) -> str:
     if declared.limits["choices"]:
         return "one of " + ", ".join(declared.limits["choices"])
     there = (one for one in ("at_least", "above", "at_most", "below") if one in declared.limits)
-    bounds = [f"{one.replace('_', ' ')} {declared.limits[one]:g}" for one in there]
+    bounds = [f"{one.replace('_', ' ')} {declared.limits[one]:.10g}" for one in there]
     return ", ".join([words(declared.kind), *bounds])
 
 
