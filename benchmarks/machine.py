@@ -12,7 +12,7 @@ import jax
 from absl import flags
 
 from xlm.common import artifacts
-from xlm.training import host_memory
+from xlm.training import compilation
 
 
 def define_flags(*, cores: int, repetitions: int) -> None:
@@ -28,7 +28,7 @@ def set_up(cores: int = 0) -> None:
     Args:
       cores: the process, and XLA in it, is pinned to so many; 0 for all.
     """
-    host_memory.keep_freed()
+    compilation.keep_freed()
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     if cores == 1:

@@ -45,11 +45,11 @@ import jax
 import pytest
 
 from xlm.common import entry_point
-from xlm.training import host_memory
+from xlm.training import compilation
 
 # Torch for GPUs loads it, and where TensorFlow is loaded that ends in a segmentation fault.
 sys.modules["triton"] = None  # type: ignore[assignment]
-host_memory.keep_freed()
+compilation.keep_freed()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 entry_point.collect_seldom()
 

@@ -12,14 +12,14 @@ import jax
 from absl.testing import absltest, parameterized
 
 from tests import commands, processes
-from xlm.training import host_memory
+from xlm.training import compilation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Of an array that glibc gives back to the kernel by default, and larger than its padding here.
 PAGES = 25_000
 PROGRAM = f"""
 import resource, sys, threading
-from xlm.training import host_memory
+from xlm.training import compilation
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -29,7 +29,7 @@ def faults():
     thread.join()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-is_kept = "keep" in sys.argv and host_memory.keep_freed()
+is_kept = "keep" in sys.argv and compilation.keep_freed()
 faults()
 print(is_kept, faults())
 """
@@ -40,7 +40,7 @@ class KeepFreedTest(absltest.TestCase):
     def run_program(self, *arguments: str, **variables: str) -> tuple[bool, int]:
         """Whether memory is kept, and the page faults of the second of two arrays."""
         environment = {**processes.environment(), **variables}
-        for name in set(host_memory.VARIABLES) - set(variables):
+        for name in set(compilation.MALLOC_VARIABLES) - set(variables):
             environment.pop(name, None)
         command = [sys.executable, "-c", PROGRAM, *arguments]
         found = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -80,7 +80,7 @@ class BackendTest(parameterized.TestCase):
             mock.patch.object(metadata, "entry_points", return_value=plugins),
             mock.patch.object(util, "find_spec", return_value=libtpu),
         ):
-            self.assertEqual(host_memory.is_of_cpu(), expected)
+            self.assertEqual(compilation.is_of_cpu(), expected)
 
     @parameterized.parameters(
         ("train", "quickstart.py:runlocal", True), ("evaluate", "quickstart.py:runlocal", True),
@@ -88,8 +88,8 @@ class BackendTest(parameterized.TestCase):
         ("predict", "finetune/tatoeba.py", False),
     )  # fmt: skip
     def test_commands_keep_memory_on_cpus_alone(self, command, config, is_of_cpu):
-        self.enter_context(mock.patch.object(host_memory, "is_of_cpu", return_value=is_of_cpu))
-        keep_freed = self.enter_context(mock.patch.object(host_memory, "keep_freed"))
+        self.enter_context(mock.patch.object(compilation, "is_of_cpu", return_value=is_of_cpu))
+        keep_freed = self.enter_context(mock.patch.object(compilation, "keep_freed"))
         flags = f"--config=configs/{config}", "--workdir=/dev/null"  # where they end with an error
         self.assertEqual(commands.execute(command, *flags).returncode, 2)
         self.assertEqual(keep_freed.call_count, int(is_of_cpu))

@@ -8,8 +8,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests import factories
-from xlm.training.optimizer import Optimizer, make_optimizer
-from xlm.training.schedules import learning_rate_schedule
+from xlm.training.optimizer import Optimizer, learning_rate_schedule, make_optimizer
 from xlm.training.settings import OptimizerSettings
 from xlm.training.stages import stage_optimizer, stages_of
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from xlm.training.schedules import learning_rate_schedule
+from xlm.training.optimizer import learning_rate_schedule
 from xlm.training.settings import SCHEDULES
 
 NUM_STEPS = 100

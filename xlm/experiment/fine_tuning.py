@@ -31,7 +31,7 @@ from xlm.interop.params_file import Encoder as Encoding
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from xlm.training.accumulation import Accumulation
-from xlm.training.schedules import wsd_decay_steps
+from xlm.training.optimizer import wsd_decay_steps
 from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
 from xlm.training.sharding import host_parts, make_mesh
 from xlm.training.step import TrainFunctions, make_train_functions

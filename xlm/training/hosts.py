@@ -10,7 +10,7 @@ from absl import flags, logging
 from jax.experimental import multihost_utils
 
 from xlm.common.artifacts import Stage
-from xlm.training import host_memory
+from xlm.training import compilation
 
 
 def define_flags() -> Callable[[], None]:
@@ -31,8 +31,8 @@ def define_flags() -> Callable[[], None]:
     )
 
     def join() -> None:
-        if host_memory.is_of_cpu():
-            host_memory.keep_freed()
+        if compilation.is_of_cpu():
+            compilation.keep_freed()
         if distributed.value:
             jax.distributed.initialize(
                 coordinator.value,

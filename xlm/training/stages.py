@@ -14,8 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from xlm.training.optimizer import Optimizer, make_optimizer
-from xlm.training.schedules import wsd_decay_steps
+from xlm.training.optimizer import Optimizer, make_optimizer, wsd_decay_steps
 from xlm.training.settings import OptimizerSettings
 
 
