@@ -1,4 +1,4 @@
-"""Optimizer: AdamW, or Muon for the layers' matrices; dense or row-wise table updates; schedules."""
+"""Optimizer and its schedules: AdamW, or Muon for the layers' matrices; dense or row-wise tables."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
