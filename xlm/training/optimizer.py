@@ -1,4 +1,4 @@
-"""Optimizer and its schedules: AdamW, or Muon for the layers' matrices; dense or row-wise tables."""
+"""Optimizer and schedules: AdamW, or Muon for the layers' matrices; dense or row-wise tables."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
