@@ -593,7 +593,7 @@ def disks() -> Iterator[Condition]:
 
     def enlarged(name: str) -> Change:
         return lambda world: subprocess.run(
-            ["mount", "-o", "remount,size=64m", world.job / name], check=True
+            ["mount", "-o", "remount,size=64m,nr_inodes=1000", world.job / name], check=True
         )
 
     for command, name in (

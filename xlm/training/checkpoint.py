@@ -36,8 +36,8 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not compl
 
 def _worth_reading(record: logging.LogRecord) -> bool:
     """Keep our log lines and all warnings; Orbax logs about thirty lines per checkpoint."""
-    if record.name == "asyncio" and "/orbax/" in record.getMessage():
-        return False  # tasks of a read that has failed, which we report
+    if record.name == "asyncio" and "never retrieved" in record.getMessage():
+        return False  # of other tasks of a read that has failed, which we report
     is_of_orbax = "/orbax/" in record.pathname
     if is_of_orbax:  # its threads log tracebacks of errors that `SaveError` reports
         record.exc_info = None
