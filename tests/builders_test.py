@@ -434,7 +434,3 @@ class FoldersTest(absltest.TestCase):
             data_builders.open_packed_dataset(folders)
         with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
             folders.read_tokenizer()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -273,7 +273,3 @@ class ReadmeTest(absltest.TestCase):
         self.assertContainsSubset(["vocab/spm.model", "report/report.md"], rows)
         for name in rows:
             self.assertTrue((scratch() / "runs" / "quickstart" / name).exists(), name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -141,7 +141,3 @@ class CommandTest(absltest.TestCase):
         self.assertRegex(found.stderr, "no encoder; give --encoder, one of xlmr_base, ")
         found = self.run_tool("configs/quickstart.py", "--encoder=xlmr_base")
         self.assertRegex(found.stderr, "--encoder is for configs of configs/finetune; leave it out")
-
-
-if __name__ == "__main__":
-    absltest.main()

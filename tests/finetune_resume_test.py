@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files
@@ -152,7 +152,3 @@ class RunDataTest(Case):
             self.flip(path)
             tiny_tasks.run(config, self.folder / "run")
         self.assertFalse((self.folder / "run/data.json").exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

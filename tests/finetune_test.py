@@ -8,7 +8,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
@@ -438,7 +438,3 @@ class PatternsTest(parameterized.TestCase):
         self.assertEqual(
             task_data.languages(task_settings(config), "test"), TASKS["pawsx"].languages
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -147,7 +147,3 @@ class GivenTokenizerTest(absltest.TestCase):
         config = quickstart.get_config("runlocal")
         config.vocab.tokenizer = str(self.write("one.model", model()))
         self.assertEqual(memory.absent_rows(config).vocab_size, 5 + len(PIECES))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -357,7 +357,3 @@ class ReplacedTokenTest(parameterized.TestCase):
         measured = temporary_bytes(config, 8)
         expected = estimated["activations"] + estimated["gradients"]
         self.assertBetween(measured / expected, 0.85, 1.1)  # most gradients come after the peak
-
-
-if __name__ == "__main__":
-    absltest.main()

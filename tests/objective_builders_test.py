@@ -7,7 +7,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
@@ -489,7 +489,3 @@ class ObjectiveTest(parameterized.TestCase):
         self.assertFalse(masked_lm.has_masked_lm(objective))
         with self.assertRaisesRegex(ValueError, "Objective has no masked LM on packed sequences"):
             masked_lm.masked_lm_of(objective)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -93,7 +93,3 @@ class OwnKindTest(absltest.TestCase):
             predict.main(rest)
         lines = map(json.loads, output.read_text().splitlines())
         return [(line["id"], line["prediction"]) for line in lines]
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from tests import commands, tiny_tasks
@@ -168,7 +168,3 @@ class CodeOfFoldersTest(parameterized.TestCase):
         artifacts.write_json(self.workdir / "train/settings.json", recorded)
         found = pretrained.run_config(Folders(self.workdir), recorded["objective"])
         self.assertEqual(found.skip_gram.width, 8)
-
-
-if __name__ == "__main__":
-    absltest.main()

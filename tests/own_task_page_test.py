@@ -71,7 +71,3 @@ class PageTest(absltest.TestCase):
         first = json.loads(lines[0])
         self.assertEqual(first["id"], "2")
         self.assertEqual(set(first["probabilities"]), {"complaint", "praise"})
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TextExample
 from tests import tiny_tasks
@@ -273,7 +273,3 @@ class TagsTest(Case):
         results = self.run_it(self.config("tags", "words,", task__class_weights=(1.0, 2.0)))
         self.assertEqual(results["test"]["en"], {"macro_f1": 1.0, "accuracy": 1.0})
         self.assertEqual(results["class_weights"], {"DT": 1.0, "NN": 2.0})
-
-
-if __name__ == "__main__":
-    absltest.main()

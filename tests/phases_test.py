@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart
 from xlm.common import artifacts
@@ -85,7 +85,3 @@ class PhasesTest(parameterized.TestCase):
         theirs.claim()
         with self.assertRaisesRegex(ValueError, "learning_rate: there 1e-06, now 1e-05"):
             self.enter_context(mine.held(claims=False))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -289,7 +289,3 @@ class SearchTest(absltest.TestCase):
                 self.assertEqual(settings.pop(name), same.digests()[name])
                 (folder / "settings.json").write_text(json.dumps(settings))
                 prediction.search_lines(config, side, side, None, folder)  # of an older run
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -144,7 +144,3 @@ class PrepareDataTest(absltest.TestCase):
         for path in self.rows.iterdir():
             path.unlink()
         self.assert_refused("corpus.root is corpus; .*absolute", "--plan", corpus__root="corpus")
-
-
-if __name__ == "__main__":
-    absltest.main()

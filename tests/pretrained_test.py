@@ -77,7 +77,3 @@ class PretrainedTest(absltest.TestCase):
         self.assertEqual(read_settings(str(folders.workdir)), found.settings)
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))
-
-
-if __name__ == "__main__":
-    absltest.main()

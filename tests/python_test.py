@@ -109,7 +109,3 @@ class EncoderTest(absltest.TestCase):
             self.encoder.fill("the cat")
         with self.assertRaisesRegex(ValueError, "have no tokens"):
             self.encoder.loss([""])
-
-
-if __name__ == "__main__":
-    absltest.main()

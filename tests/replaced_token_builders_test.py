@@ -8,7 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import xy_lent
@@ -187,7 +187,3 @@ class FrozenGeneratorTest(parameterized.TestCase):
         self.trained(dataclasses.replace(program_test.store(), tokenizer="other"))
         with self.assertRaisesRegex(ValueError, "whose vocabulary differs from this run's"):
             self.detection()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -207,7 +207,3 @@ class StreamTest(absltest.TestCase):
                 np.testing.assert_array_equal(found["tokens"], expected["tokens"])
         size = config.train.batch_size
         self.assertEqual(seen, {(0, *[2] * size), (1, *[0] * size), (2, *[1] * size)})
-
-
-if __name__ == "__main__":
-    absltest.main()

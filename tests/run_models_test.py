@@ -6,7 +6,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import xy_lent
@@ -254,7 +254,3 @@ class ExportTest(TestCase):
             jax.tree.map(np.testing.assert_array_equal, found, expected)
             self.assertEqual(again, {**sizes, "vocab_size": len(new_table)})
             self.assertNotIn("head", found)
-
-
-if __name__ == "__main__":
-    absltest.main()

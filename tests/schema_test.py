@@ -150,7 +150,3 @@ class RecipesTest(absltest.TestCase):
             text = path.read_text(encoding="utf-8")
             if path.name != "schema.py":
                 self.assertNotRegex(text, r"config\.\w+ = ConfigDict\(\)", path)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks.tasks import TASKS
@@ -93,7 +93,3 @@ class SettingsTest(Case):
         for task in TASKS.values():
             self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
             self.assertEqual(task.is_translation, task.kind == "translation")
-
-
-if __name__ == "__main__":
-    absltest.main()

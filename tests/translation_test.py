@@ -10,7 +10,7 @@ from unittest import mock
 import flax.linen as nn
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs.finetune import multi30k, wmt14
@@ -470,7 +470,3 @@ class Wmt14Test(parameterized.TestCase):
         names = [(call.args[0], call.kwargs["split"]) for call in load.call_args_list]
         self.assertEqual(names, [("wmt14_translate/de-en", split)
                                  for split in ("train", "validation", "test")])  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -106,7 +106,3 @@ class RunTest(absltest.TestCase):
         self.assertFalse((self.parent / "none").exists())
         with self.assertRaisesRegex(ValueError, "masked_lm has no cross-attention; .*veco"):
             self.start(folders.workdir, "last")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import veco
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
@@ -218,7 +218,3 @@ class FolderTest(parameterized.TestCase):
         check(cross, plain)
         with self.assertRaisesRegex(ValueError, "layers.mlp"):
             check(cross, other)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -152,7 +152,3 @@ class WorkingDirectoryTest(absltest.TestCase):
             r"  corpus\.languages: there \['en', 'sw'\], now \['en'\]\n"
             r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nWhere",
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.evaluation import decoding
 from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search, repeat
@@ -425,7 +425,3 @@ class CacheTest(parameterized.TestCase):
             alone = self.cached(settings, row=i, width=int(length))
             np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
             np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5, atol=1e-6)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -9,7 +9,7 @@ import types
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from tests import factories
@@ -177,7 +177,3 @@ class NothingHeldOutTest(TestCase):
         self.store = write_store(folder, {"aa": 0})
         with self.assertRaisesRegex(ValueError, "no held-out rows .* corpus.heldout_fraction"):
             self.evaluator()
-
-
-if __name__ == "__main__":
-    absltest.main()

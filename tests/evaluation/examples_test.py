@@ -232,7 +232,3 @@ class TableTest(absltest.TestCase):
             for (text, truth), one in zip(texts, itertools.cycle(probabilities), strict=False)
         ]
         golden.check(self, __file__, "examples", examples_table(found) + "\n")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -54,7 +54,3 @@ class MeanTest(absltest.TestCase):
     def test_no_phases(self):
         with self.assertRaisesRegex(ValueError, "robust.num_phases"):
             mean_losses(PairRecord({"a": 1.0}))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -111,7 +111,3 @@ class ReportTest(absltest.TestCase):
         self.check("pair_report_one", record(np.ones((1, 1))))
         one = record(np.array([[1.0, 1, 0]]), [1.0, 1.0, None])
         self.check("pair_report_unseen", one, lambda *_: [])
-
-
-if __name__ == "__main__":
-    absltest.main()

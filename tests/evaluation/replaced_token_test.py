@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
@@ -265,7 +265,3 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(values["rtd/unigram/precision/bb"], 0)
         self.assertNotIn("rtd/own/precision/aa", values)
         self.assertEqual(values["rtd/own/replaced"], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

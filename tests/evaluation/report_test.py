@@ -133,7 +133,3 @@ class ReportTest(absltest.TestCase):
         contrast = {"step": 2, "train/loss": 50.0, "train/contrast_loss": 50.0}
         metrics = [{**METRICS[0], "train/mlm_loss": 6.0}, contrast, METRICS[-1]]
         self.check("report_mixture", metrics=metrics, allocation=None)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -8,7 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
@@ -186,7 +186,3 @@ class RetrievalTest(parameterized.TestCase):
         self.assertEqual(dataclasses.astuple(expected["sw"])[2:], (0.2, 5))
         vectors = self.vectors(some["sw"], L, 8)
         np.testing.assert_array_equal(found.call_args_list[0].args[0], vectors)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pack_rows
 from knn_sampling.settings import OutputLayerSettings
@@ -231,7 +231,3 @@ class SampledLossTest(parameterized.TestCase):
         self.assertLessEqual(max(found.values()) - min(found.values()), 2)
         self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
         self.assertGreater(values["sampling/exact_loss"], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

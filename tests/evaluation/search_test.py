@@ -106,7 +106,3 @@ class SentenceEncoderTest(parameterized.TestCase):
         for vector, sentence, states in zip(vectors, sentences, encode(*arrays), strict=True):
             expected = np.mean(states[1 : 1 + len(sentence)], axis=0)
             np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import dataclasses
 import types
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
@@ -97,7 +97,3 @@ class SelectionTest(parameterized.TestCase):
         self.assertEmpty(self.kept)
         select(self.at(2, en=0, sw=1))
         self.assertLen(self.kept, 1)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
 from tests import golden
@@ -76,7 +76,3 @@ class TaskResultsTest(parameterized.TestCase):
             self, __file__, f"task_results_{len(averaged or [])}",
             task_results.table(TASKS["translation"], results) + "\n",
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

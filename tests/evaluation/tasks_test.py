@@ -207,7 +207,3 @@ class PredictorTest(parameterized.TestCase):
     def test_no_features(self):
         predictor = Predictor(self.objective, batch_size=2, buckets=(8,), pad=1)
         self.assertEqual(predictor(self.params, []), [])
-
-
-if __name__ == "__main__":
-    absltest.main()

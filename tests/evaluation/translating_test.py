@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.translation_features import TranslationFeature
 from knn_sampling.exact_layers import FullSoftmax
@@ -215,7 +215,3 @@ class TranslatorTest(parameterized.TestCase):
             translator(params(SHALLOW[0]), given)
             counted.append(translator.throughput.sentences)
         self.assertEqual(counted, [0, 0, 3, 8])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import json
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import golden
 from tests.evaluation.xtreme_cases import Case, answers
@@ -322,7 +322,3 @@ class ReportTest(Case):
         table = xtreme_report.averages_table(found)
         for name, score in zip(names, ("25.0", "50.0", "75.0"), strict=True):
             self.assertIn(f"| {name} | {score} |", table)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,8 +2,6 @@
 
 import json
 
-from absl.testing import absltest
-
 from tests.evaluation.xtreme_cases import Case, answers
 from xlm.evaluation import xtreme_submission
 
@@ -127,7 +125,3 @@ class SubmissionTest(Case):
             ValueError, "4 and .*8 are runs of tatoeba between which no score"
         ):
             self.submit()
-
-
-if __name__ == "__main__":
-    absltest.main()

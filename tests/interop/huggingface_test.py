@@ -464,7 +464,3 @@ class EntryPointTest(absltest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((self.folder / "here/tokenizer.json").exists())
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"here", "spm.model"})
-
-
-if __name__ == "__main__":
-    absltest.main()

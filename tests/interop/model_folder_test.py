@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import sentencepiece as spm
 import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests.interop.xlm_roberta_test import (
     PADDED,
@@ -104,7 +104,3 @@ class OwnTokenizerTest(FolderTest):
         own = own_model("bytes", self.parent)
         with self.assertRaisesRegex(ValueError, "byte pieces; .*; read this one with sentencepi"):
             huggingface.export_tokenizer(own, self.folder)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,7 @@ import tempfile
 
 import numpy as np
 import safetensors
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
 from xlm.interop.params_file import Encoder, Notes, read_params, write_params
@@ -111,7 +111,3 @@ class ParamsFileTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "best.safetensors: task/bias has .* not finite"):
             write_params(self.path, {"task": {"bias": np.float32([np.nan])}}, NOTES)
         self.assertEqual(read_params(self.path)[1].step, 7)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -170,7 +170,3 @@ class OwnFormTest(absltest.TestCase):
             TaskHead("classification", task_heads.SEQUENCES, LABELS, params)
         with self.assertRaisesRegex(ValueError, "3 outputs and 2 labels"):
             TaskHead("tagging", task_heads.TOKENS, LABELS[:2], params)
-
-
-if __name__ == "__main__":
-    absltest.main()

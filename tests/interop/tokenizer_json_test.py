@@ -15,7 +15,7 @@ import numpy as np
 import sentencepiece as spm
 import tokenizers
 import transformers
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from vocap import merge
@@ -288,7 +288,3 @@ class CharsmapTest(MapCase):
         folded = spm.SentencePieceNormalizer(rule_name="nmt_nfkc_cf").serialized_model_proto()
         folded = model_pb2.ModelProto.FromString(folded).normalizer_spec.precompiled_charsmap
         self.assertFalse(charsmap.is_standard(folded))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -391,7 +391,3 @@ class PruneTest(parameterized.TestCase):
         for texts in ([], ["", " "]):
             with self.assertRaisesRegex(ValueError, "the texts are empty"):
                 vocabularies.prune(model_of(made_up_pieces(0)), texts)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
 from tests.interop.xlm_roberta_test import (
@@ -206,7 +206,3 @@ class InitialTest(OwnFormTest):
             self.differing(rotary, rotary_theta=5e5),
             ["  model.rotary_theta: there 10000.0, now 500000.0"],
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -241,7 +241,3 @@ class ParityTest(parameterized.TestCase):
         self.assertEqual(loaded("the thing")["input_ids"], expected)
         with self.assertRaisesRegex(ValueError, "vocap-encoder"):
             transformers().AutoModelForMaskedLM.from_pretrained(self.folder)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
 from vocap import merge
@@ -460,7 +460,3 @@ class InitialParamsTest(FolderTest):
         (self.folder / "spm.model").unlink()
         with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* xlm import"):
             self.initial_params(PADDED)
-
-
-if __name__ == "__main__":
-    absltest.main()
