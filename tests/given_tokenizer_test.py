@@ -123,14 +123,11 @@ class GivenTokenizerTest(absltest.TestCase):
             self.assertEqual(found.encode(text), expected.encode(text))
 
     def test_what_is_none(self):
+        vocab = [["<unk>", 0], ["a", -1], ["a", -2]]
         twice = {
             "normalizer": None,
             "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"},
-            "model": {
-                "type": "Unigram",
-                "unk_id": 0,
-                "vocab": [["<unk>", 0], ["a", -1], ["a", -2]],
-            },
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab},
         }
         for name, content, message in (
             ("empty.model", b"", "empty.model: not a SentencePiece model"),

@@ -24,69 +24,38 @@ from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
-class UnlabelledTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class UnlabelledTest(tiny_tasks.FolderCase):
     def read(self, task: str, text: str, name: str = "mine.txt"):
         tiny_tasks.write(self.folder / name, text)
-        return self.reader(task)(self.folder / name, TASKS[task])
+        return KINDS[TASKS[task].kind].readers.unlabelled(self.folder / name, TASKS[task])
 
-    def reader(self, task: str):
-        return KINDS[TASKS[task].kind].readers.unlabelled
-
-    def test_texts(self):
-        self.assertEqual(
-            self.read("cola", "Eins.\n\n Zwei, drei.\n"),
-            [TextExample("1", "Eins.", None, None), TextExample("3", "Zwei, drei.", None, None)],
-        )
-
-    def test_a_tab_is_text_but_where_it_ends_a_column(self):
-        found = self.read("cola", "Eins.\tZwei.\n\tDrei.\n")
-        self.assertEqual([one.text for one in found], ["Eins.\tZwei.", "Drei."])
-        with self.assertRaisesRegex(ValueError, "line 1: 2 columns, but cola takes one text"):
-            self.read("cola", "Eins.\tZwei.\n", "mine.tsv")
-
-    def test_pairs(self):
-        self.assertEqual(
-            self.read("xnli", "下雨。\t湿。\n", "mine.tsv.xz"),
-            [TextExample("1", "下雨。", "湿。", None)],
-        )
-
-    def test_words(self):
-        self.assertEqual(
-            self.read("udpos", "我 爱 北京\n"), [TaggedExample("1", ("我", "爱", "北京"), ())]
-        )
-
-    def test_questions(self):
-        self.assertEqual(
-            self.read("tydiqa", "Wer?\tDer Bär.\n"), [QuestionExample("1", "Wer?", "Der Bär.", ())]
-        )
-        text = json.dumps(
-            {
-                "data": [
-                    {
-                        "paragraphs": [
-                            {"context": "Der Bär.", "qas": [{"id": "x", "question": "Wer?"}]}
-                        ]
-                    }
-                ]
-            }
-        )
-        self.assertEqual(
-            self.read("tydiqa", text, "mine.json.xz"),
-            [QuestionExample("x", "Wer?", "Der Bär.", ())],
-        )
+    def test_lines_of_every_kind(self):
+        question = {"context": "Der Bär.", "qas": [{"id": "x", "question": "Wer?"}]}
+        squad = json.dumps({"data": [{"paragraphs": [question]}]})
+        for task, name, text, expected in (
+            ("cola", "mine.txt", "Eins.\n\n Zwei.\n", [TextExample("1", "Eins.", None, None),
+                                                      TextExample("3", "Zwei.", None, None)]),
+            # A tab is text but where it ends a column.
+            ("cola", "mine.txt", "Eins.\tZwei.\n\tDrei.\n", [
+                TextExample("1", "Eins.\tZwei.", None, None), TextExample("2", "Drei.", None, None)
+            ]),
+            ("xnli", "mine.tsv.xz", "下雨。\t湿。\n", [TextExample("1", "下雨。", "湿。", None)]),
+            ("udpos", "mine.txt", "我 爱 北京\n", [TaggedExample("1", ("我", "爱", "北京"), ())]),
+            ("tydiqa", "mine.txt", "Wer?\tDer Bär.\n",
+             [QuestionExample("1", "Wer?", "Der Bär.", ())]),
+            ("tydiqa", "mine.json.xz", squad, [QuestionExample("x", "Wer?", "Der Bär.", ())]),
+        ):  # fmt: skip
+            self.assertEqual(self.read(task, text, name), expected)
 
     @parameterized.parameters(
         ("xnli", "a\tb\nc\n", "line 2: 1 columns, but xnli takes two texts with one tab"),
         ("xquad", "a\tb\tc\n", "line 1: 3 columns, but xquad takes question and context"),
+        ("cola", "Eins.\tZwei.\n", "line 1: 2 columns, but cola takes one text"),
         ("xquad", "\n \n", "the file is empty"),
     )
     def test_lines_that_do_not_fit(self, task, text, error):
-        with self.assertRaisesRegex(ValueError, f"mine.txt.*{error}"):
-            self.read(task, text)
+        with self.assertRaisesRegex(ValueError, f"mine.tsv.*{error}"):
+            self.read(task, text, "mine.tsv")
 
 
 class FineTunedTest(parameterized.TestCase):

@@ -93,15 +93,15 @@ class PrepareDataTest(absltest.TestCase):
         self.assertEqual(self.assert_ends_well(), ["sw.txt"])
 
     def test_other_text_is_refused(self):
+        message = "rows was made under another config:\n  text: there '.*', now '"
+        path = self.folder / "text/sw-00000-of-00001.txt"
+        tiny_tasks.write(path, "more\n")
+        self.assert_refused(message)
+        path.unlink()
         with (self.folder / "text/sw.txt").open("a") as file:
             file.write("\nmore\n")
-        self.assert_refused("rows was made under another config:\n  text: there '.*', now '")
-
-    def test_another_file_is_other_text(self):
-        tiny_tasks.write(self.folder / "text/sw-00000-of-00001.txt", "more\n")
-        self.assert_refused("rows was made under another config:\n  text: there '.*', now '")
-
-    def test_other_settings_are_refused_before_anything_is_read(self):
+        self.assert_refused(message)
+        # Other settings are refused before anything is read.
         (self.folder / "text/sw.txt").write_bytes(b"\xff")
         message = "made under another config:\n  corpus.seed: there 0, now 1\n"
         self.assert_refused(message, corpus__seed="1")

@@ -17,6 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import parameterized
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -106,22 +107,11 @@ def table(header: str, rows: Sequence[Sequence[str]]) -> str:
 
 def squad(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """JSON of SQuAD: (id, question, context, answer), an empty answer for none."""
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": name,
-                    "question": question,
-                    "is_impossible": not answer,
-                    "answers": [{"text": answer, "answer_start": context.index(answer)}]
-                    if answer
-                    else [],
-                }
-            ],
-        }
-        for name, question, context, answer in rows
-    ]
+    paragraphs = []
+    for name, question, context, answer in rows:
+        answers = [{"text": answer, "answer_start": context.index(answer)}] if answer else []
+        one = {"id": name, "question": question, "is_impossible": not answer, "answers": answers}
+        paragraphs.append({"context": context, "qas": [one]})
     return json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
 
 
@@ -207,6 +197,14 @@ def data_folder() -> pathlib.Path:
           "".join(f"e{i}\t{t}\n" for i, t in enumerate([*texts[:4], "qqq", "xyz"])))  # fmt: skip
     write(bucc / "zh-en.dev.gold.tsv.xz", "".join(f"z{i}\te{i}\n" for i in range(4)))
     return root
+
+
+class FolderCase(parameterized.TestCase):
+    """A test case with a folder of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
 
 @contextlib.contextmanager
@@ -307,14 +305,11 @@ _RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "udpos": ("udpos", "", {"train__epochs": 16.0, "optimizer__learning_rate": 1e-2}),
     # 8 steps, evaluated and saved after 4.
     "cola": ("glue", "cola,", {"num_layers": 0, "train__epochs": 4.0}),
-    "squad2": (
-        "squad",
-        "2.0,",
-        {"num_layers": 0, "train__epochs": 24.0, "optimizer__learning_rate": 1e-2},
-    ),
+    "squad2": ("squad", "2.0,", {"num_layers": 0, "train__epochs": 24.0,
+                                 "optimizer__learning_rate": 1e-2}),
     "bucc": ("bucc", "", {}),
     "pawsx": ("pawsx", "", {"task__cross_attention": True, "train__epochs": 2.0}),
-}
+}  # fmt: skip
 
 
 def run_config(name: str, **overrides: Any) -> ConfigDict:
