@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from configs import quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
-from tests import factories
+from tests import factories, folders
 from xlm.common import artifacts
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
@@ -221,10 +221,9 @@ class AxesTest(absltest.TestCase):
         self.assertIs(schema.checked(config), config)
 
 
-class VocabularyTest(parameterized.TestCase):
+class VocabularyTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.config = runlocal()
 
     def test_amounts_come_from_a_file(self):

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from xlm.common import artifacts
 from xlm.experiment import prediction, task_data, task_runs
 from xlm.experiment.pretrained import read_pretrained
@@ -16,7 +16,7 @@ from xlm.experiment.task_settings import task_settings
 from xlm.training.signals import Stopped
 
 
-class ResumeTest(tiny_tasks.FolderCase):
+class ResumeTest(folders.FolderTest):
     def snapshot(self, folder: pathlib.Path) -> dict[str, bytes]:
         paths = [folder / "results.json", folder / "best.safetensors", folder / "metrics.jsonl"]
         paths += sorted((folder / "predictions").iterdir())
@@ -68,7 +68,7 @@ class ResumeTest(tiny_tasks.FolderCase):
         prediction.FineTuned(folder)
 
 
-class RunDataTest(tiny_tasks.FolderCase):
+class RunDataTest(folders.FolderTest):
     @parameterized.parameters(
         ("udpos", {}, ["dev/en", "test/en", "test/sw", "train/en"]),
         ("udpos", {"task__test": ("tfds:a:b",), "task__test_languages": ("sw",)},

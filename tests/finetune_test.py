@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from vocap import merge
 from xlm.common import artifacts
 from xlm.evaluation import task_results, xtreme_runs
@@ -33,7 +33,7 @@ def predictions(folder: pathlib.Path, name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class KindsTest(tiny_tasks.FolderCase):
+class KindsTest(folders.FolderTest):
     def results_of(self, config: ConfigDict) -> dict:
         """Run to the end, and check the results."""
         tiny_tasks.run(config, self.folder / "run")
@@ -298,7 +298,7 @@ class KindsTest(tiny_tasks.FolderCase):
         ))  # fmt: skip
 
 
-class SelectionTest(tiny_tasks.FolderCase):
+class SelectionTest(folders.FolderTest):
     """Data of selection, and their mention in results, without a run."""
 
     def options(self, name: str, **changes):
@@ -350,7 +350,7 @@ class SelectionTest(tiny_tasks.FolderCase):
         self.assertEqual(task_data.languages(options, "test"), TASKS["pawsx"].languages)
 
 
-class WrongInputTest(tiny_tasks.FolderCase):
+class WrongInputTest(folders.FolderTest):
     """Faults are refused before the folder is claimed, so that they can be set right."""
 
     def check(self, config: ConfigDict, error: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TextExample
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from xlm.common import artifacts
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment import prediction, task_data
@@ -16,7 +16,7 @@ from xlm.experiment.task_settings import Tokenizer, task_settings
 FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
 
 
-class Case(tiny_tasks.FolderCase):
+class Case(folders.FolderTest):
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
 

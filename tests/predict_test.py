@@ -14,7 +14,7 @@ from absl.testing import absltest, parameterized
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from tests.malformed import harness
 from vocap import merge
 from xlm.common import artifacts
@@ -24,7 +24,7 @@ from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
-class UnlabelledTest(tiny_tasks.FolderCase):
+class UnlabelledTest(folders.FolderTest):
     def read(self, task: str, text: str, name: str = "mine.txt"):
         tiny_tasks.write(self.folder / name, text)
         return KINDS[TASKS[task].kind].readers.unlabelled(self.folder / name, TASKS[task])
@@ -144,13 +144,12 @@ class FineTunedTest(parameterized.TestCase):
             prediction.FineTuned(folder)
 
 
-class EntryPointTest(absltest.TestCase):
+class EntryPointTest(folders.FolderTest):
     """The commands themselves."""
 
     def setUp(self):
         super().setUp()
         self.enter_context(tiny_tasks.quick())
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         for name, text in (("one", "the cat runs\nfox\n"), ("two", "zebra\n\nfox\nthe cat runs\n")):
             (self.folder / name).write_text(text)
 

@@ -3,24 +3,20 @@
 import os
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
-
-from absl.testing import absltest
 
 from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.sources import CorpusSpec
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from tests.malformed import templates
 from xlm.common import artifacts
 
 
-class PrepareDataTest(absltest.TestCase):
+class PrepareDataTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         templates.text(self.folder)
         self.rows = self.folder / "work/rows"
         self.assert_ends_well()

@@ -3,9 +3,7 @@
 import contextlib
 import io
 import os
-import pathlib
 import re
-import tempfile
 from unittest import mock
 
 import numpy as np
@@ -13,7 +11,7 @@ from absl.testing import absltest
 
 import vocap
 import xlm
-from tests import commands, factories, tiny_tasks
+from tests import commands, factories, folders, tiny_tasks
 from vocap.building import build_vocabulary
 from vocap.settings import VocabularySettings
 from xlm.experiment import model
@@ -24,10 +22,9 @@ TEXTS = {
 }
 
 
-class PythonTest(absltest.TestCase):
+class PythonTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.enter_context(mock.patch.object(model, "mesh", factories.one_device))
 
     def test_the_readme_as_printed_and_the_commands_find_nothing_left_to_do(self):

@@ -15,6 +15,7 @@ from configs import xy_lent
 from input_pipeline.bitext import PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
+from tests import folders
 from tests.training import program_test
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
 from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust
@@ -148,11 +149,7 @@ class RobustTest(parameterized.TestCase):
         robust_settings(config(**{"robust.num_phases": 0}, **changes))
 
 
-class FrozenGeneratorTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class FrozenGeneratorTest(folders.FolderTest):
     def detection(self) -> ReplacedTokenDetection:
         settings = config(**{"evaluation.frozen_generator": str(self.folder)})
         objective = objectives.objective(settings, program_test.store())

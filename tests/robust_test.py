@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record, write_pair_record
+from tests import folders
 from tests.training import program_test
 from xlm.experiment import model, robust, streams
 from xlm.experiment.robust import baseline_losses, with_next_phase
@@ -116,10 +117,9 @@ class PhasesTest(absltest.TestCase):
             jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
-class StoreCase(parameterized.TestCase):
+class StoreCase(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.store = program_test.write_store(self.folder, ("aa", "bb", "cc"))
         self.config = program_test.config("rows")
         self.config.data.update(pair_share=0.4, pair_buckets=(program_test.L,))

@@ -25,17 +25,10 @@ from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from xlm.training.checkpoint import Checkpoints
 
 KEYS = {
-    "store.length": 16,
-    "model.max_length": 16,
-    "model.num_layers": 1,
-    "model.hidden_size": 8,
-    "model.embedding_size": 4,
-    "model.mlp_size": 8,
-    "model.num_heads": 2,
-    "model.distance_buckets": 8,
-    "data.pair_share": 0.0,
-    "mesh.vocab_multiple": 16,
-}
+    "store.length": 16, "model.max_length": 16, "model.num_layers": 1, "model.hidden_size": 8,
+    "model.embedding_size": 4, "model.mlp_size": 8, "model.num_heads": 2,
+    "model.distance_buckets": 8, "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+}  # fmt: skip
 
 
 def config(**changes) -> ConfigDict:

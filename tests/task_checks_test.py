@@ -4,13 +4,13 @@ from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks, tiny_translation
+from tests import folders, tiny_tasks, tiny_translation
 from xlm.evaluation.metrics import retrieval
 from xlm.experiment import task_data, task_kinds, task_runs
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
-class Case(tiny_tasks.FolderCase):
+class Case(folders.FolderTest):
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):
             tiny_tasks.run(task_runs.checked(config), self.folder / "run")

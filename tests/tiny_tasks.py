@@ -17,7 +17,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import parameterized
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -197,14 +196,6 @@ def data_folder() -> pathlib.Path:
           "".join(f"e{i}\t{t}\n" for i, t in enumerate([*texts[:4], "qqq", "xyz"])))  # fmt: skip
     write(bucc / "zh-en.dev.gold.tsv.xz", "".join(f"z{i}\te{i}\n" for i in range(4)))
     return root
-
-
-class FolderCase(parameterized.TestCase):
-    """A test case with a folder of its own."""
-
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
 
 @contextlib.contextmanager

@@ -7,9 +7,7 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from tests.malformed import templates
 from xlm.common import artifacts
 from xlm.experiment import training
@@ -29,7 +27,7 @@ def write_text(folder: pathlib.Path) -> None:
         tiny_tasks.write(folder / f"{language}.txt", "\n\n".join(sentences) + "\n")
 
 
-class WorkingDirectoryTest(absltest.TestCase):
+class WorkingDirectoryTest(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -39,7 +37,6 @@ class WorkingDirectoryTest(absltest.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         shutil.copytree(self.made / "work", self.folder / "work")
 
     @classmethod

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import pathlib
-import tempfile
 from unittest import mock
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
-from tests import factories
+from tests import factories, folders
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation import retrieval
 from xlm.evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
@@ -81,11 +80,7 @@ class NearestAccuracyTest(parameterized.TestCase):
         self.assertEqual(nearest_accuracy(self.vectors, others), hits / 40)
 
 
-class RetrievalTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class RetrievalTest(folders.FolderTest):
     def run_on(
         self, columns: dict[str, list[np.ndarray]], length: int = L, name: str = "core", **kwargs
     ) -> dict[str, RetrievalResult]:

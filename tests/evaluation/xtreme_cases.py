@@ -2,18 +2,12 @@
 
 import json
 import pathlib
-import tempfile
 
-from absl.testing import parameterized
-
+from tests import folders
 from xlm.evaluation import xtreme_runs
 
 
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class Case(folders.FolderTest):
     def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
         """A run's folder; a score that is a number is an accuracy."""
         test = {language: value if isinstance(value, dict) else {"accuracy": value}

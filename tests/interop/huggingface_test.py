@@ -18,6 +18,7 @@ import tokenizers
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from tests import folders
 from vocap import bpe, merge, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
@@ -399,10 +400,9 @@ class ExportTest(parameterized.TestCase):
         self.assertFalse(self.folder.exists())
 
 
-class EntryPointTest(absltest.TestCase):
+class EntryPointTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(corpus_model())
 
     def run_entry_point(self, *flags: str, cwd=ROOT) -> subprocess.CompletedProcess:

@@ -3,9 +3,7 @@
 import functools
 import importlib.util
 import io
-import pathlib
 import random
-import tempfile
 import warnings
 from unittest import mock
 
@@ -13,6 +11,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
+from tests import folders
 from vocap import merge
 from vocap.settings import BPE
 from xlm.common import artifacts
@@ -91,11 +90,7 @@ def fairseq_model() -> bytes:
     return model.getvalue()
 
 
-class ReadTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ReadTest(folders.FolderTest):
     def assert_same(self, found: ModelVocabulary, expected: ModelVocabulary):
         self.assertEqual(found.pieces, expected.pieces)
         np.testing.assert_array_equal(found.scores, expected.scores)

@@ -179,12 +179,6 @@ class ParityTest(parameterized.TestCase):
         jax.tree.map(np.testing.assert_array_equal, params, own)
         self.assertEqual(sizes, {key: wanted[key] for key in sizes})
 
-    def test_bfloat16_saved_there(self):
-        model = their_model().bfloat16()
-        model.save_pretrained(self.folder)
-        _, params = model_folder.read_model(self.folder)
-        self.assert_agree(model.float(), params, SETTINGS)
-
     @parameterized.parameters("Model", "ForSequenceClassification", "ForQuestionAnswering")
     def test_an_encoder_without_a_masked_lm_head(self, name):
         import torch
@@ -220,16 +214,9 @@ class ParityTest(parameterized.TestCase):
         ids = artifacts.read_json(self.folder / "config.json")
         for name in ("bos", "pad", "eos"):
             self.assertEqual(ids[f"{name}_token_id"], getattr(loaded, f"{name}_token_id"))
-
-    def test_truncation_cuts_to_the_positions_of_the_model(self):
-        import torch
-
-        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
-        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
-        rows = loaded(["the thing " * LENGTH], truncation=True, return_tensors="pt")
+        # Truncation cuts to the positions of the model.
+        rows = loaded(["the thing " * LENGTH], truncation=True, return_tensors="np")
         self.assertEqual(rows["input_ids"].shape, (1, LENGTH))
-        with torch.no_grad():
-            self.assertEqual(self.load()(**rows).logits.shape, (1, LENGTH, VOCAB))
 
     def test_of_our_own_form_the_tokenizer_is_loaded_and_the_model_is_not(self):
         gated = dataclasses.replace(SETTINGS, position="gated")
