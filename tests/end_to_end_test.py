@@ -41,11 +41,9 @@ QUICKSTART = "bash scripts/quickstart.sh"
 NOT_RUN = ("bash scripts/test.sh", ".venv/bin/pip install")
 # Flags that make a command small; the last of a flag counts.
 SMALL_VOCABULARY = (
-    "--config.vocab.target_size=600",
-    "--config.vocab.sizes=(100,200,300,400,500)",
-    "--config.vocab.compare=()",
-    "--config.vocab.num_workers=1",
-)
+    "--config.vocab.target_size=600", "--config.vocab.sizes=(100,200,300,400,500)",
+    "--config.vocab.compare=()", "--config.vocab.num_workers=1",
+)  # fmt: skip
 SMALL = {
     f"{QUICKSTART} --corpus": (
         *("--config", "configs/quickstart.py:runlocal", "--config.corpus.languages=('en','sw')"),
@@ -161,28 +159,16 @@ class EndToEndTest(parameterized.TestCase):
         cls.printed = execute(QUICKSTART)
         cls.workdir = scratch() / "runs" / "quickstart"
 
-    def run_python(
-        self, *command: str, workdir: pathlib.Path, overrides: tuple[str, ...] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """A process of a command."""
+    def run_python(self, *command: str, workdir: pathlib.Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *command, *CONFIG, *overrides, f"--workdir={workdir}"],
-            cwd=ROOT,
-            env=processes.environment(),
-            capture_output=True,
-            text=True,
-        )
-
-    def execute(
-        self, stage: str, workdir: pathlib.Path, *overrides: str
-    ) -> subprocess.CompletedProcess[str]:
-        """A command in this process."""
-        return commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
+            [sys.executable, *command, *CONFIG, f"--workdir={workdir}"], cwd=ROOT,
+            env=processes.environment(), capture_output=True, text=True,
+        )  # fmt: skip
 
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
         """Log of a command that ends well."""
         with self.assertLogs("absl", "INFO") as logs:
-            result = self.execute(stage, workdir, *overrides)
+            result = commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
         self.assertEqual(result.returncode, 0, result.stderr)
         return "\n".join(logs.output)
 
@@ -224,9 +210,7 @@ class EndToEndTest(parameterized.TestCase):
         self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
         self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies"), trained)
 
-    def interrupt(
-        self, number: signal.Signals, workdir: pathlib.Path
-    ) -> subprocess.CompletedProcess[str]:
+    def interrupt(self, number: signal.Signals, workdir: pathlib.Path):
         program = INTERRUPTED_TRAIN.replace("NUMBER", number.name)
         return self.run_python("-c", program, workdir=workdir)
 

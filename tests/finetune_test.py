@@ -143,6 +143,11 @@ class KindsTest(folders.FolderTest):
         self.assertNotIn("thresholds", results)
         found = predictions(self.folder / "run", "test.af")
         self.assertEqual([line["prediction"] for line in found], [str(i) for i in range(6)])
+        config = tiny_tasks.config("tatoeba", random_init=True)
+        random = tiny_tasks.run(config, self.folder / "random")
+        self.assertEqual(random["model"], results["model"] + ", random")
+        both = (predictions(self.folder / name, "test.sw") for name in ("run", "random"))
+        self.assertNotEqual(*both)
 
     def test_pairs_are_mined_above_the_threshold_of_the_development_data(self):
         results = self.check(tiny_tasks.finished("bucc"))
@@ -268,13 +273,9 @@ class KindsTest(folders.FolderTest):
             tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
             position="gated", distance_buckets=8, max_distance=16,
         )  # fmt: skip
-        exported = self.folder / "exported"
-        model_folder.write_model(
-            exported,
-            tiny_tasks.params(encoder),
-            dataclasses.asdict(encoder),
-            tiny_tasks.tokenizer(),
-        )
+        exported, params = self.folder / "exported", tiny_tasks.params(encoder)
+        sizes = dataclasses.asdict(encoder)
+        model_folder.write_model(exported, params, sizes, tiny_tasks.tokenizer())
         config = tiny_tasks.config("udpos", init_from=str(exported), train__epochs=24.0)
         config.optimizer.learning_rate = 1e-2
         results = self.results_of(config)
@@ -283,19 +284,6 @@ class KindsTest(folders.FolderTest):
         self.assertEqual(notes.encoder.position, "gated")
         before = tiny_tasks.params(encoder)["distances"]["bias"]
         self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
-
-    def test_random_parameters_are_others(self):
-        results = [
-            tiny_tasks.run(
-                tiny_tasks.config("tatoeba", random_init=value), self.folder / str(value)
-            )
-            for value in (False, True)
-        ]
-        self.assertEqual([one["model"] for one in results], ["tiny-xlmr-2", "tiny-xlmr-2, random"])
-        self.assertNotEqual(*(
-            (self.folder / str(value) / "predictions/test.sw.jsonl").read_bytes()
-            for value in (False, True)
-        ))  # fmt: skip
 
 
 class SelectionTest(folders.FolderTest):

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from configs import quickstart
 from input_pipeline.packed_dataset import META
@@ -29,7 +29,7 @@ def model(pieces=PIECES) -> bytes:
     return merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
 
 
-class GivenTokenizerTest(absltest.TestCase):
+class GivenTokenizerTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
@@ -69,42 +69,31 @@ class GivenTokenizerTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "made under another config"):
             self.build(self.parent / "one.model")
 
-    def test_a_bpe_model_of_sentencepiece(self):
+    @parameterized.parameters(
+        {"model_type": "bpe", "vocab_size": 16}, {"pad_id": 3},
+        {"pad_id": 3, "control_symbols": ["<mask>", "<sep>"]},
+        {"user_defined_symbols": ["<mask>", "<sep>"]},
+    )  # fmt: skip
+    def test_a_model_of_sentencepiece(self, **options):
         content = io.BytesIO()
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
-            model_type="bpe", vocab_size=16, hard_vocab_limit=False, minloglevel=2,
+            hard_vocab_limit=False, minloglevel=2, **{"vocab_size": 20, **options},
         )  # fmt: skip
-        self.build(self.write("bpe.model", content.getvalue()))
+        self.build(self.write("own.model", content.getvalue()))
         found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
+        special_ids(found)  # raises ValueError where one is missing
         self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
         expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
-        for text in ("ab abc cdab", "abcabc h"):
+        self.assertEqual(
+            {found.id_to_piece(i) for i in range(5, len(found))},
+            {expected.id_to_piece(i) for i in range(len(expected))} - {*merge.SPECIALS},
+        )
+        for text in ("ab abc cdab", "abcabc h <sep> ab"):
             self.assertEqual(found.encode(text, out_type=str), expected.encode(text, out_type=str))
-
-    def test_a_model_with_special_tokens_of_its_own(self):
-        for number, symbols in enumerate(
-            ({"pad_id": 3}, {"pad_id": 3, "control_symbols": ["<mask>", "<sep>"]},
-             {"user_defined_symbols": ["<mask>", "<sep>"]})
-        ):  # fmt: skip
-            content = io.BytesIO()
-            spm.SentencePieceTrainer.train(
-                sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
-                vocab_size=20, hard_vocab_limit=False, minloglevel=2, **symbols,
-            )  # fmt: skip
-            self.build(self.write(f"own-{number}.model", content.getvalue()))
-            found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
-            special_ids(found)  # raises ValueError where one is missing
-            self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
-            expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
-            self.assertEqual(
-                {found.id_to_piece(i) for i in range(5, len(found))},
-                {expected.id_to_piece(i) for i in range(len(expected))} - {*merge.SPECIALS},
-            )
-            for text in ("ab abc cdab", "abcabc h <sep> ab"):
-                self.assertEqual(
-                    found.encode(text, out_type=str), expected.encode(text, out_type=str)
-                )
+        config = quickstart.get_config("runlocal")  # memory is estimated with its size
+        config.vocab.tokenizer = str(self.parent / "own.model")
+        self.assertEqual(memory.absent_rows(config).vocab_size, len(found))
 
     def test_a_folder_of_hugging_face(self):
         huggingface.export_tokenizer(model(), self.parent / "hf")
@@ -139,8 +128,3 @@ class GivenTokenizerTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "none: no such file"):
             self.build(self.parent / "none")
         self.assertFalse(self.folders.vocab.exists())
-
-    def test_memory_is_estimated_with_its_size(self):
-        config = quickstart.get_config("runlocal")
-        config.vocab.tokenizer = str(self.write("one.model", model()))
-        self.assertEqual(memory.absent_rows(config).vocab_size, 5 + len(PIECES))

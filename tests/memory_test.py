@@ -90,13 +90,9 @@ def temporary_bytes(config: ConfigDict, num_devices: int) -> int:
     functions = memory.model.train_functions(config, objective, mesh)
     layout, size = batch_sharding(mesh), config.train.batch_size
     arrays = {"tokens": (size, config.store.length), "language": (size,)}
-    batch = Batch(
-        {
-            name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
-            for name, shape in arrays.items()
-        },
-        "packed",
-    )
+    for name, shape in arrays.items():
+        arrays[name] = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
+    batch = Batch(arrays, "packed")
     step = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
     return step.memory_analysis().temp_size_in_bytes
 
@@ -234,11 +230,8 @@ class StateBytesTest(absltest.TestCase):
         functions = memory.model.train_functions(config, objective, mesh)
         state = functions.init(np.int32(0))
         found = state_bytes(functions.abstract_state, functions.stage)
-        for name, part in {
-            "parameters": state.params,
-            "optimizer": state.opt_state,
-            "extra state": state.extra,
-        }.items():
+        parts = {"parameters": state.params, "optimizer": state.opt_state}
+        for name, part in {**parts, "extra state": state.extra}.items():
             held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(part))
             self.assertEqual(found[name], held)
             self.assertEqual(abstract.bytes()[name], held)
@@ -246,19 +239,10 @@ class StateBytesTest(absltest.TestCase):
 
 class ActivationsTest(parameterized.TestCase):
     SIZES = ActivationSizes(
-        tokens=3 * 64,
-        length=64,
-        hidden_size=64,
-        mlp_size=192,
-        num_layers=5,
-        num_heads=4,
-        bytes_per_value=4,
-        remat="none",
-        has_attention_weights=True,
-        logits=0,
-        head_shards=1,
+        tokens=3 * 64, length=64, hidden_size=64, mlp_size=192, num_layers=5, num_heads=4,
+        bytes_per_value=4, remat="none", has_attention_weights=True, logits=0, head_shards=1,
         mlp_shards=1,
-    )
+    )  # fmt: skip
 
     @parameterized.parameters(
         {},
@@ -269,15 +253,9 @@ class ActivationsTest(parameterized.TestCase):
     )
     def test_layers_keep_what_is_estimated(self, **changes):
         settings = encoder_settings(
-            hidden_size=64,
-            num_layers=5,
-            num_heads=4,
-            mlp_size=192,
-            max_length=64,
-            dropout_rate=0.1,
-            attention_dropout_rate=0.1,
-            **changes,
-        )
+            hidden_size=64, num_layers=5, num_heads=4, mlp_size=192, max_length=64,
+            dropout_rate=0.1, attention_dropout_rate=0.1, **changes,
+        )  # fmt: skip
         sequences = jnp.zeros((3, 64), jnp.int32)
         params = nn.unbox(boxed_shapes(settings))
 
@@ -293,12 +271,9 @@ class ActivationsTest(parameterized.TestCase):
         kept = jax.tree.leaves(jax.eval_shape(backward, params))
         of_layers = [x for x in kept if x.shape[:1] == (5,) and 3 in x.shape[1:3]]
         measured = sum(x.size * x.dtype.itemsize for x in of_layers)
-        sizes = dataclasses.replace(
-            self.SIZES,
-            remat=settings.remat,
-            bytes_per_value=jnp.dtype(settings.dtype).itemsize,
-            has_attention_weights=settings.attention == "xla",
-        )
+        has_weights, size = settings.attention == "xla", jnp.dtype(settings.dtype).itemsize
+        kept_by = {"remat": settings.remat, "has_attention_weights": has_weights}
+        sizes = dataclasses.replace(self.SIZES, bytes_per_value=size, **kept_by)
         estimated = sizes.bytes() - dataclasses.replace(sizes, num_layers=0).bytes()
         estimated -= sizes.weight_bytes()
         self.assertBetween(measured / estimated, 1, 1.03)  # and a few values of LayerNorms

@@ -34,18 +34,10 @@ LENGTH = 24
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "▁", "▁the", "▁cat", "▁dog", "▁runs", "▁sleeps", ".", "чи"]
 VOCAB = len(merge.SPECIALS) + len(PIECES)
 SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=16,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=16,
-    max_length=LENGTH,
-    norm_position="post",
-    dropout_rate=0.1,
-    attention_dropout_rate=0.1,
+    vocab_size=VOCAB, embedding_size=16, hidden_size=16, num_layers=2, num_heads=2, mlp_size=16,
+    max_length=LENGTH, norm_position="post", dropout_rate=0.1, attention_dropout_rate=0.1,
     dtype="float32",
-)
+)  # fmt: skip
 
 
 @functools.cache

@@ -23,34 +23,18 @@ WIDTH, LAYERS, HEADS, MLP, LENGTH = 16, 3, 2, 24, 18
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "\u2581", "\u2581th", "ing", "\u2581a"]
 VOCAB = len(merge.SPECIALS) + len(PIECES)
 SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=WIDTH,
-    hidden_size=WIDTH,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    mlp_size=MLP,
-    max_length=LENGTH,
-    norm_position="post",
-    dropout_rate=0.1,
-    attention_dropout_rate=0.2,
-    dtype="float32",
-)
+    vocab_size=VOCAB, embedding_size=WIDTH, hidden_size=WIDTH, num_layers=LAYERS, num_heads=HEADS,
+    mlp_size=MLP, max_length=LENGTH, norm_position="post", dropout_rate=0.1,
+    attention_dropout_rate=0.2, dtype="float32",
+)  # fmt: skip
 SIZES = dataclasses.asdict(SETTINGS)
 PADDED = dataclasses.replace(SETTINGS, vocab_size=-(-VOCAB // 32) * 32)
 CONFIG = {
-    "model_type": "xlm-roberta",
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": MLP,
-    "max_position_embeddings": LENGTH + 2,
-    "pad_token_id": 1,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-}
+    "model_type": "xlm-roberta", "vocab_size": VOCAB, "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": MLP,
+    "max_position_embeddings": LENGTH + 2, "pad_token_id": 1, "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2,
+}  # fmt: skip
 
 
 @functools.cache
