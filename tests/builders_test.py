@@ -81,12 +81,9 @@ def section_of(config: ConfigDict, name: str, kind: type):
 
 
 SETTINGS = {
-    "corpus": data_builders.corpus_spec,
-    "vocab": data_builders.vocabulary_settings,
-    "store": data_builders.packed_dataset_settings,
-    "data": data_builders.data_settings,
-    "evaluation": data_builders.evaluation_settings,
-    "train": builders.train_settings,
+    "corpus": data_builders.corpus_spec, "vocab": data_builders.vocabulary_settings,
+    "store": data_builders.packed_dataset_settings, "data": data_builders.data_settings,
+    "evaluation": data_builders.evaluation_settings, "train": builders.train_settings,
     **dict.fromkeys(("model", "mask", "contrast", "output_layer", "mesh"), objective_of),
     "robust": robust.robust_settings,
     **{
@@ -96,7 +93,7 @@ SETTINGS = {
     "optimizer": lambda config: builders.train_functions(
         config, objective_of(runlocal()), builders.mesh(config)
     ),
-}
+}  # fmt: skip
 
 
 class ConfigsTest(parameterized.TestCase):
@@ -174,12 +171,10 @@ class RunlocalTest(parameterized.TestCase):
         objective = objectives.objective(config, store, mesh)
         with tempfile.TemporaryDirectory() as folder:
             state = train(
-                builders.train_functions(config, objective, mesh),
-                builders.train_settings(config),
-                pathlib.Path(folder),
-                streams.training_data(config, store, mesh),
+                builders.train_functions(config, objective, mesh), builders.train_settings(config),
+                pathlib.Path(folder), streams.training_data(config, store, mesh),
                 evaluators.training_evaluators(config, objective, store, mesh)[:1],
-            )
+            )  # fmt: skip
             records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)
         losses = [record["train/loss"] for record in records if "train/loss" in record]

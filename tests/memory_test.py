@@ -26,10 +26,8 @@ from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh
 # model, pieces, devices; blockwise. The full softmax takes less than its estimate there: the
 # gradient of its logits takes their place, and that of the table is made after them.
 COMPILED = {
-    ("base", 250_000, 64): 7.07,
-    ("large", 1_000_000, 64): 28.30,
-    ("base", 1_000_000, 8): 33.43,
-}
+    ("base", 250_000, 64): 7.07, ("large", 1_000_000, 64): 28.30, ("base", 1_000_000, 8): 33.43,
+}  # fmt: skip
 # The papers' sizes: config, run and keys that differ.
 SIZES = {
     "base_250k": (xlm_r, "base", {}),
@@ -53,16 +51,12 @@ STATES = {
 # How the arrays of each size lie on 8 x 16 x 2 devices; layers come first, then as named.
 LAYOUT = {
     "embeddings/table": "(model, fsdp)",
-    "embeddings/positions": "(-, fsdp)",
-    "head/bias": "(model)",
-    "head/dense/kernel": "(fsdp, -)",
+    "embeddings/positions": "(-, fsdp)", "head/bias": "(model)", "head/dense/kernel": "(fsdp, -)",
     "layers/attention/query/kernel": "(-, fsdp, model)",
     "layers/attention/output/kernel": "(-, model, fsdp)",
-    "layers/mlp/wide/kernel": "(-, fsdp, model)",
-    "layers/mlp/wide/bias": "(-, model)",
-    "layers/mlp/output/kernel": "(-, model, fsdp)",
-    "layers/mlp_norm/scale": "(-, fsdp)",
-}
+    "layers/mlp/wide/kernel": "(-, fsdp, model)", "layers/mlp/wide/bias": "(-, model)",
+    "layers/mlp/output/kernel": "(-, model, fsdp)", "layers/mlp_norm/scale": "(-, fsdp)",
+}  # fmt: skip
 
 
 def tearDownModule():
@@ -245,12 +239,9 @@ class ActivationsTest(parameterized.TestCase):
     )  # fmt: skip
 
     @parameterized.parameters(
-        {},
-        {"norm_position": "pre"},
-        {"remat": "full"},
-        {"dtype": "bfloat16", "remat": "dots"},
+        {}, {"norm_position": "pre"}, {"remat": "full"}, {"dtype": "bfloat16", "remat": "dots"},
         {"dtype": "bfloat16", "attention": "cudnn"},
-    )
+    )  # fmt: skip
     def test_layers_keep_what_is_estimated(self, **changes):
         settings = encoder_settings(
             hidden_size=64, num_layers=5, num_heads=4, mlp_size=192, max_length=64,

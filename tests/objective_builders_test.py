@@ -37,11 +37,9 @@ class FitTest(parameterized.TestCase):
         self, group_size, sequences, targets, num_parts
     ):
         config = runlocal(
-            mask__rate=0.15,
-            train__accumulation_steps=num_parts,
-            output_layer__group_size=group_size,
-            output_layer__capacity=targets,
-        )
+            mask__rate=0.15, train__accumulation_steps=num_parts,
+            output_layer__group_size=group_size, output_layer__capacity=targets,
+        )  # fmt: skip
         objective_of(config)
         config.output_layer.capacity = targets - 1
         self.assert_refused(
@@ -55,12 +53,9 @@ class FitTest(parameterized.TestCase):
 
     def test_all_targets_of_a_batch_of_short_pairs_must_fit_the_candidates(self):
         config = runlocal(
-            mask__rate=0.15,
-            data__pair_share=0.5,
-            data__pair_buckets=(16,),
-            output_layer__group_size=0,
-            output_layer__capacity=96,
-        )
+            mask__rate=0.15, data__pair_share=0.5, data__pair_buckets=(16,),
+            output_layer__group_size=0, output_layer__capacity=96,
+        )  # fmt: skip
         objective_of(config)
         config.output_layer.capacity = 95
         self.assert_refused(
@@ -71,13 +66,9 @@ class FitTest(parameterized.TestCase):
 
     def test_all_tokens_and_targets_of_a_batch_of_pairs_must_fit_the_rows(self):
         config = runlocal(
-            mask__rate=0.15,
-            mask__pair_rate=0.2,
-            train__batch_size=2,
-            data__pair_share=0.5,
-            data__pair_buckets=(64,),
-            output_layer__row_capacity=4 * 64 + 4 * 13,
-        )
+            mask__rate=0.15, mask__pair_rate=0.2, train__batch_size=2, data__pair_share=0.5,
+            data__pair_buckets=(64,), output_layer__row_capacity=4 * 64 + 4 * 13,
+        )  # fmt: skip
         objective_of(config)
         config.output_layer.row_capacity -= 1
         self.assert_refused(
@@ -184,11 +175,9 @@ class FitTest(parameterized.TestCase):
 
     def test_a_part_that_fits_the_candidates_is_what_evaluation_plans(self):
         config = runlocal(
-            mask__rate=0.15,
-            model__num_layers=0,
-            train__accumulation_steps=2,
+            mask__rate=0.15, model__num_layers=0, train__accumulation_steps=2,
             output_layer__capacity=40,
-        )
+        )  # fmt: skip
         config.mesh.update(data=1, model=1)
         mesh = make_mesh(settings_of(MeshSettings, config.mesh), jax.devices()[:1])
         objective = objective_of(config, mesh)
@@ -396,11 +385,9 @@ class ObjectiveTest(parameterized.TestCase):
         self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
 
     @parameterized.parameters(
-        (0.0, 0.0, (PACKED,)),
-        (0.2, 0.0, (PACKED, PAIRS)),
-        (0.0, 0.2, (PACKED, SEPARATE_PAIRS)),
+        (0.0, 0.0, (PACKED,)), (0.2, 0.0, (PACKED, PAIRS)), (0.0, 0.2, (PACKED, SEPARATE_PAIRS)),
         (0.2, 0.2, (PACKED, PAIRS, SEPARATE_PAIRS)),
-    )
+    )  # fmt: skip
     def test_terms_are_those_that_the_stream_has_batches_for(self, pairs, contrast, kinds):
         config = runlocal(data__pair_share=pairs, data__contrast_share=contrast)
         objective = objective_of(config)

@@ -157,12 +157,10 @@ class EntryPointTest(folders.FolderTest):
         workdir = self.folder / "run"
         given = [
             f"--config=configs/finetune/tatoeba.py:{tiny_tasks.data_folder()}",
-            f"--config.init_from={tiny_tasks.encoder_folder(0)}",
-            "--config.task.layer=0",
-            "--config.task.max_length=24",
-            "--config.task.test_languages=('af',)",
+            f"--config.init_from={tiny_tasks.encoder_folder(0)}", "--config.task.layer=0",
+            "--config.task.max_length=24", "--config.task.test_languages=('af',)",
             f"--workdir={workdir}",
-        ]
+        ]  # fmt: skip
         done = harness.run("finetune", given)
         self.assertEqual(done.status, 0, done.errors)
         self.assertIn("| af | 6 | 100.0 |", done.output)

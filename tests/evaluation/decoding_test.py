@@ -1,20 +1,16 @@
-"""Beam search against exhaustive search, a plain loop and a decoder without cache."""
+"""Beam search against exhaustive search and a plain loop; translating_test.py has its cache."""
 
 import functools
 import itertools
-from unittest import mock
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
 from xlm.evaluation import decoding
-from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search, repeat
+from xlm.evaluation.decoding import Hypotheses, TokenIds, beam_search
 from xlm.evaluation.settings import DecodingSettings
-from xlm.models.attention import Attention, Cache
-from xlm.models.segments import causal_mask
 
 PAD, BOS, EOS = 0, 1, 2
 V, T, NUM_STATES = 6, 4, 997
@@ -241,6 +237,12 @@ class SearchTest(parameterized.TestCase):
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
         self.assertFalse(np.isin(found.tokens, [BOS, 6, 7]).any())
 
+    @parameterized.parameters(
+        (1, [1]), (30, [30]), (31, [16, 31]), (64, [16, 32, 64]), (65, [17, 33, 65])
+    )
+    def test_capacities(self, max_length, expected):
+        self.assertEqual(decoding.capacities(max_length), expected)
+
     def test_a_model_without_any_score_finds_nothing(self):
         for settings in (DecodingSettings(2, 5), DecodingSettings(2, 5, early_stop=True)):
             found = search(np.full((NUM_STATES, ROWS), np.nan, np.float32), settings)
@@ -259,125 +261,3 @@ class SearchTest(parameterized.TestCase):
 
 
 D = 8
-
-
-class Decoder(nn.Module):
-    """A decoder of one layer: causal attention, attention to a source, output."""
-
-    def setup(self):
-        self.embed = nn.Embed(ROWS, D, embedding_init=nn.initializers.normal(2.0))
-        self.positions = nn.Embed(16, D, embedding_init=nn.initializers.normal(1.0))
-        self.own, self.cross = (
-            Attention(D, 2, 0.0, "float32", "xla", initializer="fan_in") for _ in range(2)
-        )
-        self.output = nn.Dense(ROWS, kernel_init=nn.initializers.normal(1.0))
-
-    def source(self, source):
-        """Keys and values of a source [B, S, D]."""
-        return self.cross.keys_values(source)
-
-    def __call__(self, tokens, index, source, mask, own_mask=None, cache=None):
-        """Logits [N, L, rows] of tokens [N, L], the first one at `index`, and the cache."""
-        positions = index + jnp.arange(tokens.shape[1])
-        x = self.embed(tokens) + self.positions(positions)[None]
-        y, cache = self.own(x, mask=own_mask, cache=cache, deterministic=True)
-        x = x + y
-        x = x + self.cross(x, context=source, mask=mask, deterministic=True)[0]
-        return self.output(x), cache
-
-    def empty(self, size, capacity):
-        return self.own.empty_cache(size, capacity)
-
-
-class CacheTest(parameterized.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.lengths = np.array([5, 3, 1])
-        cls.source = np.random.default_rng(0).normal(size=(3, 5, D)).astype(np.float32)
-        cls.model = Decoder()
-        mask, tokens = np.ones((3, 1, 1, 5), bool), np.zeros((3, 1), np.int32)
-        cls.params = jax.jit(cls.model.init)(jax.random.key(1), tokens, 0, cls.source, mask)
-
-    @classmethod
-    def call(cls, *args, **kwargs):
-        return cls.model.apply(cls.params, *args, **kwargs)
-
-    @classmethod
-    def source_of(cls, source, rows, beams):
-        """Keys, values and mask of some sentences, padded to the width of a source."""
-        mask = np.arange(source.shape[1]) < cls.lengths[rows, None]
-        return repeat((cls.call(source, method="source"), mask[:, None, None]), beams)
-
-    @classmethod
-    @functools.cache
-    def cached(cls, settings, row=None, width=5, capacity=None) -> Hypotheses:
-        """Of all sentences, or of one; several tests compare with the same search."""
-        rows = slice(None) if row is None else slice(row, row + 1)
-        first = FIRST[rows]
-
-        @jax.jit
-        def searched(source):
-            source, mask = cls.source_of(source, rows, settings.beams)
-
-            def step(tokens, cache, index):
-                logits, cache = cls.call(tokens[:, None], index, source, mask, cache=cache)
-                return logits[:, 0], cache
-
-            size = settings.max_length if capacity is None else capacity
-            cache = cls.call(len(first) * settings.beams, size, method="empty")
-            grown = None if capacity is None else Cache.grown
-            return beam_search(step, first, cache, settings, IDS, Cache(0, 0, None), grown)
-
-        return jax.device_get(searched(cls.source[rows, :width]))
-
-    def uncached(self, settings) -> Hypotheses:
-        length = settings.max_length
-
-        @jax.jit
-        def searched(source):
-            source, mask = self.source_of(source, slice(None), settings.beams)
-
-            def step(tokens, before, index):
-                before = before.at[:, index].set(tokens)
-                causal = causal_mask(length, length)
-                logits, _ = self.call(before, 0, source, mask, own_mask=causal)
-                return logits[:, index], before
-
-            before = jnp.zeros((3 * settings.beams, length), jnp.int32)
-            return beam_search(step, FIRST, before, settings, IDS)
-
-        return searched(self.source)
-
-    @parameterized.parameters(1, 2, 4)
-    def test_with_and_without_a_cache(self, beams):
-        settings = DecodingSettings(beams, max_length=9, length_penalty=1.0)
-        found, expected = self.cached(settings), self.uncached(settings)
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
-        self.assertGreater(found.lengths.max(), 4)
-
-    @parameterized.parameters(0, 3)
-    def test_a_cache_that_grows_changes_nothing(self, capacity):
-        settings = DecodingSettings(beams=3, max_length=12)
-        expected = self.cached(settings)
-        with mock.patch.object(decoding, "_LEAST_CAPACITY", 2):
-            self.assertEqual(decoding.capacities(12), [3, 6, 12])
-            found = self.cached(settings, capacity=capacity)
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
-        self.assertGreater(found.lengths.max(), 6)
-
-    @parameterized.parameters(
-        (1, [1]), (30, [30]), (31, [16, 31]), (64, [16, 32, 64]), (65, [17, 33, 65])
-    )
-    def test_capacities(self, max_length, expected):
-        self.assertEqual(decoding.capacities(max_length), expected)
-
-    def test_padding_of_the_source_changes_nothing(self):
-        settings = DecodingSettings(beams=4, max_length=9, length_penalty=1.0)
-        together = self.cached(settings)
-        for i, length in enumerate(self.lengths):
-            alone = self.cached(settings, row=i, width=int(length))
-            np.testing.assert_array_equal(alone.tokens[0], together.tokens[i])
-            np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5, atol=1e-6)

@@ -66,10 +66,8 @@ def slow_detection(logits: list[float], is_replaced: list[bool]) -> Detection:
         auc=wins / (len(replaced) * len(original)) if replaced and original else np.nan,
         precision=sum(found) / len(found) if found else np.nan,
         recall=sum(x > 0 for x in replaced) / len(replaced) if replaced else np.nan,
-        replaced=len(replaced) / len(logits),
-        loss=float(np.mean(losses)),
-        tokens=len(logits),
-    )
+        replaced=len(replaced) / len(logits), loss=float(np.mean(losses)), tokens=len(logits),
+    )  # fmt: skip
 
 
 def assert_close(found: Detection, expected: Detection, rtol: float = 1e-5):

@@ -41,14 +41,11 @@ class TaskResultsTest(parameterized.TestCase):
     def test_the_table_of_a_run(self):
         scores = {"en": {"f1": 0.5, "accuracy": 0.25}, "sw": {"f1": 0.25, "accuracy": 1.0}}
         results = {
-            "test": scores,
-            "validation": {"en": scores["en"]},
+            "test": scores, "validation": {"en": scores["en"]},
             "examples": {"test": {"en": 1200, "sw": 3}},
-            "selected": {"step": 1200, "metric": "f1", "on": ["en"]},
-            "selected_on_test": ["en"],
-            "held_out": 0.1,
-            "seen_in_training": {"sw": 1},
-        }
+            "selected": {"step": 1200, "metric": "f1", "on": ["en"]}, "selected_on_test": ["en"],
+            "held_out": 0.1, "seen_in_training": {"sw": 1},
+        }  # fmt: skip
         table = task_results.table(TASKS["udpos"], results)
         golden.check(self, __file__, "task_results", table + "\n")
 

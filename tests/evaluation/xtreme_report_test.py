@@ -160,11 +160,9 @@ class PaperTest(Case):
         return row
 
     @parameterized.parameters(
-        ("XLM-R vocabulary, 250K", "60.7"),
-        ("joint, 500K", "61.4"),
-        ("VoCap, 500K", "63.1"),
+        ("XLM-R vocabulary, 250K", "60.7"), ("joint, 500K", "61.4"), ("VoCap, 500K", "63.1"),
         ("VoCap, 500K, k-NN", "63.7"),
-    )
+    )  # fmt: skip
     def test_vocap_averages_seven_tasks(self, model, average):
         self.write_row(self.row(model, "VoCap, Table 1"), xtreme_runs.XTREME[:7])
         table = xtreme_report.averages_table(self.variants())

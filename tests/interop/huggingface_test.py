@@ -74,12 +74,9 @@ def corpus_pieces() -> tuple[list[str], np.ndarray]:
     """Pieces of the corpus and scores of 10 binary places, whose sums 32 bits hold exactly."""
     trained = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_sentences()),
-        model_writer=trained,
-        vocab_size=3000,
-        character_coverage=0.999,
-        minloglevel=2,
-    )
+        sentence_iterator=iter(corpus_sentences()), model_writer=trained, vocab_size=3000,
+        character_coverage=0.999, minloglevel=2,
+    )  # fmt: skip
     proto = model_pb2.ModelProto.FromString(trained.getvalue())
     normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
     scores = np.array([piece.score for piece in normal])

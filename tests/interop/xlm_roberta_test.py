@@ -67,11 +67,9 @@ def their_tensors() -> dict[str, np.ndarray]:
         "roberta.embeddings.word_embeddings": {"weight": (VOCAB, WIDTH)},
         "roberta.embeddings.position_embeddings": {"weight": (LENGTH + 2, WIDTH)},
         "roberta.embeddings.token_type_embeddings": {"weight": (1, WIDTH)},
-        "roberta.embeddings.LayerNorm": norm,
-        "lm_head": {"bias": (VOCAB,)},
-        "lm_head.dense": linear(WIDTH, WIDTH),
-        "lm_head.layer_norm": norm,
-    }
+        "roberta.embeddings.LayerNorm": norm, "lm_head": {"bias": (VOCAB,)},
+        "lm_head.dense": linear(WIDTH, WIDTH), "lm_head.layer_norm": norm,
+    }  # fmt: skip
     for i in range(LAYERS):
         layer = f"roberta.encoder.layer.{i}."
         for name in ("query", "key", "value"):
