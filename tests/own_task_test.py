@@ -106,14 +106,6 @@ class TextsTest(Case):
         (line,) = self.predict("the cat\n")
         self.assertEqual(set(line), {"id", "prediction"})
 
-    def test_a_development_file_that_is_the_test_file_is_told(self):
-        self.write_texts("train.en.csv", 8, seed=0)
-        self.write_texts("dev.en.csv", 8, seed=1)
-        self.write_texts("test.de.csv", 8, seed=2)
-        (self.folder / "test.en.csv").symlink_to(self.folder / "dev.en.csv")
-        options = task_settings(task_data.with_labels(self.config("text")))
-        self.assertEqual(task_data.selected_on_test(options, ["en", "de"]), ["en"])
-
     def test_labels_and_weights_that_do_not_fit(self):
         self.write_texts("train.en.csv", 60, seed=0)
         numbers = "text,label\n" + "".join(f"t{i},{i}\n" for i in range(40))

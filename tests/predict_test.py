@@ -98,18 +98,14 @@ class FineTunedTest(parameterized.TestCase):
         return path
 
     def assert_equal_lines(self, found: list[dict], expected: list[dict]) -> None:
-        self.assertLen(found, len(expected))
-        for one, two in zip(found, expected, strict=True):
-            self.assertEqual(one.keys(), two.keys())
-            for key in one.keys() - {"id"}:
-                if isinstance(one[key], float):
-                    self.assertAlmostEqual(one[key], two[key], places=5)
-                elif key == "probabilities":
-                    values = [list(p.values()) if isinstance(p, dict) else p
-                              for p in (one[key], two[key])]  # fmt: skip
-                    np.testing.assert_allclose(*values, atol=1e-5)
-                else:
-                    self.assertEqual(one[key], two[key])
+        def check(one, two):
+            if isinstance(one, float):
+                self.assertAlmostEqual(one, two, places=5)
+            else:
+                self.assertEqual(one, two)
+
+        lines = ([{**line, "id": ""} for line in both] for both in (found, expected))
+        jax.tree.map(check, *lines)
 
     def test_a_run_made_before_a_key_existed_is_read_with_its_default(self):
         finished, folder = tiny_tasks.finished("udpos"), tiny_tasks.scratch() / "older" / "run"
@@ -135,12 +131,6 @@ class FineTunedTest(parameterized.TestCase):
         hashes = [prediction.tokenizer_hash(m) for m in (other, tiny_tasks.tokenizer())]
         error = f"spm.model is tokenizer {hashes[0]}, but .* trained with tokenizer {hashes[1]}"
         with self.assertRaisesRegex(ValueError, error):
-            prediction.FineTuned(folder)
-        (folder / "spm.model").unlink()
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist"):
-            prediction.FineTuned(folder)
-        (folder / "results.json").unlink()
-        with self.assertRaisesRegex(ValueError, "run: no results.json; .* finished run"):
             prediction.FineTuned(folder)
 
 
