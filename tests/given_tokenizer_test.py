@@ -3,7 +3,6 @@
 import io
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,7 @@ from absl.testing import parameterized
 from configs import quickstart
 from input_pipeline.packed_dataset import META
 from input_pipeline.tokenization import special_ids
-from tests import commands
+from tests import commands, folders
 from vocap import merge
 from xlm.common import artifacts
 from xlm.experiment import memory
@@ -29,11 +28,10 @@ def model(pieces=PIECES) -> bytes:
     return merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
 
 
-class GivenTokenizerTest(parameterized.TestCase):
+class GivenTokenizerTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = Folders(self.parent / "work")
+        self.folders = Folders(self.folder / "work")
 
     def build(self, path: pathlib.Path) -> None:
         config = quickstart.get_config("runlocal")
@@ -44,11 +42,6 @@ class GivenTokenizerTest(parameterized.TestCase):
         }
         with mock.patch.multiple(build_vocab, **flags):
             build_vocab.main([])
-
-    def write(self, name: str, content: bytes) -> pathlib.Path:
-        path = self.parent / name
-        path.write_bytes(content)
-        return path
 
     def test_it_is_the_vocabulary_and_another_takes_its_place_until_rows_exist(self):
         self.folders.vocab.mkdir(parents=True)
@@ -67,7 +60,7 @@ class GivenTokenizerTest(parameterized.TestCase):
         artifacts.write_text(self.folders.rows / META, "{}")
         self.build(other)
         with self.assertRaisesRegex(ValueError, "made under another config"):
-            self.build(self.parent / "one.model")
+            self.build(self.folder / "one.model")
 
     @parameterized.parameters(
         {"model_type": "bpe", "vocab_size": 16}, {"pad_id": 3},
@@ -92,20 +85,20 @@ class GivenTokenizerTest(parameterized.TestCase):
         for text in ("ab abc cdab", "abcabc h <sep> ab"):
             self.assertEqual(found.encode(text, out_type=str), expected.encode(text, out_type=str))
         config = quickstart.get_config("runlocal")  # memory is estimated with its size
-        config.vocab.tokenizer = str(self.parent / "own.model")
+        config.vocab.tokenizer = str(self.folder / "own.model")
         self.assertEqual(memory.absent_rows(config).vocab_size, len(found))
 
     def test_a_folder_of_hugging_face(self):
-        huggingface.export_tokenizer(model(), self.parent / "hf")
+        huggingface.export_tokenizer(model(), self.folder / "hf")
         # As XLM-R's: its normaliser is one step.
-        value = artifacts.read_json(self.parent / "hf" / "tokenizer.json")
+        value = artifacts.read_json(self.folder / "hf" / "tokenizer.json")
         value["normalizer"] = next(
             step for step in value["normalizer"]["normalizers"] if step["type"] == "Precompiled"
         )
         splits = [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": SPACE}]
         value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
-        artifacts.write_json(self.parent / "hf" / "tokenizer.json", value)
-        self.build(self.parent / "hf")
+        artifacts.write_json(self.folder / "hf" / "tokenizer.json", value)
+        self.build(self.folder / "hf")
         found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
         expected = spm.SentencePieceProcessor(model_proto=model())
         for text in ("ab cd\u3000abc", "h \u017e"):
@@ -126,5 +119,5 @@ class GivenTokenizerTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 self.build(self.write(name, content))
         with self.assertRaisesRegex(ValueError, "none: no such file"):
-            self.build(self.parent / "none")
+            self.build(self.folder / "none")
         self.assertFalse(self.folders.vocab.exists())

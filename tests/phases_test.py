@@ -1,20 +1,17 @@
 """Settings of runs that go on from a checkpoint with other settings."""
 
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 
 from configs import quickstart
+from tests import folders
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
 
-class PhasesTest(parameterized.TestCase):
+class PhasesTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = data_builders.Folders(folder)
+        self.folders = data_builders.Folders(self.folder)
         artifacts.write_json(self.folders.rows / "settings.json", {})
         self.folders.vocab.mkdir()
         self.path = self.folders.train / "settings.json"

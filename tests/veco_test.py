@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
-import tempfile
 
 import jax
 import numpy as np
@@ -14,7 +12,7 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from tests import factories
 from tests.builders_test import write_store
-from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
+from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
 from xlm.experiment import masked_lm, objectives, streams
 from xlm.experiment.initial import _check_same_parameters
 from xlm.experiment.objectives import parameter_shapes
@@ -147,11 +145,7 @@ class ConfigTest(parameterized.TestCase):
             objective_of(config(**changes))
 
 
-class FolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "model"
-
+class ModelFolderTest(FolderTest):
     def write(self, settings=CROSS):
         model_folder.write_model(
             self.folder, params_of(settings), dataclasses.asdict(settings), tokenizer()

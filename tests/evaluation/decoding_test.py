@@ -249,15 +249,5 @@ class SearchTest(parameterized.TestCase):
             np.testing.assert_array_equal(found.scores, np.full((3, 2), -np.inf))
             self.assertFalse(found.lengths.any() or found.tokens.any())
 
-    def test_jit_and_eager_agree(self):
-        settings = DecodingSettings(beams=2, max_length=3, no_repeat_ngram=2)
-        cache = jnp.zeros(len(FIRST) * 2, jnp.int32)
-        with jax.disable_jit():
-            eager = beam_search(
-                functools.partial(step, jnp.asarray(table(2))), FIRST, cache, settings, IDS
-            )
-        for one, two in zip(eager, search(table(2), settings), strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-6)
-
 
 D = 8

@@ -1,19 +1,15 @@
 """Predictions on disk, and the table of a run."""
 
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
-from tests import golden
+from tests import folders, golden
 from xlm.evaluation import task_results
 
 
-class TaskResultsTest(parameterized.TestCase):
+class TaskResultsTest(folders.FolderTest):
     def test_lines_are_read_as_written(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        path = folder / "predictions" / "test.en.jsonl"
+        path = self.folder / "predictions" / "test.en.jsonl"
         for found in ([], [{"id": "0", "prediction": "a\u2028b\x85c\nd猫"}, {"id": "1"}]):
             task_results.write_lines(path, found)
             self.assertEqual(task_results.read_lines(path, dict[str, str]), found)

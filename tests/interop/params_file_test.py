@@ -2,14 +2,13 @@
 
 import json
 import os
-import pathlib
-import tempfile
 
 import numpy as np
 import safetensors
 from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
+from tests import folders
 from xlm.interop.params_file import Encoder, Notes, read_params, write_params
 
 PARAMS = {
@@ -24,11 +23,10 @@ ENCODER = {
 NOTES = {"encoder": ENCODER, "step": 7, "value": 0.5, "tokenizer": "0" * 64}
 
 
-class ParamsFileTest(parameterized.TestCase):
+class ParamsFileTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.path = folder / "best.safetensors"
+        self.path = self.folder / "best.safetensors"
 
     def test_what_was_written_is_read(self):
         # Arrays that are not contiguous too.

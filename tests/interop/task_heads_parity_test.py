@@ -1,8 +1,6 @@
 """Fine-tuned encoders with their heads against PyTorch and `transformers`, where installed."""
 
 import dataclasses
-import pathlib
-import tempfile
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +10,7 @@ from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file
 
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH, XL, texts, transformers
-from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, params_of, tokenizer
+from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, FolderTest, params_of, tokenizer
 from xlm.common import artifacts
 from xlm.interop import model_folder, task_heads
 from xlm.interop.task_heads import TaskHead
@@ -48,11 +46,7 @@ def batch_of(words: np.ndarray | None = None) -> dict[str, np.ndarray]:
 
 
 @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
-class HeadParityTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "model"
-
+class HeadParityTest(FolderTest):
     def both(
         self, made: tuple[FineTuning, Any, TaskHead], batch: dict[str, np.ndarray], **changes: Any
     ) -> tuple[np.ndarray, Any]:
@@ -130,11 +124,7 @@ class HeadParityTest(parameterized.TestCase):
         self.assert_equal(mine[batch["answerable"]], scores[batch["answerable"]])
 
 
-class OwnFormTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "model"
-
+class OwnFormTest(FolderTest):
     def test_an_encoder_that_is_no_xlm_r_keeps_its_head_and_can_be_read(self):
         settings = dataclasses.replace(SETTINGS, position="gated")
         sizes = dataclasses.asdict(settings)

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import importlib.util
-import pathlib
-import tempfile
 import warnings
 
 import jax
@@ -21,6 +19,7 @@ from tests.interop.xlm_roberta_test import (
     SETTINGS,
     SIZES,
     VOCAB,
+    FolderTest,
     params_of,
     tokenizer,
 )
@@ -108,12 +107,7 @@ def theirs(model, tokens, is_text) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
-class ParityTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folder = self.parent / "model"
-
+class ParityTest(FolderTest):
     def assert_agree(self, model, params, settings: EncoderSettings, pad_id: int = 1):
         tokens, is_text = texts(pad_id)
         hidden, logits = ours(params, settings, tokens, is_text)

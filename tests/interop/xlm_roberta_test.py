@@ -330,15 +330,6 @@ class WriteTest(FolderTest):
         model_folder.write_model(self.folder, params, SIZES, tokenizer())
         self.assert_same_bits(model_folder.read_model(self.folder)[1], params)
 
-    def test_padding_is_left_out(self):
-        self.write(PADDED)
-        sizes, found = model_folder.read_model(self.folder)
-        self.assertEqual(sizes["vocab_size"], VOCAB)
-        params = params_of(PADDED)
-        table, bias = model_folder.table_of(params)
-        self.assertLess(VOCAB, len(table))
-        self.assert_same_bits(found, model_folder.with_table(params, table[:VOCAB], bias[:VOCAB]))
-
     def test_the_files(self):
         self.write()
         names = {path.name for path in self.folder.iterdir()}
