@@ -180,7 +180,3 @@ class ThresholdTest(parameterized.TestCase):
         )
         with self.assertRaisesRegex(ValueError, "no gold pairs"):
             retrieval.mining_scores([], found)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -3,7 +3,7 @@
 import collections
 import math
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
 from xlm.evaluation.metrics import translation
@@ -129,7 +129,3 @@ class TranslationTest(parameterized.TestCase):
     def test_one_translation_for_each_reference(self, references, hypotheses):
         with self.assertRaisesRegex(ValueError, f"{len(hypotheses)} translations for"):
             translation.scores(references, hypotheses, "en")
-
-
-if __name__ == "__main__":
-    absltest.main()
