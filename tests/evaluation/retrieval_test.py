@@ -7,7 +7,6 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories, folders
@@ -46,38 +45,6 @@ def params():
 def sentences(seed: int, count: int = 12) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(5, VOCAB, rng.integers(1, 9)) for _ in range(count)]
-
-
-class NearestAccuracyTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.vectors = np.random.default_rng(0).normal(size=(40, 8))
-
-    def test_a_vector_finds_itself_at_any_length(self):
-        lengths = np.geomspace(0.01, 100, 40)[:, None]
-        self.assertEqual(nearest_accuracy(self.vectors, self.vectors * lengths), 1)
-        self.assertEqual(nearest_accuracy(self.vectors * lengths, self.vectors), 1)
-        self.assertEqual(nearest_accuracy(self.vectors, -self.vectors), 0)
-        self.assertEqual(nearest_accuracy(np.zeros((4, 8)), np.zeros((4, 8))), 0)
-        some = self.vectors.copy()
-        some[:10] = 0
-        self.assertEqual(nearest_accuracy(some, self.vectors), 0.75)
-
-    @parameterized.parameters(0, 1, 7, 39)
-    def test_the_share_that_stands_at_its_place(self, moved):
-        order = np.arange(40)
-        order[: moved + 1] = np.roll(order[: moved + 1], 1)
-        expected = 1 - (moved + 1) / 40 if moved else 1
-        self.assertAlmostEqual(nearest_accuracy(self.vectors, self.vectors[order]), expected)
-
-    def test_against_a_loop(self):
-        others = self.vectors + np.random.default_rng(1).normal(size=(40, 8))
-        hits = 0
-        for i, query in enumerate(self.vectors):
-            cosines = [query @ other / np.linalg.norm(other) for other in others]
-            hits += cosines.index(max(cosines)) == i
-        self.assertBetween(hits, 1, 39)
-        self.assertEqual(nearest_accuracy(self.vectors, others), hits / 40)
 
 
 class RetrievalTest(folders.FolderTest):
