@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from configs import quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
-from tests import factories
+from tests import factories, folders
 from xlm.common import artifacts
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
@@ -63,10 +63,10 @@ def write_store(vocab_size: int = 600, length: int = 128) -> PackedDataset:
 
 
 def runlocal(**changes) -> ConfigDict:
-    """The quickstart in miniature, on four devices by two, with changes "section.key"."""
+    """The quickstart in miniature, on four devices by two; changes are section__key=value."""
     config = quickstart.get_config("runlocal")
     config.mesh.update(data=4, model=2)
-    config.update_from_flattened_dict(changes)
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
     return config
 
 
@@ -81,12 +81,9 @@ def section_of(config: ConfigDict, name: str, kind: type):
 
 
 SETTINGS = {
-    "corpus": data_builders.corpus_spec,
-    "vocab": data_builders.vocabulary_settings,
-    "store": data_builders.packed_dataset_settings,
-    "data": data_builders.data_settings,
-    "evaluation": data_builders.evaluation_settings,
-    "train": builders.train_settings,
+    "corpus": data_builders.corpus_spec, "vocab": data_builders.vocabulary_settings,
+    "store": data_builders.packed_dataset_settings, "data": data_builders.data_settings,
+    "evaluation": data_builders.evaluation_settings, "train": builders.train_settings,
     **dict.fromkeys(("model", "mask", "contrast", "output_layer", "mesh"), objective_of),
     "robust": robust.robust_settings,
     **{
@@ -96,13 +93,16 @@ SETTINGS = {
     "optimizer": lambda config: builders.train_functions(
         config, objective_of(runlocal()), builders.mesh(config)
     ),
-}
+}  # fmt: skip
 
 
 class ConfigsTest(parameterized.TestCase):
     @parameterized.product(name=CONFIGS, arg=("", "runlocal"))
     def test_it_builds_everything(self, name, arg):
-        config = importlib.import_module(f"configs.{name}").get_config(arg)
+        module = importlib.import_module(f"configs.{name}")
+        self.assertIn(f"configs/{name}.py", module.__doc__)
+        self.assertIn("Hardware:", module.__doc__)
+        config = module.get_config(arg)
         self.assertEqual(set(config), {*SETTINGS, "objective"})
         # All keys have their default in the one place for them.
         defaults = default_config()
@@ -129,33 +129,19 @@ class ConfigsTest(parameterized.TestCase):
         evaluators.exact_masked_lm(config, one, store, mesh, in_training=False)
         evaluation.retrieval(config, one, store, mesh)
 
-    @parameterized.parameters(*CONFIGS)
-    def test_it_is_documented(self, name):
-        module = importlib.import_module(f"configs.{name}")
-        self.assertIn(f"configs/{name}.py", module.__doc__)
-        self.assertIn("Hardware:", module.__doc__)
+    @parameterized.parameters(veco, xy_lent)
+    def test_nearly_all_pairs_are_trained_on_and_retrieval_ends(self, of):
+        for run in of.RUNS:
+            found = of.get_config(run)
+            self.assertBetween(found.corpus.parallel_heldout_fraction, 1e-4, 0.02)
+            self.assertEqual(found.evaluation.retrieval_max_sentences, 1000)
+        for run in (*of.SMALL, "runlocal"):
+            self.assertEqual(of.get_config(run).evaluation.retrieval_max_sentences, 0)
 
-
-class PairsTest(parameterized.TestCase):
-    @parameterized.parameters(*((of, run) for of in (veco, xy_lent) for run in of.RUNS))
-    def test_nearly_all_pairs_are_trained_on_and_retrieval_ends(self, of, run):
-        found = of.get_config(run)
-        self.assertBetween(found.corpus.parallel_heldout_fraction, 1e-4, 0.02)
-        self.assertEqual(found.evaluation.retrieval_max_sentences, 1000)
-
-    @parameterized.parameters(
-        *((of, run) for of in (veco, xy_lent) for run in (*of.SMALL, "runlocal"))
-    )
-    def test_small_runs_retrieve_from_all_pairs(self, of, run):
-        self.assertEqual(of.get_config(run).evaluation.retrieval_max_sentences, 0)
-
-
-class QuickstartTest(absltest.TestCase):
     def test_of_text_of_ones_own_no_block_is_on_both_sides(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())
         sentences = [f"Document {i} has a sentence." for i in range(40)]
-        text = "\n\n".join(sentences * 2)
-        pathlib.Path(folder, "en.txt").write_text(text, encoding="utf-8")
+        pathlib.Path(folder, "en.txt").write_text("\n\n".join(sentences * 2), encoding="utf-8")
         corpus = load_corpus(data_builders.corpus_spec(quickstart.get_config(folder)))
         heldout = corpus.sentences("en", "heldout")
         self.assertNotEmpty(heldout)
@@ -185,12 +171,10 @@ class RunlocalTest(parameterized.TestCase):
         objective = objectives.objective(config, store, mesh)
         with tempfile.TemporaryDirectory() as folder:
             state = train(
-                builders.train_functions(config, objective, mesh),
-                builders.train_settings(config),
-                pathlib.Path(folder),
-                streams.training_data(config, store, mesh),
+                builders.train_functions(config, objective, mesh), builders.train_settings(config),
+                pathlib.Path(folder), streams.training_data(config, store, mesh),
                 evaluators.training_evaluators(config, objective, store, mesh)[:1],
-            )
+            )  # fmt: skip
             records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)
         losses = [record["train/loss"] for record in records if "train/loss" in record]
@@ -219,7 +203,7 @@ class KeysTest(parameterized.TestCase):
 
 class AxesTest(absltest.TestCase):
     def test_rules_may_name_the_axes_that_parameters_have(self):
-        config = runlocal(**{"objective": "replaced_token", "model.position": "learned"})
+        config = runlocal(objective="replaced_token", model__position="learned")
         boxed = jax.eval_shape(objective_of(config).init, jax.random.key(0))
         leaves = jax.tree.leaves(
             boxed, is_leaf=lambda one: isinstance(one, nn.LogicallyPartitioned)
@@ -227,21 +211,18 @@ class AxesTest(absltest.TestCase):
         found = {name for one in leaves for name in one.names if name is not None}
         self.assertEqual(found, set(schema.LOGICAL_AXES))
 
-    def test_an_objective_of_another_package_may_have_others(self):
-        config = runlocal(**{"objective": "mine:build", "mesh.rules": (("experts", "model"),)})
+        # An objective of another package may have others.
+        config = runlocal(objective="mine:build", mesh__rules=(("experts", "model"),))
         self.assertIs(schema.checked(config), config)
 
 
-class VocabularyTest(parameterized.TestCase):
+class VocabularyTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.config = runlocal()
 
-    def test_no_amounts_are_those_of_the_text(self):
-        self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})
-
     def test_amounts_come_from_a_file(self):
+        self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})
         path = self.folder / "amounts.json"
         path.write_text('{"en": 300.8, "sw": 2}')
         self.config.vocab.amounts = str(path)
@@ -255,8 +236,6 @@ class VocabularyTest(parameterized.TestCase):
         ("[300.8, 2]", r"/amounts.json: its content .*; write one object, \{.en.: 300.8, ...\}"),
         ("{}", r"/amounts.json: its content is \{\}, must be an object of length >= 1"),
         ('{"en": "300.8"}', '/amounts.json: en is "300.8", must be a number'),
-        ('{"en": true}', "/amounts.json: en is true, must be a number"),
-        ('{"en": {"gb": 1}}', "/amounts.json: en is .*, must be a number"),
         ('{"../en": 1}', "/amounts.json: a key of the object must be text without slashes"),
     )
     def test_an_amounts_file_that_cannot_be_is_named(self, content, message):
@@ -283,18 +262,13 @@ class VocabularyTest(parameterized.TestCase):
             self.allocation(content)
 
     @parameterized.parameters(
-        ('{"target_size": 6', "/allocation.json: not JSON"),
         ("[]", r"its content is \[\], must be an object; export it from the report.html"),
         ("{}", "the object lacks the field target_size; export it from the report.html"),
         ('{"sizes": {"en": 1}, "T": 600}', "the object has the unknown field T; export it"),
         ('{"target_size": 6.5, "beta": 1, "sizes": {"a": 1}}', "target_size is 6.5, must be"),
         ('{"target_size": 600, "beta": "1", "sizes": {"a": 1}}', 'beta is "1", must be a n'),
         ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes is \{\}, must be an object of"),
-        ('{"target_size": 600, "beta": 0.7, "sizes": [1]}', r"sizes is \[1\], must be an object"),
-        (
-            '{"target_size": 600, "beta": 0.7, "sizes": {"en": true}}',
-            "/allocation.json: sizes.en is true, must be a whole number",
-        ),
+        ('{"target_size": 6, "beta": 1, "sizes": {"en": true}}', "sizes.en is true, must be a who"),
         (
             '{"target_size": 700, "beta": 0.3, "sizes": {"en": 300}}',
             "is for target_size 700 and beta 0.3, the config has target_size 600 and beta 0.7; add "
@@ -316,38 +290,28 @@ class VocabularyTest(parameterized.TestCase):
             self.assertEqual(path.parent, self.folder)
         return tuple({k: path.name for k, path in found.items()} for found in (train, heldout))
 
-    def test_tables_are_found_by_their_names(self):
-        self.config.corpus.languages = ()
-        train, heldout = self.tables(
-            "en.runs.gz", "zh_Hant.runs.gz", "en.heldout.runs.gz", "sw.heldout.runs.gz",
-            "README.md", "de.txt.gz", ".ka.runs.123.gz",
+    def test_tables_are_found_by_their_names_and_languages(self):
+        names = (
+            "en.runs.gz", "zh_Hant.runs.gz", "sw.runs.gz", "en.heldout.runs.gz", "README.md",
+            "zh_Hant.heldout.runs.gz", "ka.heldout.runs.gz", "de.txt.gz", ".ka.runs.123.gz",
         )  # fmt: skip
-        self.assertEqual(train, {"en": "en.runs.gz", "zh_Hant": "zh_Hant.runs.gz"})
-        self.assertEqual(heldout, {"en": "en.heldout.runs.gz"})
-
-    def test_only_the_languages_of_the_corpus_are_taken(self):
-        self.config.corpus.languages = ("sw", "ka")
-        train, heldout = self.tables(
-            "en.runs.gz", "sw.runs.gz", "ka.runs.gz", "en.heldout.runs.gz", "ka.heldout.runs.gz"
-        )
-        self.assertEqual(train, {"sw": "sw.runs.gz", "ka": "ka.runs.gz"})
-        self.assertEqual(heldout, {"ka": "ka.heldout.runs.gz"})
+        every = {"en": "en.runs.gz", "sw": "sw.runs.gz", "zh_Hant": "zh_Hant.runs.gz"}
+        heldout = {"en": "en.heldout.runs.gz", "zh_Hant": "zh_Hant.heldout.runs.gz"}
+        self.config.corpus.languages = ()
+        self.assertEqual(self.tables(*names), (every, heldout))
+        self.config.corpus.languages = ("sw", "zh_Hant")
+        del every["en"], heldout["en"]
+        self.assertEqual(self.tables(*names), (every, heldout))
+        self.config.vocab.tables = str(self.folder / "lost")
+        with self.assertRaisesRegex(ValueError, "lost has no tables of sw, zh_Hant"):
+            data_builders.count_tables(self.config)
 
     @parameterized.parameters(
         (("en", "ka", "sw"), ["en.runs.gz"], r"no tables of ka, sw \(corpus.languages\)"),
         (("en",), ["en.heldout.runs.gz"], "no tables of en "),
         ((), ["en.heldout.runs.gz"], "no tables <lang>.runs.gz; make them with xlm count"),
-        ((), [], "no tables <lang>.runs.gz"),
         *(
-            (
-                (),
-                [
-                    "sw.runs.gz",
-                    f"en{mark}00000-of-00002.runs.gz",
-                    f"en{mark}00001-of-00002.runs.gz",
-                ],
-                f"en[{mark}]00000-of-00002.runs.gz is a part of a table; .* --merge",
-            )
+            ((), ["sw.runs.gz", f"en{mark}0-of-2.runs.gz"], f"en[{mark}]0-of-2.* part of a table; ")
             for mark in "-_."
         ),
     )
@@ -355,12 +319,6 @@ class VocabularyTest(parameterized.TestCase):
         self.config.corpus.languages = languages
         with self.assertRaisesRegex(ValueError, message):
             self.tables(*names)
-
-    def test_a_folder_of_tables_that_does_not_exist_is_named(self):
-        self.config.corpus.languages = ()
-        self.config.vocab.tables = str(self.folder / "lost")
-        with self.assertRaisesRegex(ValueError, "lost has no tables <lang>.runs.gz"):
-            data_builders.count_tables(self.config)
 
 
 class TrainStageTest(parameterized.TestCase):
@@ -378,32 +336,22 @@ class TrainStageTest(parameterized.TestCase):
         config.update_from_flattened_dict(changes)
         data_builders.open_train_stage(config, self.folders)
 
-    @parameterized.parameters(
-        {"train.log_every": 7, "train.keep_checkpoints": 9, "train.keep_every": 5},
-        {"train.deterministic": True, "mesh.slices": 2},
-        {"train.tensorboard": True, "train.peak_flops": 1e12},
-        {"train.profile_from": 5, "train.profile_steps": 5},
-        {"train.evaluate_every": 7, "train.checkpoint_every": 9},
-        {
-            "data.loader": "tf.data",
-            "data.prefetch": 9,
-            "data.read_threads": 0,
-            "data.read_ahead": 0,
-            "mesh.fsdp": 2,
-            "evaluation.max_sequences": 7,
-        },
-    )
-    def test_what_changes_no_step_may_change(self, **changes):
-        self.resume(changes)
-
-    @parameterized.parameters(
-        {"train.num_steps": 7}, {"train.batch_size": 8}, {"train.seed": 1}, {"data.alpha": 0.1},
-        {"optimizer.schedule": "cosine"}, {"model.num_heads": 4}, {"output_layer.k": 3},
-        {"train.prng": "rbg"}, {"data.block_bytes": 1 << 20}, {"data.window_blocks": 8},
-    )  # fmt: skip
-    def test_what_changes_them_may_not(self, **changes):
-        (key,) = changes
-        with self.assertRaisesRegex(ValueError, f"(?s)another config:\n  {key}: there .*, now "):
+    def test_only_what_changes_no_step_may_change(self):
+        self.resume({
+            "train.log_every": 7, "train.keep_checkpoints": 9, "train.keep_every": 5,
+            "train.deterministic": True, "mesh.slices": 2, "mesh.fsdp": 2,
+            "train.tensorboard": True, "train.peak_flops": 1e12, "train.profile_from": 5,
+            "train.profile_steps": 5, "train.evaluate_every": 7, "train.checkpoint_every": 9,
+            "data.loader": "tf.data", "data.prefetch": 9, "data.read_threads": 0,
+            "data.read_ahead": 0, "evaluation.max_sequences": 7,
+        })  # fmt: skip
+        changes = {
+            "train.num_steps": 7, "train.batch_size": 8, "train.seed": 1, "data.alpha": 0.1,
+            "optimizer.schedule": "cosine", "model.num_heads": 4, "output_layer.k": 3,
+            "train.prng": "rbg", "data.block_bytes": 1 << 20, "data.window_blocks": 8,
+        }  # fmt: skip
+        keys = "".join(f"  {key}: there .*, now .*\n" for key in sorted(changes))
+        with self.assertRaisesRegex(ValueError, f"another config:\n{keys}Choose"):
             self.resume(changes)
 
     def test_a_run_from_before_a_key_existed_has_its_default(self):
@@ -434,7 +382,3 @@ class FoldersTest(absltest.TestCase):
             data_builders.open_packed_dataset(folders)
         with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
             folders.read_tokenizer()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -5,7 +5,7 @@ import random
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart
 from input_pipeline import text_files
@@ -130,7 +130,3 @@ class CountedTextTest(parameterized.TestCase):
             mock.patch.object(vocabulary, "load_corpus", side_effect=AssertionError),
         ):
             self.assertEqual(self.build("grown"), expected)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,7 +2,7 @@
 
 import doctest
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from knn_sampling import blockwise, softmax
 from xlm.training import row_adamw
@@ -14,7 +14,3 @@ class DoctestsTest(parameterized.TestCase):
         found = doctest.testmod(module)
         self.assertGreater(found.attempted, 0)
         self.assertEqual(found.failed, 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

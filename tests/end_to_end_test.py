@@ -31,21 +31,17 @@ from xlm.training.signals import EXIT_STOPPED
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIG = (
-    "--config=configs/quickstart.py:runlocal",
-    "--config.train.num_steps=60",
-    "--config.train.checkpoint_every=20",
-    "--config.train.evaluate_every=30",
-)
+    "--config=configs/quickstart.py:runlocal", "--config.train.num_steps=60",
+    "--config.train.checkpoint_every=20", "--config.train.evaluate_every=30",
+)  # fmt: skip
 QUICKSTART = "bash scripts/quickstart.sh"
 # This suite itself, and what fetches packages.
 NOT_RUN = ("bash scripts/test.sh", ".venv/bin/pip install")
 # Flags that make a command small; the last of a flag counts.
 SMALL_VOCABULARY = (
-    "--config.vocab.target_size=600",
-    "--config.vocab.sizes=(100,200,300,400,500)",
-    "--config.vocab.compare=()",
-    "--config.vocab.num_workers=1",
-)
+    "--config.vocab.target_size=600", "--config.vocab.sizes=(100,200,300,400,500)",
+    "--config.vocab.compare=()", "--config.vocab.num_workers=1",
+)  # fmt: skip
 SMALL = {
     f"{QUICKSTART} --corpus": (
         *("--config", "configs/quickstart.py:runlocal", "--config.corpus.languages=('en','sw')"),
@@ -161,28 +157,16 @@ class EndToEndTest(parameterized.TestCase):
         cls.printed = execute(QUICKSTART)
         cls.workdir = scratch() / "runs" / "quickstart"
 
-    def run_python(
-        self, *command: str, workdir: pathlib.Path, overrides: tuple[str, ...] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """A process of a command."""
+    def run_python(self, *command: str, workdir: pathlib.Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *command, *CONFIG, *overrides, f"--workdir={workdir}"],
-            cwd=ROOT,
-            env=processes.environment(),
-            capture_output=True,
-            text=True,
-        )
-
-    def execute(
-        self, stage: str, workdir: pathlib.Path, *overrides: str
-    ) -> subprocess.CompletedProcess[str]:
-        """A command in this process."""
-        return commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
+            [sys.executable, *command, *CONFIG, f"--workdir={workdir}"], cwd=ROOT,
+            env=processes.environment(), capture_output=True, text=True,
+        )  # fmt: skip
 
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
         """Log of a command that ends well."""
         with self.assertLogs("absl", "INFO") as logs:
-            result = self.execute(stage, workdir, *overrides)
+            result = commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
         self.assertEqual(result.returncode, 0, result.stderr)
         return "\n".join(logs.output)
 
@@ -198,7 +182,6 @@ class EndToEndTest(parameterized.TestCase):
         page = path.read_text(encoding="utf-8")
         for language in ("en", "ka", "sw"):
             self.assertRegex(page, rf"(?m)^\| {language} \| [0-9]")
-            self.assertRegex(page, rf"(?m)^\| {language} \| [^|]*\[____\].* % \| [0-9]+ \|$")
         self.assertIn("3 languages, 600 pieces, 60 steps.", page)
         self.assertTrue((self.workdir / "report" / "loss.png").exists())
         after = re.split(r"(?m)^\$ .*evaluate\.py .*$", self.printed)[1]
@@ -206,10 +189,10 @@ class EndToEndTest(parameterized.TestCase):
         self.assertIn(page, printed)
         self.assertEqual(printed.splitlines()[-1], f"report: {path}")
 
-    @parameterized.parameters("build_vocab", "prepare_data")
-    def test_a_finished_stage_does_nothing(self, stage):
+    def test_finished_stages_do_nothing(self):
         before = snapshot(self.workdir)
-        self.assertIn("is up to date", self.log_of(stage, self.workdir))
+        for stage in ("build_vocab", "prepare_data"):
+            self.assertIn("is up to date", self.log_of(stage, self.workdir))
         self.assertEqual(snapshot(self.workdir), before)
 
     def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
@@ -224,9 +207,7 @@ class EndToEndTest(parameterized.TestCase):
         self.assertEqual(model, (self.workdir / "vocab" / "spm.model").read_bytes())
         self.assertEqual(snapshot(workdir / "vocab" / "cache" / "v2" / "vocabularies"), trained)
 
-    def interrupt(
-        self, number: signal.Signals, workdir: pathlib.Path
-    ) -> subprocess.CompletedProcess[str]:
+    def interrupt(self, number: signal.Signals, workdir: pathlib.Path):
         program = INTERRUPTED_TRAIN.replace("NUMBER", number.name)
         return self.run_python("-c", program, workdir=workdir)
 
@@ -273,7 +254,3 @@ class ReadmeTest(absltest.TestCase):
         self.assertContainsSubset(["vocab/spm.model", "report/report.md"], rows)
         for name in rows:
             self.assertTrue((scratch() / "runs" / "quickstart" / name).exists(), name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -55,35 +55,20 @@ ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())
 def encoder_settings(**changes) -> EncoderSettings:
     """One layer of 16 over 32 table rows, sequences of 16."""
     defaults = {
-        "vocab_size": 32,
-        "embedding_size": 8,
-        "hidden_size": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "mlp_size": 16,
-        "max_length": 16,
-        "norm_position": "pre",
-        "dropout_rate": 0.1,
-        "attention_dropout_rate": 0.0,
-        "dtype": "float32",
-    }
+        "vocab_size": 32, "embedding_size": 8, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
+        "mlp_size": 16, "max_length": 16, "norm_position": "pre", "dropout_rate": 0.1,
+        "attention_dropout_rate": 0.0, "dtype": "float32",
+    }  # fmt: skip
     return EncoderSettings(**{**defaults, **changes})
 
 
 def output_layer_settings(**changes) -> OutputLayerSettings:
     """k-NN sampling as published, of all 30 neighbours, so that V' is the whole vocabulary."""
     defaults = {
-        "kind": "knn",
-        "k": 30,
-        "capacity": 32,
-        "row_capacity": 0,
-        "num_negatives": 20,
-        "group_size": 0,
-        "refresh_every": 1,
-        "log_q_correction": False,
-        "full_softmax_fraction": 0.0,
-        "frequency_bias": False,
-    }
+        "kind": "knn", "k": 30, "capacity": 32, "row_capacity": 0, "num_negatives": 20,
+        "group_size": 0, "refresh_every": 1, "log_q_correction": False,
+        "full_softmax_fraction": 0.0, "frequency_bias": False,
+    }  # fmt: skip
     return OutputLayerSettings(**{**defaults, **changes})
 
 
@@ -111,27 +96,18 @@ def masked_lm(
     """Masked LM of `num_valid` tokens."""
     layer, encoder = layer or output_layer_settings(), encoder or encoder_settings()
     vocab_axes, embed_axes = mesh_settings.table_axes()
-    layout = {
-        "num_valid": num_valid,
-        "mesh": mesh,
-        "vocab_axes": vocab_axes,
-        "embed_axes": embed_axes,
-    }
+    layout = {"vocab_axes": vocab_axes, "embed_axes": embed_axes}
+    layout |= {"num_valid": num_valid, "mesh": mesh}
     defaults = {
         "encoder": Encoder(encoder),
         "output_layer": make_output_layer(layer, **layout),
         "exact_layer": make_exact_layer(layer, **layout),
         "mask": MaskSettings(rate=0.3, mask_share=0.8, random_share=0.1),
-        "num_steps": 10,
-        "bos": BOS,
-        "pad": PAD,
-        "mask_id": MASK,
-        "special_ids": SPECIAL,
+        "num_steps": 10, "bos": BOS, "pad": PAD, "mask_id": MASK, "special_ids": SPECIAL,
         "across_documents": False,
         "statistics": token_statistics(num_valid, encoder.vocab_size),
-        "row_capacity": layer.row_capacity,
-        "frequency_bias": layer.frequency_bias,
-    }
+        "row_capacity": layer.row_capacity, "frequency_bias": layer.frequency_bias,
+    }  # fmt: skip
     return kind(**{**defaults, **changes})
 
 
@@ -187,16 +163,9 @@ def packed_tokens(seed: int = 0, num_valid: int = 30) -> np.ndarray:
 def optimizer_settings(**changes) -> OptimizerSettings:
     """AdamW without warm-up, decay and clipping."""
     defaults = {
-        "learning_rate": 0.1,
-        "warmup_steps": 0,
-        "decay_power": 1.0,
-        "beta1": 0.9,
-        "beta2": 0.98,
-        "epsilon": 1e-6,
-        "weight_decay": 0.0,
-        "clip_norm": 0.0,
-        "embedding_update": "dense",
-    }
+        "learning_rate": 0.1, "warmup_steps": 0, "decay_power": 1.0, "beta1": 0.9, "beta2": 0.98,
+        "epsilon": 1e-6, "weight_decay": 0.0, "clip_norm": 0.0, "embedding_update": "dense",
+    }  # fmt: skip
     return OptimizerSettings(**{**defaults, **changes})
 
 

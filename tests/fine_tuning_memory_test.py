@@ -53,15 +53,9 @@ class EstimateTest(parameterized.TestCase):
         self.assertEqual(sum(found.bytes(0, 1).values()), expected)
 
     def test_bfloat16_and_recomputation_take_less(self):
-        sizes = [
-            estimate(config_of(**changes), 1, "xlmr_large").activations[-1][-1]
-            for changes in (
-                {},
-                {"model__dtype": "bfloat16"},
-                {"model__dtype": "bfloat16", "model__remat": "dots"},
-                {"model__dtype": "bfloat16", "model__remat": "full"},
-            )
-        ]
+        half = {"model__dtype": "bfloat16"}
+        changes = ({}, half, {**half, "model__remat": "dots"}, {**half, "model__remat": "full"})
+        sizes = [estimate(config_of(**one), 1, "xlmr_large").activations[-1][-1] for one in changes]
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertLess(sizes[-1], sizes[0] / 10)
 
@@ -97,18 +91,11 @@ class EstimateTest(parameterized.TestCase):
         mesh = make_mesh(fine_tuning.MESH, jax.devices()[:1])
         functions = fine_tuning.train_functions(config, made, mesh, 1000)
         layout = batch_sharding(mesh)
-        arrays = {
-            **dict.fromkeys(("tokens", "segments", "positions"), ((8, 128), jnp.int32)),
-            "labels": ((8,), jnp.int32),
-            "weights": ((8,), jnp.float32),
-        }
-        batch = Batch(
-            {
-                name: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
-                for name, (shape, dtype) in arrays.items()
-            },
-            "examples",
-        )
+        tokens = jax.ShapeDtypeStruct((8, 128), jnp.int32, sharding=layout)
+        arrays = dict.fromkeys(("tokens", "segments", "positions"), tokens)
+        for name, dtype in (("labels", jnp.int32), ("weights", jnp.float32)):
+            arrays[name] = jax.ShapeDtypeStruct((8,), dtype, sharding=layout)
+        batch = Batch(arrays, "examples")
         step = functions.train_step.lower(made, functions.abstract_state, batch).compile()
         measured = step.memory_analysis().temp_size_in_bytes
         activations = memory.activation_bytes(settings, 8 // parts, 128)
@@ -129,19 +116,10 @@ class CommandTest(absltest.TestCase):
         self.assertEqual(found.returncode, 0, found.stderr)
         lines = found.stdout.splitlines()
         self.assertEqual(lines[4], "| 2.24 | 4.48 | 2.24 |")
-        heads = (
-            "| train.accumulation_steps | examples at once | 32 tokens | 64 tokens | 128 tokens |"
-        )
-        self.assertEqual(lines[6], heads)
+        self.assertEndsWith(lines[6], "| examples at once | 32 tokens | 64 tokens | 128 tokens |")
         self.assertEqual([line.split(" | ")[:2] for line in lines[8:11]],
                          [["| 4", "1"], ["| 2", "2"], ["| 1", "4"]])  # fmt: skip
-
-    def test_flags_that_do_not_fit_the_config(self):
         found = self.run_tool("configs/finetune/xnli.py")
         self.assertRegex(found.stderr, "no encoder; give --encoder, one of xlmr_base, ")
         found = self.run_tool("configs/quickstart.py", "--encoder=xlmr_base")
         self.assertRegex(found.stderr, "--encoder is for configs of configs/finetune; leave it out")
-
-
-if __name__ == "__main__":
-    absltest.main()

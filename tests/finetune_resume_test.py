@@ -2,14 +2,13 @@
 
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from xlm.common import artifacts
 from xlm.experiment import prediction, task_data, task_runs
 from xlm.experiment.pretrained import read_pretrained
@@ -17,13 +16,7 @@ from xlm.experiment.task_settings import task_settings
 from xlm.training.signals import Stopped
 
 
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-
-class ResumeTest(Case):
+class ResumeTest(folders.FolderTest):
     def snapshot(self, folder: pathlib.Path) -> dict[str, bytes]:
         paths = [folder / "results.json", folder / "best.safetensors", folder / "metrics.jsonl"]
         paths += sorted((folder / "predictions").iterdir())
@@ -41,6 +34,13 @@ class ResumeTest(Case):
     def test_a_finished_run_does_nothing_and_another_config_is_refused(self):
         folder = tiny_tasks.finished("cola")
         before = self.snapshot(folder)
+        config = tiny_tasks.run_config("cola")
+        settings = task_runs._settings(config, read_pretrained(config.init_from))
+        with (
+            artifacts.open_stage(self.folder, settings).held(),
+            self.assertRaisesRegex(ValueError, "another process is at work"),
+        ):
+            tiny_tasks.run(config, self.folder)
         with mock.patch.object(task_runs, "train", side_effect=AssertionError):
             # What is logged changes no result.
             again = tiny_tasks.run(tiny_tasks.run_config("cola", train__log_every=3), folder)
@@ -67,17 +67,8 @@ class ResumeTest(Case):
         self.assertEqual(self.snapshot(folder), self.snapshot(tiny_tasks.finished("cola")))
         prediction.FineTuned(folder)
 
-    def test_a_folder_in_which_another_process_is_at_work_is_refused(self):
-        config = tiny_tasks.run_config("cola")
-        settings = task_runs._settings(config, read_pretrained(config.init_from))
-        with (
-            artifacts.open_stage(self.folder, settings).held(),
-            self.assertRaisesRegex(ValueError, "another process is at work"),
-        ):
-            tiny_tasks.run(config, self.folder)
 
-
-class RunDataTest(Case):
+class RunDataTest(folders.FolderTest):
     @parameterized.parameters(
         ("udpos", {}, ["dev/en", "test/en", "test/sw", "train/en"]),
         ("udpos", {"task__test": ("tfds:a:b",), "task__test_languages": ("sw",)},
@@ -152,7 +143,3 @@ class RunDataTest(Case):
             self.flip(path)
             tiny_tasks.run(config, self.folder / "run")
         self.assertFalse((self.folder / "run/data.json").exists())
-
-
-if __name__ == "__main__":
-    absltest.main()

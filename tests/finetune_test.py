@@ -4,16 +4,15 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from vocap import merge
 from xlm.common import artifacts
 from xlm.evaluation import task_results, xtreme_runs
@@ -34,13 +33,7 @@ def predictions(folder: pathlib.Path, name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class RunCase(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
-
-class KindsTest(RunCase):
+class KindsTest(folders.FolderTest):
     def results_of(self, config: ConfigDict) -> dict:
         """Run to the end, and check the results."""
         tiny_tasks.run(config, self.folder / "run")
@@ -116,16 +109,6 @@ class KindsTest(RunCase):
             tiny_tasks.run(config, stopped, stops_after=20)  # between two checkpoints
         self.assertEqual(tiny_tasks.run(config, stopped), results)
 
-    def test_a_language_without_development_data_cannot_select(self):
-        config = tiny_tasks.run_config("udpos")
-        config.task.update(selection="each_language", validation_languages=("en",))
-        with self.assertRaisesRegex(ValueError, "no development data in sw"):
-            tiny_tasks.run(config, self.folder / "run")
-        config = tiny_tasks.run_config("udpos")
-        config.task.update(name="translation", selection="each_language")
-        with self.assertRaisesRegex(ValueError, "a model of translation is selected by the mean"):
-            task_settings(config)
-
     def test_pairs_that_attend_to_each_other(self):
         folder = tiny_tasks.finished("pawsx")
         results = self.check(folder)
@@ -160,6 +143,11 @@ class KindsTest(RunCase):
         self.assertNotIn("thresholds", results)
         found = predictions(self.folder / "run", "test.af")
         self.assertEqual([line["prediction"] for line in found], [str(i) for i in range(6)])
+        config = tiny_tasks.config("tatoeba", random_init=True)
+        random = tiny_tasks.run(config, self.folder / "random")
+        self.assertEqual(random["model"], results["model"] + ", random")
+        both = (predictions(self.folder / name, "test.sw") for name in ("run", "random"))
+        self.assertNotEqual(*both)
 
     def test_pairs_are_mined_above_the_threshold_of_the_development_data(self):
         results = self.check(tiny_tasks.finished("bucc"))
@@ -285,13 +273,9 @@ class KindsTest(RunCase):
             tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
             position="gated", distance_buckets=8, max_distance=16,
         )  # fmt: skip
-        exported = self.folder / "exported"
-        model_folder.write_model(
-            exported,
-            tiny_tasks.params(encoder),
-            dataclasses.asdict(encoder),
-            tiny_tasks.tokenizer(),
-        )
+        exported, params = self.folder / "exported", tiny_tasks.params(encoder)
+        sizes = dataclasses.asdict(encoder)
+        model_folder.write_model(exported, params, sizes, tiny_tasks.tokenizer())
         config = tiny_tasks.config("udpos", init_from=str(exported), train__epochs=24.0)
         config.optimizer.learning_rate = 1e-2
         results = self.results_of(config)
@@ -301,40 +285,22 @@ class KindsTest(RunCase):
         before = tiny_tasks.params(encoder)["distances"]["bias"]
         self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
 
-    def test_random_parameters_are_others(self):
-        results = [
-            tiny_tasks.run(
-                tiny_tasks.config("tatoeba", random_init=value), self.folder / str(value)
-            )
-            for value in (False, True)
-        ]
-        self.assertEqual([one["model"] for one in results], ["tiny-xlmr-2", "tiny-xlmr-2, random"])
-        self.assertNotEqual(*(
-            (self.folder / str(value) / "predictions/test.sw.jsonl").read_bytes()
-            for value in (False, True)
-        ))  # fmt: skip
 
-
-class SelectionTest(RunCase):
+class SelectionTest(folders.FolderTest):
     """Data of selection, and their mention in results, without a run."""
 
     def options(self, name: str, **changes):
         return task_settings(tiny_tasks.config(name, **changes))
 
-    def test_the_rule_says_which_development_data_are_read(self):
+    def test_development_data_that_select(self):
         self.assertEqual(task_data.languages(self.options("udpos"), "validation"), ("en",))
         every = self.options("udpos", task__selection="all_languages")
         self.assertEqual(task_data.languages(every, "validation"), ("en", "sw"))
-        with self.assertRaisesRegex(ValueError, "task.selection is 'best', must be one of english"):
-            self.options("udpos", task__selection="best")
-
-    def test_english_selects_among_what_is_scored(self):
         data = [TaskData(language, (), ()) for language in ("sw", "en")]
         options = self.options("udpos", task__validation_languages=("sw", "en"))
         self.assertEqual(task_data.selected_on(options, data), data[1:])
         with self.assertRaisesRegex(ValueError, "'english', but .* are .'sw'.; add en, or set"):
             task_data.selected_on(options, data[:1])
-        every = self.options("udpos", task__selection="all_languages")
         self.assertEqual(task_data.selected_on(every, data), data)
 
     def test_development_data_that_serve_as_test_data(self):
@@ -357,8 +323,22 @@ class SelectionTest(RunCase):
         )
         self.assertEqual(builders.run_metadata(config)["setting"], expected)
 
+    def test_patterns_of_tensorflow_datasets(self):
+        """Translations are taken where they are trained on."""
+        config = tiny_tasks.config("xquad")
+        config.task.train = ("tfds",)
+        options = task_settings(config)
+        for split, language, pattern in (
+            ("train", "en", "tfds:squad/v1.1:train"),
+            ("train", "de", "tfds:xquad/{language}:translate-train"),
+            ("test", "de", "xquad/xquad.{language}.json.xz"),
+        ):
+            self.assertEqual(options.patterns(split, language), (pattern,))
+        options = self.options("pawsx", task__test=("tfds",))
+        self.assertEqual(task_data.languages(options, "test"), TASKS["pawsx"].languages)
 
-class WrongInputTest(RunCase):
+
+class WrongInputTest(folders.FolderTest):
     """Faults are refused before the folder is claimed, so that they can be set right."""
 
     def check(self, config: ConfigDict, error: str) -> None:
@@ -378,38 +358,30 @@ class WrongInputTest(RunCase):
         config.task.train_languages = ()
         self.check(config, r"task.train: there are no files .* correct task.root or the patterns")
 
-    @parameterized.parameters(
-        ("glue", "cola,", "x.tsv", "sentence\nthe cat\n", "1 of 1 examples .* have no label"),
-        ("udpos", "", "x.tsv", "the\ncat\n\ndog\n", "2 of 2 examples .* have no label"),
-        (
-            "xquad",
-            "",
-            "x.json",
-            tiny_tasks.squad([("n", "?", "the", "")]),
-            "have no answer, .* 'n'",
-        ),
-    )
-    def test_examples_without_labels(self, name, arg, file, text, error):
-        config = tiny_tasks.config(name, arg)
-        config.task.test = (self.file(file, text),)
-        self.check(config, error + r".*task.test \(predict.py")
-
-    def test_texts_without_gold_pairs(self):
+    def test_configs_that_cannot_be(self):
         config = tiny_tasks.config("bucc")
         config.task.test = config.task.test[:2]
         self.check(config, "bucc, zh: .* have no gold pairs; name their file third in task.test")
-
-    def test_cross_attention_that_is_not_there(self):
+        config.task.test = ("tfds",)
+        self.check(config, "task.test is 'tfds', but tensorflow-datasets has no test split of bucc")
         config = tiny_tasks.config("pawsx", task__cross_attention=True)
         config.init_from = str(tiny_tasks.encoder_folder(2))
         self.check(config, "tiny-xlmr-2' .init_from. has no cross-attention; start from .*veco")
         config = tiny_tasks.config("udpos", task__cross_attention=True)
         self.check(config, "task.cross_attention is True, but udpos is no classification")
+        config = tiny_tasks.run_config("udpos")
+        config.task.update(selection="each_language", validation_languages=("en",))
+        self.check(config, "no development data in sw")
 
-    def test_a_split_that_tensorflow_datasets_does_not_have(self):
-        config = tiny_tasks.config("bucc")
-        config.task.test = ("tfds",)
-        self.check(config, "task.test is 'tfds', but tensorflow-datasets has no test split of bucc")
+    @parameterized.parameters(
+        ("glue", "cola,", "x.tsv", "sentence\nthe cat\n", "1 of 1 examples .* have no label"),
+        ("udpos", "", "x.tsv", "the\ncat\n\ndog\n", "2 of 2 examples .* have no label"),
+        ("xquad", "", "x.json", tiny_tasks.squad([("n", "?", "the", "")]), "no answer, .* 'n'"),
+    )
+    def test_examples_without_labels(self, name, arg, file, text, error):
+        config = tiny_tasks.config(name, arg)
+        config.task.test = (self.file(file, text),)
+        self.check(config, error + r".*task.test \(predict.py")
 
     def test_a_checkpoint_of_another_tokenizer(self):
         tiny_tasks.run(tiny_tasks.config("tatoeba"), self.folder / "done")
@@ -419,26 +391,3 @@ class WrongInputTest(RunCase):
         model_folder.write_model(other, tiny_tasks.params(), sizes, tokenizer)
         with self.assertRaisesRegex(ValueError, "(?s)made under another config:.*tokenizer: there"):
             tiny_tasks.run(tiny_tasks.config("tatoeba", init_from=str(other)), self.folder / "done")
-
-
-class PatternsTest(parameterized.TestCase):
-    def test_translations_are_taken_where_they_are_trained_on(self):
-        config = tiny_tasks.config("xquad")
-        config.task.train = ("tfds",)
-        options = task_settings(config)
-        self.assertEqual(options.patterns("train", "en"), ("tfds:squad/v1.1:train",))
-        self.assertEqual(
-            options.patterns("train", "de"), ("tfds:xquad/{language}:translate-train",)
-        )
-        self.assertEqual(options.patterns("test", "de"), ("xquad/xquad.{language}.json.xz",))
-
-    def test_languages_of_tensorflow_datasets_are_those_of_the_task(self):
-        config = tiny_tasks.config("pawsx")
-        config.task.test = ("tfds",)
-        self.assertEqual(
-            task_data.languages(task_settings(config), "test"), TASKS["pawsx"].languages
-        )
-
-
-if __name__ == "__main__":
-    absltest.main()

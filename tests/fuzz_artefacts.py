@@ -281,10 +281,8 @@ def _other_value(value: Any, rng: random.Random) -> tuple[Any, str]:
         return rng.choice(_LEAVES), "all replaced"
     *parents, last = path
     place = functools.reduce(lambda found, key: found[key], parents, value)
-    kind, shown = (
-        rng.choice(("swap", "swap", "swap", "drop", "add", "name", "near", "deep")),
-        "/".join(map(str, path)),
-    )
+    kind = rng.choice(("swap", "swap", "swap", "drop", "add", "name", "near", "deep"))
+    shown = "/".join(map(str, path))
     if kind == "drop":
         del place[last]
     elif kind in ("add", "name") and isinstance(place, dict):
@@ -292,14 +290,12 @@ def _other_value(value: Any, rng: random.Random) -> tuple[Any, str]:
         place[name] = place.pop(last) if kind == "name" else rng.choice(_LEAVES)
         shown += f" -> {name!r}"
     elif kind == "near" and isinstance(place[last], int | float):
-        place[last] = rng.choice(
-            (place[last] + 1, -place[last], 2 * place[last], 1000 * place[last])
-        )
+        old = place[last]
+        place[last] = rng.choice((old + 1, -old, 2 * old, 1000 * old))
         shown += f" = {place[last]!r}"
     elif kind == "deep":
-        place[last] = functools.reduce(
-            lambda found, _: [found], range(rng.choice((3, 150))), place[last]
-        )
+        for _ in range(rng.choice((3, 150))):
+            place[last] = [place[last]]
     else:
         place[last] = rng.choice(_LEAVES)
         shown += f" = {place[last]!r:.60}"

@@ -3,17 +3,16 @@
 import io
 import json
 import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from configs import quickstart
 from input_pipeline.packed_dataset import META
 from input_pipeline.tokenization import special_ids
-from tests import commands
+from tests import commands, folders
 from vocap import merge
 from xlm.common import artifacts
 from xlm.experiment import memory
@@ -29,11 +28,10 @@ def model(pieces=PIECES) -> bytes:
     return merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
 
 
-class GivenTokenizerTest(absltest.TestCase):
+class GivenTokenizerTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = Folders(self.parent / "work")
+        self.folders = Folders(self.folder / "work")
 
     def build(self, path: pathlib.Path) -> None:
         config = quickstart.get_config("runlocal")
@@ -44,11 +42,6 @@ class GivenTokenizerTest(absltest.TestCase):
         }
         with mock.patch.multiple(build_vocab, **flags):
             build_vocab.main([])
-
-    def write(self, name: str, content: bytes) -> pathlib.Path:
-        path = self.parent / name
-        path.write_bytes(content)
-        return path
 
     def test_it_is_the_vocabulary_and_another_takes_its_place_until_rows_exist(self):
         self.folders.vocab.mkdir(parents=True)
@@ -67,70 +60,56 @@ class GivenTokenizerTest(absltest.TestCase):
         artifacts.write_text(self.folders.rows / META, "{}")
         self.build(other)
         with self.assertRaisesRegex(ValueError, "made under another config"):
-            self.build(self.parent / "one.model")
+            self.build(self.folder / "one.model")
 
-    def test_a_bpe_model_of_sentencepiece(self):
+    @parameterized.parameters(
+        {"model_type": "bpe", "vocab_size": 16}, {"pad_id": 3},
+        {"pad_id": 3, "control_symbols": ["<mask>", "<sep>"]},
+        {"user_defined_symbols": ["<mask>", "<sep>"]},
+    )  # fmt: skip
+    def test_a_model_of_sentencepiece(self, **options):
         content = io.BytesIO()
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
-            model_type="bpe", vocab_size=16, hard_vocab_limit=False, minloglevel=2,
+            hard_vocab_limit=False, minloglevel=2, **{"vocab_size": 20, **options},
         )  # fmt: skip
-        self.build(self.write("bpe.model", content.getvalue()))
+        self.build(self.write("own.model", content.getvalue()))
         found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
+        special_ids(found)  # raises ValueError where one is missing
         self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
         expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
-        for text in ("ab abc cdab", "abcabc h"):
+        self.assertEqual(
+            {found.id_to_piece(i) for i in range(5, len(found))},
+            {expected.id_to_piece(i) for i in range(len(expected))} - {*merge.SPECIALS},
+        )
+        for text in ("ab abc cdab", "abcabc h <sep> ab"):
             self.assertEqual(found.encode(text, out_type=str), expected.encode(text, out_type=str))
-
-    def test_a_model_with_special_tokens_of_its_own(self):
-        for number, symbols in enumerate(
-            ({"pad_id": 3}, {"pad_id": 3, "control_symbols": ["<mask>", "<sep>"]},
-             {"user_defined_symbols": ["<mask>", "<sep>"]})
-        ):  # fmt: skip
-            content = io.BytesIO()
-            spm.SentencePieceTrainer.train(
-                sentence_iterator=iter(["ab abc cd", "abc cdab", "h abc"]), model_writer=content,
-                vocab_size=20, hard_vocab_limit=False, minloglevel=2, **symbols,
-            )  # fmt: skip
-            self.build(self.write(f"own-{number}.model", content.getvalue()))
-            found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
-            special_ids(found)  # raises ValueError where one is missing
-            self.assertEqual(found.id_to_piece(list(range(5))), list(merge.SPECIALS))
-            expected = spm.SentencePieceProcessor(model_proto=content.getvalue())
-            self.assertEqual(
-                {found.id_to_piece(i) for i in range(5, len(found))},
-                {expected.id_to_piece(i) for i in range(len(expected))} - {*merge.SPECIALS},
-            )
-            for text in ("ab abc cdab", "abcabc h <sep> ab"):
-                self.assertEqual(
-                    found.encode(text, out_type=str), expected.encode(text, out_type=str)
-                )
+        config = quickstart.get_config("runlocal")  # memory is estimated with its size
+        config.vocab.tokenizer = str(self.folder / "own.model")
+        self.assertEqual(memory.absent_rows(config).vocab_size, len(found))
 
     def test_a_folder_of_hugging_face(self):
-        huggingface.export_tokenizer(model(), self.parent / "hf")
+        huggingface.export_tokenizer(model(), self.folder / "hf")
         # As XLM-R's: its normaliser is one step.
-        value = artifacts.read_json(self.parent / "hf" / "tokenizer.json")
+        value = artifacts.read_json(self.folder / "hf" / "tokenizer.json")
         value["normalizer"] = next(
             step for step in value["normalizer"]["normalizers"] if step["type"] == "Precompiled"
         )
         splits = [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": SPACE}]
         value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
-        artifacts.write_json(self.parent / "hf" / "tokenizer.json", value)
-        self.build(self.parent / "hf")
+        artifacts.write_json(self.folder / "hf" / "tokenizer.json", value)
+        self.build(self.folder / "hf")
         found = spm.SentencePieceProcessor(model_proto=self.folders.read_tokenizer())
         expected = spm.SentencePieceProcessor(model_proto=model())
         for text in ("ab cd\u3000abc", "h \u017e"):
             self.assertEqual(found.encode(text), expected.encode(text))
 
     def test_what_is_none(self):
+        vocab = [["<unk>", 0], ["a", -1], ["a", -2]]
         twice = {
             "normalizer": None,
             "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"},
-            "model": {
-                "type": "Unigram",
-                "unk_id": 0,
-                "vocab": [["<unk>", 0], ["a", -1], ["a", -2]],
-            },
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab},
         }
         for name, content, message in (
             ("empty.model", b"", "empty.model: not a SentencePiece model"),
@@ -140,14 +119,5 @@ class GivenTokenizerTest(absltest.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 self.build(self.write(name, content))
         with self.assertRaisesRegex(ValueError, "none: no such file"):
-            self.build(self.parent / "none")
+            self.build(self.folder / "none")
         self.assertFalse(self.folders.vocab.exists())
-
-    def test_memory_is_estimated_with_its_size(self):
-        config = quickstart.get_config("runlocal")
-        config.vocab.tokenizer = str(self.write("one.model", model()))
-        self.assertEqual(memory.absent_rows(config).vocab_size, 5 + len(PIECES))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,15 +2,12 @@
 
 import contextlib
 import json
-import pathlib
 import re
 import shlex
-import tempfile
 
 import numpy as np
-from absl.testing import absltest
 
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from xlm.cli.main import VERBS
 
 PAGE = commands.ROOT / "docs" / "own_task.md"
@@ -28,10 +25,9 @@ def printed() -> list[list[str]]:
     ]
 
 
-class PageTest(absltest.TestCase):
+class PageTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         rng = np.random.default_rng(0)
         for name, count in (("train.en", 30), ("train.de", 30), ("train.sw", 30),
                             ("test.en", 9), ("test.sw", 9)):  # fmt: skip
@@ -71,7 +67,3 @@ class PageTest(absltest.TestCase):
         first = json.loads(lines[0])
         self.assertEqual(first["id"], "2")
         self.assertEqual(set(first["probabilities"]), {"complaint", "praise"})
-
-
-if __name__ == "__main__":
-    absltest.main()

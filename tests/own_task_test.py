@@ -2,14 +2,12 @@
 
 import json
 import logging
-import pathlib
-import tempfile
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TextExample
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from xlm.common import artifacts
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment import prediction, task_data
@@ -18,18 +16,13 @@ from xlm.experiment.task_settings import Tokenizer, task_settings
 FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
 
 
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class Case(folders.FolderTest):
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
 
     def write_texts(self, name: str, count: int, seed: int) -> None:
         """CSV, TSV or JSON lines of sentences on cats, dogs and, seldom, foxes."""
-        rng = np.random.default_rng(seed)
-        rows = []
+        rng, rows = np.random.default_rng(seed), []
         for number in range(count):
             label = rng.choice(["cat", "dog", "neither"], p=[0.45, 0.45, 0.1])
             word = "x" if label == "neither" else label
@@ -43,9 +36,8 @@ class Case(parameterized.TestCase):
         self.write(name, "\n".join(lines) + "\n")
 
     def config(self, name: str, arg: str = "", **overrides):
-        return tiny_tasks.config(
-            name, arg, task__root=str(self.folder), **{**FEW, "train__epochs": 12.0, **overrides}
-        )
+        overrides = {**FEW, "train__epochs": 12.0, **overrides}
+        return tiny_tasks.config(name, arg, task__root=str(self.folder), **overrides)
 
     def run_it(self, config, name: str = "run") -> dict:
         return tiny_tasks.run(config, self.folder / name)
@@ -114,29 +106,22 @@ class TextsTest(Case):
         (line,) = self.predict("the cat\n")
         self.assertEqual(set(line), {"id", "prediction"})
 
-    def test_a_development_file_that_is_the_test_file_is_told(self):
-        self.write_texts("train.en.csv", 8, seed=0)
-        self.write_texts("dev.en.csv", 8, seed=1)
-        self.write_texts("test.de.csv", 8, seed=2)
-        (self.folder / "test.en.csv").symlink_to(self.folder / "dev.en.csv")
-        options = task_settings(task_data.with_labels(self.config("text")))
-        self.assertEqual(task_data.selected_on_test(options, ["en", "de"]), ["en"])
-
     def test_labels_and_weights_that_do_not_fit(self):
         self.write_texts("train.en.csv", 60, seed=0)
-        config = self.config("text", task__class_weights=(1.0,))
-        with self.assertRaisesRegex(ValueError, "class_weights is .1.0,., must be . numbers above"):
-            self.run_it(config)
-        config = self.config("text", "number,", task__class_weights=("balanced",))
-        self.write("train.en.csv", "text,label\n" + "".join(f"t{i},{i}\n" for i in range(40)))
-        with self.assertRaisesRegex(ValueError, "text_numbers has no classes; leave it empty"):
-            self.run_it(config)
-        config = self.config("text", task__labels=("0", "1"))
-        with self.assertRaisesRegex(ValueError, "train.en.csv, line 4: no label '2' in the"):
-            self.run_it(config)
-        config = self.config("text", task__labels=(0, 1))  # as --config.task.labels=0,1 has them
-        with self.assertRaisesRegex(ValueError, "line 4: no label '2' .* whose labels are 0, 1;"):
-            self.run_it(config)
+        numbers = "text,label\n" + "".join(f"t{i},{i}\n" for i in range(40))
+        for text, arg, changes, message in (
+            (None, "", {"class_weights": (1.0,)}, "weights is .1.0,., must be . numbers above"),
+            (numbers, "number,", {"class_weights": ("balanced",)}, "text_numbers has no classes; "),
+            (numbers, "", {"labels": ("0", "1")}, "train.en.csv, line 4: no label '2' in the"),
+            # As --config.task.labels=0,1 has them.
+            (numbers, "", {"labels": (0, 1)}, "line 4: no label '2' .* whose labels are 0, 1;"),
+        ):
+            if text:
+                self.write("train.en.csv", text)
+            config = self.config("text", arg)
+            config.task.update(changes)
+            with self.assertRaisesRegex(ValueError, message):
+                self.run_it(config)
         config = tiny_tasks.config("xnli", task__labels=("a", "b"))
         with self.assertRaisesRegex(ValueError, "but xnli has labels of its own; leave it empty"):
             task_settings(config)
@@ -147,20 +132,21 @@ class FilesTest(Case):
 
     ROWS = "text,label\n" + "".join(f"the cat {i},{'yes' if i % 2 else 'no'}\n" for i in range(20))
 
-    def warnings_of(self, split: str = "train") -> str:
-        """Warnings from reading the labels and a split."""
+    def test_files_of_no_language_are_named(self):
+        self.write("Train.en.csv", self.ROWS)
+        with self.assertRaisesRegex(ValueError, "which has Train.en.csv; rename files so that"):
+            task_data.with_labels(self.config("text"))
+        for name in ("train.en.csv", "train.de.csv", "dev.en.csv", "train.en.csv~"):
+            self.write(name, self.ROWS)
         options = task_settings(task_data.with_labels(self.config("text")))
         with self.assertLogs(level="WARNING") as logs:
-            task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), split)
-        return "\n".join(logs.output)
-
-    def test_languages_without_development_files_are_named(self):
-        for name in ("train.en.csv", "train.de.csv", "dev.en.csv"):
-            self.write(name, self.ROWS)
-        found = self.warnings_of("validation")
+            task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), "validation")
         self.assertRegex(
-            found, "data in de: .* selected on en alone, .* held out of them; add files, or leave"
+            "\n".join(logs.output),
+            "data in de: .* selected on en alone, .* held out of them; add files, or leave",
         )
+        found = sorted(path.name for path in task_data.data_files(options))
+        self.assertEqual(found, ["dev.en.csv", "train.de.csv", "train.en.csv"])
 
     @parameterized.parameters({"validation_languages": ("en",)}, {"selection": "english"})
     def test_languages_that_select_nothing_are_trained_on_whole(self, **restricted):
@@ -190,14 +176,6 @@ class FilesTest(Case):
             self.assertLess(len(everywhere[0][language]), 20)
             self.assertLen(trained[language], 20)
 
-    def test_the_files_of_a_run(self):
-        names = ["test.de.csv", "train.de.csv", "train.en.csv"]
-        for name in (*names, "train.en.csv~"):
-            self.write(name, self.ROWS)
-        options = task_settings(self.config("text", task__labels=("yes", "no")))
-        found = task_data.data_files(options)
-        self.assertEqual(sorted(path.name for path in found), names)
-
     def test_files_of_other_names_are_left_out(self):
         for name in ("train.en.csv", "train.en.csv~", "train.en.csv.bak", "train.pt-BR.csv"):
             self.write(name, self.ROWS)
@@ -214,11 +192,6 @@ class FilesTest(Case):
         tokenizer = Tokenizer(tiny_tasks.tokenizer())
         (en, pt) = task_data.read_split(options, tokenizer, "train")
         self.assertEqual(len(en.examples), len(pt.examples))
-
-    def test_without_files_those_there_are_named(self):
-        self.write("Train.en.csv", self.ROWS)
-        with self.assertRaisesRegex(ValueError, "which has Train.en.csv; rename files so that"):
-            task_data.with_labels(self.config("text"))
 
     @parameterized.parameters("Yes", "\u200byes", "y es\u2060")
     def test_labels_that_look_alike_are_refused(self, other):
@@ -273,7 +246,3 @@ class TagsTest(Case):
         results = self.run_it(self.config("tags", "words,", task__class_weights=(1.0, 2.0)))
         self.assertEqual(results["test"]["en"], {"macro_f1": 1.0, "accuracy": 1.0})
         self.assertEqual(results["class_weights"], {"DT": 1.0, "NN": 2.0})
-
-
-if __name__ == "__main__":
-    absltest.main()

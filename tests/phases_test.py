@@ -1,20 +1,17 @@
 """Settings of runs that go on from a checkpoint with other settings."""
 
-import pathlib
-import tempfile
-
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from configs import quickstart
+from tests import folders
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 
 
-class PhasesTest(parameterized.TestCase):
+class PhasesTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = data_builders.Folders(folder)
+        self.folders = data_builders.Folders(self.folder)
         artifacts.write_json(self.folders.rows / "settings.json", {})
         self.folders.vocab.mkdir()
         self.path = self.folders.train / "settings.json"
@@ -62,22 +59,15 @@ class PhasesTest(parameterized.TestCase):
         ({"optimizer__embedding_update": "rows"}, "optimizer.embedding_update is"),
         ({"optimizer__clip_norm": 0.1, "data__alpha": 0.2}, "data.alpha is"),
         ({"train__num_steps": 3}, "--continue_from is 3, must be below train.num_steps 3"),
+        # Phases of robust sampling keep the number of steps.
+        ({"robust__num_phases": 2, "train__num_steps": 70}, "train.num_steps is"),
     )
     def test_what_a_phase_may_not_change(self, changes, error):
-        self.stage().claim()
-        with self.assertRaisesRegex(ValueError, error):
-            self.stage(3, **changes)
-
-    def test_phases_of_robust_sampling_keep_the_number_of_steps(self):
-        robust = {"robust__num_phases": 2}
-        self.stage(**robust).claim()
-        self.stage(1, **robust)
-        with self.assertRaisesRegex(ValueError, "train.num_steps is"):
-            self.stage(1, **robust, train__num_steps=70)
-
-    def test_there_must_be_a_run(self):
         with self.assertRaisesRegex(ValueError, "--continue_from is 3, but .*train has no run"):
             self.stage(3)
+        self.stage(**{key: changes[key] for key in changes if key == "robust__num_phases"}).claim()
+        with self.assertRaisesRegex(ValueError, error):
+            self.stage(3, **changes)
 
     def test_a_run_that_changes_meanwhile_is_refused(self):
         self.stage().claim()
@@ -85,7 +75,3 @@ class PhasesTest(parameterized.TestCase):
         theirs.claim()
         with self.assertRaisesRegex(ValueError, "learning_rate: there 1e-06, now 1e-05"):
             self.enter_context(mine.held(claims=False))
-
-
-if __name__ == "__main__":
-    absltest.main()

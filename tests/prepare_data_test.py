@@ -3,24 +3,20 @@
 import os
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
-
-from absl.testing import absltest
 
 from input_pipeline import text_files
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.sources import CorpusSpec
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from tests.malformed import templates
 from xlm.common import artifacts
 
 
-class PrepareDataTest(absltest.TestCase):
+class PrepareDataTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         templates.text(self.folder)
         self.rows = self.folder / "work/rows"
         self.assert_ends_well()
@@ -54,31 +50,27 @@ class PrepareDataTest(absltest.TestCase):
         after = {path: path.stat().st_mtime_ns for path in self.rows.iterdir()}
         self.assertEqual(after, before)
         self.assertNotIn(self.rows / "work", before)
+        # Of files that were touched only those are.
+        os.utime(self.folder / "text/sw.txt", (1, 1))
+        self.assertEqual(self.assert_ends_well(), ["sw.txt"])
 
-    def test_parallel_text_of_other_languages_is_left_out_and_told(self):
+    def test_parallel_text_that_is_not_trained_on_is_told(self):
+        tiny_tasks.write(self.folder / "text/flores.en-sw.tsv", "one\ttwo\n")
         tiny_tasks.write(self.folder / "text/en-fr.tsv", "the cat\tle chat\n")
         shutil.rmtree(self.rows)
-        with self.assertLogs(level="INFO") as logs:
-            done = self.run_command(corpus__parallel="('*.tsv','*.xz')", data__pair_share="0.5")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        told = "\n".join(logs.output)
-        self.assertRegex(told, r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n")
-        self.assertRegex(told, r"no file below \S*text is \*\.xz\n")
-
-    def test_parallel_text_for_evaluation_is_not_trained_on_and_told(self):
-        tiny_tasks.write(self.folder / "text/flores.en-sw.tsv", "one\ttwo\n")
-        shutil.rmtree(self.rows)
-        changes = {"corpus__parallel": "('*.tsv*',)", "data__pair_share": "0.5"}
+        changes = {"corpus__parallel": "('*.tsv*','*.xz')", "data__pair_share": "0.5"}
         with self.assertLogs(level="INFO") as logs:
             done = self.run_command(corpus__parallel_eval="('flores.en-sw.tsv',)", **changes)
         self.assertEqual(done.returncode, 0, done.stderr)
-        told = r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval\)\n"
-        self.assertRegex("\n".join(logs.output), told)
+        told = "\n".join(logs.output)
+        self.assertRegex(told, r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval")
+        self.assertRegex(told, r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n")
+        self.assertRegex(told, r"no file below \S*text is \*\.xz\n")
         store = PackedDataset.open(self.rows)
         self.assertEqual(list(store.bitexts), ["en-sw"])
         self.assertEqual(list(store.parallel), ["en-sw", "flores.en-sw"])
         shutil.rmtree(self.rows)
-        refusal = r"left out are \S*text/en-sw\.tsv \(corpus\.parallel_eval\).*: correct"
+        refusal = r"left out are .*text/en-sw\.tsv.* \(corpus\.parallel_eval\).*: correct"
         self.assert_refused(refusal, corpus__parallel_eval="('*.tsv',)", **changes)
 
     def test_a_run_on_pairs_without_parallel_text_is_refused(self):
@@ -88,20 +80,16 @@ class PrepareDataTest(absltest.TestCase):
         self.assert_refused(refusal, data__contrast_share="0.5", **changes)
         self.assertEqual(self.run_command(**changes).returncode, 0)
 
-    def test_of_files_that_were_touched_only_those_are_read(self):
-        os.utime(self.folder / "text/sw.txt", (1, 1))
-        self.assertEqual(self.assert_ends_well(), ["sw.txt"])
-
     def test_other_text_is_refused(self):
+        message = "rows was made under another config:\n  text: there '.*', now '"
+        path = self.folder / "text/sw-00000-of-00001.txt"
+        tiny_tasks.write(path, "more\n")
+        self.assert_refused(message)
+        path.unlink()
         with (self.folder / "text/sw.txt").open("a") as file:
             file.write("\nmore\n")
-        self.assert_refused("rows was made under another config:\n  text: there '.*', now '")
-
-    def test_another_file_is_other_text(self):
-        tiny_tasks.write(self.folder / "text/sw-00000-of-00001.txt", "more\n")
-        self.assert_refused("rows was made under another config:\n  text: there '.*', now '")
-
-    def test_other_settings_are_refused_before_anything_is_read(self):
+        self.assert_refused(message)
+        # Other settings are refused before anything is read.
         (self.folder / "text/sw.txt").write_bytes(b"\xff")
         message = "made under another config:\n  corpus.seed: there 0, now 1\n"
         self.assert_refused(message, corpus__seed="1")
@@ -144,7 +132,3 @@ class PrepareDataTest(absltest.TestCase):
         for path in self.rows.iterdir():
             path.unlink()
         self.assert_refused("corpus.root is corpus; .*absolute", "--plan", corpus__root="corpus")
-
-
-if __name__ == "__main__":
-    absltest.main()

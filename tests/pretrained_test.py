@@ -1,16 +1,13 @@
 """Starts of fine-tuning: the checkpoint of a run of train.py, or a folder."""
 
 import dataclasses
-import pathlib
-import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest
 
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
-from tests import tiny_tasks
+from tests import folders, tiny_tasks
 from tests.factories import write_rows
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
@@ -19,11 +16,7 @@ from xlm.experiment.pretrained import read_pretrained, read_settings
 from xlm.training.checkpoint import Checkpoints
 
 
-class PretrainedTest(absltest.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.parent = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class PretrainedTest(folders.FolderTest):
     def test_a_folder_of_transformers(self):
         found = read_pretrained(str(tiny_tasks.encoder_folder(2)))
         self.assertEqual(found.settings, tiny_tasks.SETTINGS)
@@ -50,7 +43,7 @@ class PretrainedTest(absltest.TestCase):
         config.model.update(num_layers=0, embedding_size=8, hidden_size=16, num_heads=2)
         config.model.update(position="gated", distance_buckets=8, max_distance=16)
         config.output_layer.kind = "full"
-        folders = data_builders.Folders(self.parent / "work")
+        folders = data_builders.Folders(self.folder / "work")
         for folder in (folders.vocab, folders.rows):
             folder.mkdir(parents=True)
         folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
@@ -77,7 +70,3 @@ class PretrainedTest(absltest.TestCase):
         self.assertEqual(read_settings(str(folders.workdir)), found.settings)
         self.assertEqual(found.tokenizer, tiny_tasks.tokenizer())
         jax.tree.map(np.testing.assert_array_equal, found.params, jax.device_get(state.params))
-
-
-if __name__ == "__main__":
-    absltest.main()

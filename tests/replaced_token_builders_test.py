@@ -8,13 +8,14 @@ from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import xy_lent
 from input_pipeline.bitext import PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
+from tests import folders
 from tests.training import program_test
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
 from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust
@@ -104,12 +105,6 @@ class ObjectiveTest(parameterized.TestCase):
         generator = masked_lm_of(objective_of(**changes)).encoder.settings
         self.assertEqual((generator.num_layers, generator.unroll), (layers, expected))
 
-    def test_without_pairs_there_is_one_term(self):
-        objective = objective_of(**{"data.pair_share": 0.0})
-        self.assertIsInstance(objective, ReplacedToken)
-        self.assertEqual(objective.name, "mrtd")
-        self.assertIs(encoder_of(objective), objective)
-
     def test_parts_for_evaluation_and_export(self):
         objective = objective_of()
         self.assertTrue(has_masked_lm(objective))
@@ -118,8 +113,11 @@ class ObjectiveTest(parameterized.TestCase):
         self.assertIs(masked_lm_of(objective), packed.generator)
         masked_lm = objective_of(objective="masked_lm")
         self.assertIs(encoder_of(masked_lm), masked_lm.terms[PACKED].objective)
-
-    def test_no_contrast_of_sentences(self):
+        # Without pairs there is one term.
+        objective = objective_of(**{"data.pair_share": 0.0})
+        self.assertIsInstance(objective, ReplacedToken)
+        self.assertEqual(objective.name, "mrtd")
+        self.assertIs(encoder_of(objective), objective)
         with self.assertRaisesRegex(ValueError, r"data.contrast_share is 0.1, .* set it to 0"):
             objective_of(**{"data.contrast_share": 0.1})
 
@@ -151,11 +149,7 @@ class RobustTest(parameterized.TestCase):
         robust_settings(config(**{"robust.num_phases": 0}, **changes))
 
 
-class FrozenGeneratorTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class FrozenGeneratorTest(folders.FolderTest):
     def detection(self) -> ReplacedTokenDetection:
         settings = config(**{"evaluation.frozen_generator": str(self.folder)})
         objective = objectives.objective(settings, program_test.store())
@@ -164,30 +158,24 @@ class FrozenGeneratorTest(parameterized.TestCase):
             settings, encoder_of(objective), program_test.store(), mesh, in_training=True
         )
 
-    def trained(self, store: PackedDataset, **changes) -> None:
-        """Have a run in the folder, of a config and on rows."""
+    def trained(self, store: PackedDataset) -> None:
+        """Have a run in the folder, on rows."""
         (self.folder / "train").mkdir()
         (self.folder / "train" / "settings.json").write_text(json.dumps({}))
-        found = model.Trained(objective_of(**changes), {}, 3)
+        found = model.Trained(objective_of(), {}, 3)
         self.enter_context(mock.patch.object(pretrained, "read_run", lambda *_: found))
         self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: store))
 
-    def test_no_run(self):
+    def test_runs_that_cannot_be(self):
         with self.assertRaisesRegex(ValueError, "frozen_generator is .*, which is no --workdir"):
             self.detection()
-
-    def test_a_run_without_a_generator(self):
-        self.trained(program_test.store(), objective="masked_lm")
-        with self.assertRaisesRegex(
-            ValueError, "a run without a generator: its objective is MaskedLM; name one of"
-        ):
-            self.detection()
-
-    def test_another_vocabulary(self):
         self.trained(dataclasses.replace(program_test.store(), tokenizer="other"))
         with self.assertRaisesRegex(ValueError, "whose vocabulary differs from this run's"):
             self.detection()
-
-
-if __name__ == "__main__":
-    absltest.main()
+        found = model.Trained(objective_of(objective="masked_lm"), {}, 3)
+        message = "a run without a generator: its objective is MaskedLM; name one of"
+        with (
+            mock.patch.object(pretrained, "read_run", lambda *_: found),
+            self.assertRaisesRegex(ValueError, message),
+        ):
+            self.detection()

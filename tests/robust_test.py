@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.pair_phases import PairRecord, Phase, load_pair_record, write_pair_record
+from tests import folders
 from tests.training import program_test
 from xlm.experiment import model, robust, streams
 from xlm.experiment.robust import baseline_losses, with_next_phase
@@ -48,12 +49,13 @@ class PhasesTest(absltest.TestCase):
         self.assertAlmostEqual(found.divergence, 0.1, places=12)
         self.assertAlmostEqual(found.eta, expected.eta, places=9)
         self.assertEqual(found.losses, {**named(losses), "a x-z": None})
-
-    def test_order_of_the_names_does_not_matter(self):
+        # The order of the names does not matter.
         losses = named((1.0, 3.0, 2.0, 2.5))
         one = with_next_phase(PairRecord(BASE), 7, losses, SETTINGS)
         other = PairRecord(dict(sorted(BASE.items())))
         self.assertEqual(with_next_phase(other, 7, dict(sorted(losses.items())), SETTINGS), one)
+        with self.assertRaisesRegex(ValueError, r"different pairs: \['d x-y'\]"):
+            with_next_phase(PairRecord(BASE), 7, {**losses, "d x-y": 1.0}, SETTINGS)
 
     def test_settings_are_used(self):
         losses = named((1.0, 3.0, 2.0, 2.5))
@@ -81,11 +83,6 @@ class PhasesTest(absltest.TestCase):
         write_pair_record(self.path, PairRecord(BASE))
         with self.assertRaisesRegex(ValueError, "robust.baseline: .* has no phases"):
             baseline_losses(self.path)
-
-    def test_other_pairs(self):
-        with self.assertRaisesRegex(ValueError, r"different pairs: \['d x-y'\]"):
-            losses = {**named((1.0, 3.0, 2.0, 2.5)), "d x-y": 1.0}
-            with_next_phase(PairRecord(BASE), 7, losses, SETTINGS)
 
     def test_iterated_best_response_is_the_same_after_a_stop(self):
         """A simulated run: losses fall with the examples seen, pairs are drawn by the record."""
@@ -121,16 +118,25 @@ class PhasesTest(absltest.TestCase):
             jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
-class RecordTest(parameterized.TestCase):
+class StoreCase(folders.FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.store = program_test.write_store(self.folder, ("aa", "bb", "cc"))
+        self.config = program_test.config("rows")
+        self.config.data.update(pair_share=0.4, pair_buckets=(program_test.L,))
+
+
+class RecordTest(StoreCase):
+    def setUp(self):
+        super().setUp()
+        self.config.objective, self.config.robust.num_phases = "replaced_token", 2
+        self.config.data.pair_sampling = "sinkhorn"
+
     @parameterized.parameters(
         (3, (), [2]), (4, (5,), [2]), (6, (), [2, 5]), (6, (2,), [5]), (7, (5,), [2])
     )
     def test_a_run_does_not_go_on_without_a_phase_that_it_has_used(self, step, kept, missing):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        store = program_test.write_store(folder, ("aa", "bb", "cc"))
-        config = program_test.config("rows")
-        config.objective, config.robust.num_phases = "replaced_token", 2
-        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
+        folder, store, config = self.folder, self.store, self.config
 
         def resumed(kept: tuple[int, ...]) -> None:
             """Go on from a checkpoint of `step` with the phases of these steps on record."""
@@ -149,11 +155,7 @@ class RecordTest(parameterized.TestCase):
         resumed((2, 5))
 
     def test_a_baseline_of_other_pairs(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        store = program_test.write_store(folder, ("aa", "bb", "cc"))
-        config = program_test.config("rows")
-        config.objective, config.robust.num_phases = "replaced_token", 2
-        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
+        folder, store, config = self.folder, self.store, self.config
         config.robust.baseline = str(folder / "theirs.json")
         one, two, three = pairs = ["aa-bb", "aa-cc", "bb-cc"]
 
@@ -183,12 +185,9 @@ class RecordTest(parameterized.TestCase):
             started(*pairs)
 
 
-class StreamTest(absltest.TestCase):
+class StreamTest(StoreCase):
     def test_pairs_follow_the_phases_and_text_goes_on_as_without_them(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        store = program_test.write_store(folder, ("aa", "bb", "cc"))
-        config = program_test.config("rows")
-        config.data.update(pair_share=0.4, pair_buckets=(program_test.L,))
+        store, config = self.store, self.config
         pairs = language_pairs(store)
         weights = {
             first: {pair: float(pair == pairs[only]) for pair in pairs}
@@ -208,7 +207,3 @@ class StreamTest(absltest.TestCase):
                 np.testing.assert_array_equal(found["tokens"], expected["tokens"])
         size = config.train.batch_size
         self.assertEqual(seen, {(0, *[2] * size), (1, *[0] * size), (2, *[1] * size)})
-
-
-if __name__ == "__main__":
-    absltest.main()

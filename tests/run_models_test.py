@@ -6,7 +6,7 @@ import tempfile
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import xy_lent
@@ -21,22 +21,14 @@ from xlm.experiment.masked_lm import masked_lm_of
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.interop import model_folder, vocabulary
 from xlm.models.encoder import Encoder
-from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from xlm.training.checkpoint import Checkpoints
 
 KEYS = {
-    "store.length": 16,
-    "model.max_length": 16,
-    "model.num_layers": 1,
-    "model.hidden_size": 8,
-    "model.embedding_size": 4,
-    "model.mlp_size": 8,
-    "model.num_heads": 2,
-    "model.distance_buckets": 8,
-    "data.pair_share": 0.0,
-    "mesh.vocab_multiple": 16,
-}
+    "store.length": 16, "model.max_length": 16, "model.num_layers": 1, "model.hidden_size": 8,
+    "model.embedding_size": 4, "model.mlp_size": 8, "model.num_heads": 2,
+    "model.distance_buckets": 8, "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+}  # fmt: skip
 
 
 def config(**changes) -> ConfigDict:
@@ -106,29 +98,34 @@ class InitialTest(TestCase):
 
     def test_generator_and_discriminator_of_a_run(self):
         changes = {"optimizer.learning_rate": 1e-5, "replaced_token.weight": 10.0}
+        self.assertIsNone(initial_params(config(), self.objective, self.folders))
         found = self.start(self.folders.workdir, **changes)()
         self.assertEqual(set(found), {GENERATOR, DISCRIMINATOR, HEAD})
         jax.tree.map(np.testing.assert_array_equal, found, self.params)
 
-    def test_no_start(self):
-        settings = config()
-        objective: Objective = self.objective
-        self.assertIsNone(initial_params(settings, objective, self.folders))
-
     @parameterized.parameters(
-        (
-            {"model.hidden_size": 16},
-            r"has shape \(8,\) in the run in .*work and \(16,\) in this one",
-        ),
+        ({"model.hidden_size": 16}, r"has shape \(8,\) in the run in .*work and \(16,\) in this"),
         ({"replaced_token.generator_layers": 2}, r"generator.layers.* shape \(1, .* and \(2, "),
-        (
-            {"replaced_token.embeddings": "shared"},
-            "discriminator.embeddings.table has shape .*none",
-        ),
+        ({"replaced_token.embeddings": "shared"}, "discriminator.embeddings.table has shape .*no"),
     )
     def test_other_parameters(self, changes, message):
         with self.assertRaisesRegex(ValueError, f"train.init_from: parameter .*{message}"):
             self.start(self.folders.workdir, **changes)
+
+    def test_starts_that_cannot_be(self):
+        with self.assertRaisesRegex(
+            ValueError, "is .*work, a run with a generator .*: its objective is replaced_token; set"
+        ):
+            self.start(self.folders.workdir, objective="masked_lm")
+        folders = data_builders.Folders(self.new_folder())
+        write_rows(folders, OTHER)
+        with self.assertRaisesRegex(ValueError, "is not .*spm.model, with which this run's rows"):
+            self.start(self.folders.workdir, folders)
+        with self.assertRaisesRegex(ValueError, "is no --workdir of train.py; .* two encoders"):
+            self.start(self.new_folder())
+        # A run that has started needs its start no more.
+        (folders.train / "checkpoints").mkdir(parents=True)
+        self.start(folders.workdir / "gone", folders)
 
     def test_a_checkpoint_without_a_generator(self):
         source = data_builders.Folders(self.new_folder())
@@ -138,29 +135,6 @@ class InitialTest(TestCase):
             "is .*new, a run without a generator and .*: its objective is masked_lm; name",
         ):
             self.start(source.workdir)
-
-    def test_masked_lm_does_not_start_from_generator_and_discriminator(self):
-        with self.assertRaisesRegex(
-            ValueError,
-            "is .*work, a run with a generator and .*: its objective is replaced_token; set ",
-        ):
-            self.start(self.folders.workdir, objective="masked_lm")
-
-    def test_another_vocabulary(self):
-        folders = data_builders.Folders(self.new_folder())
-        write_rows(folders, OTHER)
-        with self.assertRaisesRegex(ValueError, "is not .*spm.model, with which this run's rows"):
-            self.start(self.folders.workdir, folders)
-
-    def test_a_model_folder(self):
-        with self.assertRaisesRegex(ValueError, "is no --workdir of train.py; .* two encoders"):
-            self.start(self.new_folder())
-
-    def test_a_run_that_has_started_needs_its_start_no_more(self):
-        folders = data_builders.Folders(self.new_folder())
-        write_rows(folders)
-        (folders.train / "checkpoints").mkdir(parents=True)
-        self.start(folders.workdir / "gone", folders)
 
 
 def run(command: str, workdir: pathlib.Path, changes, *flags: str):
@@ -206,17 +180,16 @@ class ExportTest(TestCase):
             self.assertNotIn("head", found.params)
 
     def test_the_generator_is_a_masked_lm_of_the_same_exact_loss(self):
-        settings = config(
-            **{
-                "objective": "masked_lm",
-                "train.init_from": str(self.generator),
-                "model.num_layers": config().replaced_token.generator_layers,
-            }
-        )
+        layers = config().replaced_token.generator_layers
+        changes = {"objective": "masked_lm", "model.num_layers": layers}
+        settings = config(**changes, **{"train.init_from": str(self.generator)})
         alone = objectives.objective(settings, self.store)
         folders = data_builders.Folders(self.new_folder())
         write_rows(folders)
         start = initial_params(settings, alone, folders)()
+        without = config(**changes, **{"train.init_from": str(self.discriminator)})
+        with self.assertRaisesRegex(ValueError, "without a masked-LM head, .* --part=generator"):
+            initial_params(without, alone, folders)
         found, expected = (
             evaluators.exact_masked_lm(
                 settings, masked_lm_of(one), self.store, mesh(), in_training=False
@@ -224,16 +197,6 @@ class ExportTest(TestCase):
             for one, params in ((alone, start), (self.objective, self.params))
         )
         self.assertEqual(found, expected)
-
-    def test_masked_lm_cannot_start_from_the_discriminator(self):
-        settings = config(**{"objective": "masked_lm", "train.init_from": str(self.discriminator)})
-        alone = objectives.objective(settings, self.store)
-        folders = data_builders.Folders(self.new_folder())
-        write_rows(folders)
-        with self.assertRaisesRegex(
-            ValueError, "an encoder without a masked-LM head, .* --part=generator"
-        ):
-            initial_params(settings, alone, folders)
 
     def test_the_discriminator_on_another_vocabulary(self):
         """Imported and pruned as by the tools, with an encoder without a head."""
@@ -254,7 +217,3 @@ class ExportTest(TestCase):
             jax.tree.map(np.testing.assert_array_equal, found, expected)
             self.assertEqual(again, {**sizes, "vocab_size": len(new_table)})
             self.assertNotIn("head", found)
-
-
-if __name__ == "__main__":
-    absltest.main()

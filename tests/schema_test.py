@@ -107,10 +107,6 @@ class SchemaTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             schema.checked(ConfigDict(config))
 
-    def test_a_config_file_must_return_a_config(self):
-        with self.assertRaisesRegex(ValueError, "returns NoneType, must return a ConfigDict"):
-            schema.checked(None)
-
     def test_help_names_every_key(self):
         for family in FAMILIES.values():
             for section in filter(None, family):
@@ -120,6 +116,8 @@ class SchemaTest(parameterized.TestCase):
                     self.assertIn(key.text[1:], shown)
         with self.assertRaisesRegex(ValueError, "did you mean train"):
             schema.help_of(schema.PRETRAINING, "trains")
+        with self.assertRaisesRegex(ValueError, "returns NoneType, must return a ConfigDict"):
+            schema.checked(None)
 
     def test_a_docstring_documents_several_fields_at_once(self):
         text = documentation(OptimizerSettings)
@@ -150,7 +148,3 @@ class RecipesTest(absltest.TestCase):
             text = path.read_text(encoding="utf-8")
             if path.name != "schema.py":
                 self.assertNotRegex(text, r"config\.\w+ = ConfigDict\(\)", path)
-
-
-if __name__ == "__main__":
-    absltest.main()

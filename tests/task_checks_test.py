@@ -1,23 +1,16 @@
 """Faults of a task's config and data that are told before the folder of its run is claimed."""
 
-import pathlib
-import tempfile
-
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks.tasks import TASKS
-from tests import tiny_tasks, tiny_translation
+from tests import folders, tiny_tasks, tiny_translation
 from xlm.evaluation.metrics import retrieval
 from xlm.experiment import task_data, task_kinds, task_runs
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class Case(folders.FolderTest):
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):
             tiny_tasks.run(task_runs.checked(config), self.folder / "run")
@@ -49,28 +42,15 @@ class LanguagesTest(Case):
 
 
 class SettingsTest(Case):
-    def test_margins(self):
-        self.check(
-            tiny_tasks.config("bucc", task__margin="cosine"),
-            "task.margin is 'cosine', must be one of ratio, distance, absolute",
-        )
+    def test_buckets_and_margins(self):
+        for wrong in ((0, 16), (-8, 16)):
+            error = rf"task.buckets is \({wrong[0]}, 16\), in which {wrong[0]} must be at least 1"
+            self.check(tiny_translation.config(task__buckets=wrong), error)
+        self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
+        for least in ((1, 16), ()):
+            task_settings(task_runs.checked(tiny_translation.config(task__buckets=least)))
         for margin in retrieval.MARGINS:
             task_settings(tiny_tasks.config("bucc", task__margin=margin))
-
-    @parameterized.parameters(
-        ("evaluation.examples_in_training", -1, 0, "is -1, must be at least 0"),
-        ("evaluation.beams_in_training", 0, 1, "is 0, must be at least 1"),
-        ("task.buckets", (0, 16), (1, 16), r"is \(0, 16\), in which 0 must be at least 1"),
-        ("task.buckets", (-8, 16), (), r"is \(-8, 16\), in which -8 must be at least 1"),
-    )
-    def test_numbers_of_a_translation(self, key, wrong, least, error):
-        name = key.replace(".", "__")
-        self.check(tiny_translation.config(**{name: wrong}), f"{key} {error}")
-        config = task_runs.checked(tiny_translation.config(**{name: least}))
-        task_settings(config)
-
-    def test_buckets_of_an_encoder(self):
-        self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
 
     @parameterized.parameters("tatoeba", "bucc", "translation")
     def test_weights_of_what_has_no_classes(self, name):
@@ -93,7 +73,3 @@ class SettingsTest(Case):
         for task in TASKS.values():
             self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
             self.assertEqual(task.is_translation, task.kind == "translation")
-
-
-if __name__ == "__main__":
-    absltest.main()

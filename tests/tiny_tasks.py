@@ -34,18 +34,10 @@ LENGTH = 24
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "▁", "▁the", "▁cat", "▁dog", "▁runs", "▁sleeps", ".", "чи"]
 VOCAB = len(merge.SPECIALS) + len(PIECES)
 SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=16,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    mlp_size=16,
-    max_length=LENGTH,
-    norm_position="post",
-    dropout_rate=0.1,
-    attention_dropout_rate=0.1,
+    vocab_size=VOCAB, embedding_size=16, hidden_size=16, num_layers=2, num_heads=2, mlp_size=16,
+    max_length=LENGTH, norm_position="post", dropout_rate=0.1, attention_dropout_rate=0.1,
     dtype="float32",
-)
+)  # fmt: skip
 
 
 @functools.cache
@@ -106,22 +98,11 @@ def table(header: str, rows: Sequence[Sequence[str]]) -> str:
 
 def squad(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """JSON of SQuAD: (id, question, context, answer), an empty answer for none."""
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": name,
-                    "question": question,
-                    "is_impossible": not answer,
-                    "answers": [{"text": answer, "answer_start": context.index(answer)}]
-                    if answer
-                    else [],
-                }
-            ],
-        }
-        for name, question, context, answer in rows
-    ]
+    paragraphs = []
+    for name, question, context, answer in rows:
+        answers = [{"text": answer, "answer_start": context.index(answer)}] if answer else []
+        one = {"id": name, "question": question, "is_impossible": not answer, "answers": answers}
+        paragraphs.append({"context": context, "qas": [one]})
     return json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
 
 
@@ -307,14 +288,11 @@ _RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "udpos": ("udpos", "", {"train__epochs": 16.0, "optimizer__learning_rate": 1e-2}),
     # 8 steps, evaluated and saved after 4.
     "cola": ("glue", "cola,", {"num_layers": 0, "train__epochs": 4.0}),
-    "squad2": (
-        "squad",
-        "2.0,",
-        {"num_layers": 0, "train__epochs": 24.0, "optimizer__learning_rate": 1e-2},
-    ),
+    "squad2": ("squad", "2.0,", {"num_layers": 0, "train__epochs": 24.0,
+                                 "optimizer__learning_rate": 1e-2}),
     "bucc": ("bucc", "", {}),
     "pawsx": ("pawsx", "", {"task__cross_attention": True, "train__epochs": 2.0}),
-}
+}  # fmt: skip
 
 
 def run_config(name: str, **overrides: Any) -> ConfigDict:

@@ -19,17 +19,10 @@ from xlm.models.encoder import CROSS_ATTENTION, without_cross_attention
 
 # An XLM-R but for its size and cross-attention.
 KEYS = {
-    "store.length": 16,
-    "model.max_length": 24,
-    "model.hidden_size": 8,
-    "model.embedding_size": 8,
-    "model.mlp_size": 8,
-    "model.num_heads": 2,
-    "model.position": "learned",
-    "model.norm_position": "post",
-    "data.pair_share": 0.0,
-    "mesh.vocab_multiple": 16,
-}
+    "store.length": 16, "model.max_length": 24, "model.hidden_size": 8, "model.embedding_size": 8,
+    "model.mlp_size": 8, "model.num_heads": 2, "model.position": "learned",
+    "model.norm_position": "post", "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+}  # fmt: skip
 MASKED_LM = {"objective": "masked_lm", "model.cross_attention": False}
 
 
@@ -106,7 +99,3 @@ class RunTest(absltest.TestCase):
         self.assertFalse((self.parent / "none").exists())
         with self.assertRaisesRegex(ValueError, "masked_lm has no cross-attention; .*veco"):
             self.start(folders.workdir, "last")
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -81,7 +81,3 @@ class WheelTest(absltest.TestCase):
             )
         self.assertIn("report: ", printed)
         self.assertEqual(os.listdir(self.here), ["job"])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,9 +7,7 @@ import shutil
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from tests.malformed import templates
 from xlm.common import artifacts
 from xlm.experiment import training
@@ -29,7 +27,7 @@ def write_text(folder: pathlib.Path) -> None:
         tiny_tasks.write(folder / f"{language}.txt", "\n\n".join(sentences) + "\n")
 
 
-class WorkingDirectoryTest(absltest.TestCase):
+class WorkingDirectoryTest(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -39,7 +37,6 @@ class WorkingDirectoryTest(absltest.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         shutil.copytree(self.made / "work", self.folder / "work")
 
     @classmethod
@@ -107,16 +104,14 @@ class WorkingDirectoryTest(absltest.TestCase):
         self.execute(self.folder, "build_vocab")
         self.assertEqual(path.read_bytes(), content)
         self.execute(self.folder, "prepare_data")
-
-    def test_a_lost_tokenizer_is_taken_again(self):
-        path = self.folder / "given.model"
-        shutil.copy(self.folder / "work/vocab/spm.model", path)
+        # And a lost tokenizer is taken again.
+        given = self.folder / "given.model"
+        given.write_bytes(content)
         shutil.rmtree(self.folder / "work")
         for _ in range(2):
-            self.execute(self.folder, "build_vocab", vocab__tokenizer=str(path))
-            (self.folder / "work/vocab/spm.model").unlink()
-        self.execute(self.folder, "build_vocab", vocab__tokenizer=str(path))
-        self.assertTrue((self.folder / "work/vocab/spm.model").exists())
+            self.execute(self.folder, "build_vocab", vocab__tokenizer=str(given))
+            self.assertEqual(path.read_bytes(), content)
+            path.unlink()
 
     def test_other_sections_of_earlier_stages_are_warned_of(self):
         told = "differs from those of earlier stages, whose results are used as they are:\n"
@@ -152,7 +147,3 @@ class WorkingDirectoryTest(absltest.TestCase):
             r"  corpus\.languages: there \['en', 'sw'\], now \['en'\]\n"
             r"  corpus\.seed: there 0, now 1\n  vocab\.target_size: there 120, now 700\nWhere",
         )
-
-
-if __name__ == "__main__":
-    absltest.main()

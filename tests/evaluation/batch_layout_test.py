@@ -1,7 +1,7 @@
 """Rows of an evaluation that takes some of them."""
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.evaluation.batch_layout import spread_rows
 
@@ -19,7 +19,3 @@ class SpreadRowsTest(parameterized.TestCase):
         steps = np.diff([*found, num_rows])
         self.assertLessEqual(steps.max() - steps.min(), 1)
         self.assertEqual(found[0], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

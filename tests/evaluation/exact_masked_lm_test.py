@@ -9,7 +9,7 @@ import types
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
@@ -123,13 +123,11 @@ class LossTest(TestCase):
                 self.assertEqual(results[language].tokens, len(text))
                 self.assertAlmostEqual(results[language].loss, -log_probs[text].mean(), places=5)
 
-    def test_the_output_layer_that_trains_does_not_matter(self):
+    def test_neither_output_layer_nor_batch_size_matters(self):
         for kind in ("full", "blockwise", "nce"):
             layer = factories.output_layer_settings(kind=kind)
             objective = factories.masked_lm(layer, OBJECTIVE.encoder.settings)
             self.assert_close(self.evaluator(objective=objective).run(params()), self.results)
-
-    def test_the_batch_size_does_not_matter(self):
         self.assertNotEqual(sum(map(len, self.rows.values())) % 3, 0)
         self.assert_close(self.evaluator(batch_size=3).run(params()), self.results)
 
@@ -142,43 +140,30 @@ class LossTest(TestCase):
         np.testing.assert_array_equal(np.concatenate(list(again.values())), folds)
         self.assertFalse(np.array_equal(np.concatenate(list(other.values())), folds))
 
-    def test_fewer_rows(self):
+    def test_fewer_rows_and_none(self):
         found = self.evaluator(max_sequences=1).run(params())
         for language, rows in self.rows.items():
             count = (~np.isin(rows[0], SPECIAL.special_ids())).sum()
             self.assertEqual(found[language].tokens, count)
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        none = write_store(folder, {"aa": 0})
+        with self.assertRaisesRegex(ValueError, "no held-out rows .* corpus.heldout_fraction"):
+            ExactMaskedLM(OBJECTIVE, none, num_folds=2, batch_size=4, max_sequences=0, seed=0)
 
-    def test_as_metrics_of_a_run(self):
+    def test_metrics_bits_and_unigram_by_hand(self):
         values = self.exact(types.SimpleNamespace(params=params()))
         losses = {f"eval/loss/{lang}": result.loss for lang, result in self.results.items()}
         self.assertEqual(values, {"eval/loss": np.mean(list(losses.values())), **losses})
-
-    def test_bits_per_character(self):
-        for place, language in enumerate(self.text):
-            tokens = len(self.text[language])
-            bits = self.results[language].loss * tokens / math.log(2) / (3 * tokens + place)
-            self.assertAlmostEqual(self.results[language].bits_per_character, bits, places=6)
-
-    def test_unigram_by_hand(self):
-        for language, text in self.text.items():
+        for place, (language, text) in enumerate(self.text.items()):
+            found, count = self.results[language], len(text)
+            bits = found.loss * count / math.log(2) / (3 * count + place)
+            self.assertAlmostEqual(found.bits_per_character, bits, places=6)
             counts = self.store.token_counts(language).tolist()
             for special in SPECIAL.special_ids():
                 counts[special] = 0
-            tokens, types = sum(counts), sum(count > 0 for count in counts)
+            num_tokens, num_types = sum(counts), sum(count > 0 for count in counts)
             total = 0.0
             for token in text:
-                seen = tokens / (tokens + types) * counts[token] / tokens
-                total -= math.log(seen + types / (tokens + types) / VOCAB)
-            self.assertAlmostEqual(self.results[language].unigram, total / len(text), places=6)
-
-
-class NothingHeldOutTest(TestCase):
-    def test_it_is_an_error(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.store = write_store(folder, {"aa": 0})
-        with self.assertRaisesRegex(ValueError, "no held-out rows .* corpus.heldout_fraction"):
-            self.evaluator()
-
-
-if __name__ == "__main__":
-    absltest.main()
+                seen = num_tokens / (num_tokens + num_types) * counts[token] / num_tokens
+                total -= math.log(seen + num_types / (num_tokens + num_types) / VOCAB)
+            self.assertAlmostEqual(found.unigram, total / len(text), places=6)

@@ -50,11 +50,5 @@ class MeanTest(absltest.TestCase):
         found = mean_losses(PairRecord(base, tuple(phases)))
         self.assertEqual(found, {"a": 2.0, "b": -2.0, "c": 0.0})
         self.assertEqual(mean_losses(PairRecord(base, tuple(phases[:2]))), {"a": 1.0, "b": -1.0})
-
-    def test_no_phases(self):
         with self.assertRaisesRegex(ValueError, "robust.num_phases"):
             mean_losses(PairRecord({"a": 1.0}))
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -45,16 +45,22 @@ class RankingTest(absltest.TestCase):
             self.assertEqual(down, found[:-11:-1])
 
     def test_ratios_average_to_one_under_the_base(self):
-        found = ranked_pairs(record(np.random.default_rng(1).uniform(0, 3, (3, 12))))
+        ratios = np.random.default_rng(1).uniform(0, 3, (3, 12))
+        found = ranked_pairs(record(ratios))
         for name in ("ratio", "mean_ratio"):
             self.assertAlmostEqual(sum(one["base"] * one[name] for one in found), 1)
-
-    def test_mean_is_over_all_phases(self):
-        ratios = np.random.default_rng(2).uniform(0, 3, (3, 8))
+        # The mean is over all phases.
         phases = [ranked_pairs(record(row[None, :])) for row in ratios]
-        for one in ranked_pairs(record(ratios)):
+        for one in found:
             own = [next(x["ratio"] for x in phase if x["pair"] == one["pair"]) for phase in phases]
             self.assertAlmostEqual(one["mean_ratio"], np.mean(own))
+        # Pairs that cannot be drawn are left out.
+        base = {"a": 0.5, "b": 0.5, "c": 0.0}
+        phase = Phase(1, {"a": 0.6, "b": 0.4, "c": 0.0}, dict.fromkeys(base, 1.0), 0.02, 0.5)
+        found = ranked_pairs(PairRecord(base, (phase,)))
+        self.assertEqual([one["pair"] for one in found], ["a", "b"])
+        with self.assertRaisesRegex(ValueError, "robust.num_phases"):
+            ranked_pairs(PairRecord({"a": 1.0}))
 
     def test_ties_go_by_mean_then_loss_then_name(self):
         # Pairs 0 to 3 have no weight at the end; 0 had some before, and 3 was not seen.
@@ -76,16 +82,6 @@ class RankingTest(absltest.TestCase):
         found = ranked_pairs(PairRecord(base, (Phase(1, weights, losses, 0.0, None),)))
         self.assertEqual([one["pair"] for one in found], ["b", "d", "c", "a"])
         self.assertEqual(extremes(found), ([], []))
-
-    def test_pairs_that_cannot_be_drawn_are_left_out(self):
-        base = {"a": 0.5, "b": 0.5, "c": 0.0}
-        phase = Phase(1, {"a": 0.6, "b": 0.4, "c": 0.0}, dict.fromkeys(base, 1.0), 0.02, 0.5)
-        found = ranked_pairs(PairRecord(base, (phase,)))
-        self.assertEqual([one["pair"] for one in found], ["a", "b"])
-
-    def test_no_phases(self):
-        with self.assertRaisesRegex(ValueError, "robust.num_phases"):
-            ranked_pairs(PairRecord({"a": 1.0}))
 
 
 class ReportTest(absltest.TestCase):
@@ -111,7 +107,3 @@ class ReportTest(absltest.TestCase):
         self.check("pair_report_one", record(np.ones((1, 1))))
         one = record(np.array([[1.0, 1, 0]]), [1.0, 1.0, None])
         self.check("pair_report_unseen", one, lambda *_: [])
-
-
-if __name__ == "__main__":
-    absltest.main()

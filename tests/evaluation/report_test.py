@@ -34,20 +34,14 @@ ALLOCATION = {
     "pieces": 600,
     "languages": {
         language: {
-            "bytes": num_bytes,
-            "amount": num_bytes,
-            "resource": "all",
-            "probability": 0.5,
-            "sizes": [100, 200, 300],
-            "alp": [-250.0, -210.0, -200.0],
-            "allocated": allocated,
-            "not_concave": [],
-            "at_largest": allocated == 300,
+            "bytes": num_bytes, "amount": num_bytes, "resource": "all", "probability": 0.5,
+            "sizes": [100, 200, 300], "alp": [-250.0, -210.0, -200.0], "allocated": allocated,
+            "not_concave": [], "at_largest": allocated == 300,
         }
         for language, num_bytes, allocated in (("en", 60_000, 200), ("sw", 20_000, 300))
     },
     "clusters": {},
-}
+}  # fmt: skip
 DETECTION = {
     "own": {
         "en": Detection(0.8, 0.75, 0.25, 0.2, 0.4, 100),
@@ -133,7 +127,3 @@ class ReportTest(absltest.TestCase):
         contrast = {"step": 2, "train/loss": 50.0, "train/contrast_loss": 50.0}
         metrics = [{**METRICS[0], "train/mlm_loss": 6.0}, contrast, METRICS[-1]]
         self.check("report_mixture", metrics=metrics, allocation=None)
-
-
-if __name__ == "__main__":
-    absltest.main()

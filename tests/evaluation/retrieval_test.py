@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-import tempfile
 from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
-from tests import factories
+from tests import factories, folders
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.evaluation import retrieval
 from xlm.evaluation.retrieval import Retrieval, RetrievalResult, nearest_accuracy
@@ -49,47 +47,7 @@ def sentences(seed: int, count: int = 12) -> list[np.ndarray]:
     return [rng.integers(5, VOCAB, rng.integers(1, 9)) for _ in range(count)]
 
 
-class NearestAccuracyTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.vectors = np.random.default_rng(0).normal(size=(40, 8))
-
-    def test_a_vector_finds_itself_at_any_length(self):
-        lengths = np.geomspace(0.01, 100, 40)[:, None]
-        self.assertEqual(nearest_accuracy(self.vectors, self.vectors * lengths), 1)
-        self.assertEqual(nearest_accuracy(self.vectors * lengths, self.vectors), 1)
-
-    def test_an_opposite_vector_is_the_farthest(self):
-        self.assertEqual(nearest_accuracy(self.vectors, -self.vectors), 0)
-
-    @parameterized.parameters(0, 1, 7, 39)
-    def test_the_share_that_stands_at_its_place(self, moved):
-        order = np.arange(40)
-        order[: moved + 1] = np.roll(order[: moved + 1], 1)
-        expected = 1 - (moved + 1) / 40 if moved else 1
-        self.assertAlmostEqual(nearest_accuracy(self.vectors, self.vectors[order]), expected)
-
-    def test_against_a_loop(self):
-        others = self.vectors + np.random.default_rng(1).normal(size=(40, 8))
-        hits = 0
-        for i, query in enumerate(self.vectors):
-            cosines = [query @ other / np.linalg.norm(other) for other in others]
-            hits += cosines.index(max(cosines)) == i
-        self.assertBetween(hits, 1, 39)
-        self.assertEqual(nearest_accuracy(self.vectors, others), hits / 40)
-
-    def test_zero_vectors_find_nothing(self):
-        self.assertEqual(nearest_accuracy(np.zeros((4, 8)), np.zeros((4, 8))), 0)
-        some = self.vectors.copy()
-        some[:10] = 0
-        self.assertEqual(nearest_accuracy(some, self.vectors), 0.75)
-
-
-class RetrievalTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class RetrievalTest(folders.FolderTest):
     def run_on(
         self, columns: dict[str, list[np.ndarray]], length: int = L, name: str = "core", **kwargs
     ) -> dict[str, RetrievalResult]:
@@ -108,11 +66,16 @@ class RetrievalTest(parameterized.TestCase):
         return evaluator(store, layer=layer, batch_size=batch_size)._vectors(params(), rows)
 
     def test_translations_that_are_the_same_are_found(self):
-        same = sentences(0)
-        results = self.run_on({"en": same, "sw": same, "de": sentences(1)})
+        same, none = sentences(0), np.array([], int)
+        one = [np.array([9]), *[none] * 11]  # a language with one pair is left out
+        results = self.run_on({"en": same, "sw": same, "ka": one, "de": sentences(1)})
         self.assertEqual(results["sw"], RetrievalResult(1.0, 1.0, 1 / 12, 12))
         self.assertLess(results["de"].forward, 1)
         self.assertEqual(list(results), ["sw", "de"])
+        columns = {"de": sentences(0), "sw": sentences(1)}  # the first one is the pivot
+        found = self.run_on(columns)
+        self.assertEqual(found, self.run_on(columns, pivot="de"))
+        self.assertEqual(list(found), ["sw"])
 
     def test_forward_is_from_the_language_to_the_pivot(self):
         columns = {"sw": sentences(1, count=40), "en": sentences(0, count=40)}
@@ -126,23 +89,13 @@ class RetrievalTest(parameterized.TestCase):
         english, swahili = sentences(0), sentences(1)
         none = np.array([], int)
         gaps = {2, 7}, {7, 9}
-        with_gaps = {
-            "en": [none if i in gaps[0] else s for i, s in enumerate(english)],
-            "sw": [none if i in gaps[1] else s for i, s in enumerate(swahili)],
-        }
-        without = {
-            "en": [s for i, s in enumerate(english) if i not in gaps[0] | gaps[1]],
-            "sw": [s for i, s in enumerate(swahili) if i not in gaps[0] | gaps[1]],
-        }
+        with_gaps, without = {}, {}
+        for language, column, own in zip(("en", "sw"), (english, swahili), gaps, strict=True):
+            with_gaps[language] = [none if i in own else s for i, s in enumerate(column)]
+            without[language] = [s for i, s in enumerate(column) if i not in gaps[0] | gaps[1]]
         expected = self.run_on(without, name="without")["sw"]
         self.assertEqual(expected.sentences, 9)
         self.assertEqual(self.run_on(with_gaps)["sw"], expected)
-
-    def test_a_language_with_one_pair_is_left_out(self):
-        none = np.array([], int)
-        column = [np.array([9]), *[none] * 11]
-        results = self.run_on({"en": sentences(0), "sw": column, "de": sentences(1)})
-        self.assertEqual(list(results), ["de"])
 
     def test_padding_and_batches_do_not_matter(self):
         columns = {"en": sentences(0), "sw": sentences(1)}
@@ -156,26 +109,15 @@ class RetrievalTest(parameterized.TestCase):
     def test_a_vector_is_the_mean_over_the_text(self):
         column = sentences(0, count=3)
         rows = pad_sentences(column, L, SPECIAL, np.dtype(np.int32))
-        encode = jax.jit(
-            functools.partial(
-                OBJECTIVE.encoder.apply, deterministic=True, num_layers=1, method="encode"
-            )
-        )
+        options = {"deterministic": True, "num_layers": 1, "method": "encode"}
+        encode = jax.jit(functools.partial(OBJECTIVE.encoder.apply, **options))
         positions = np.tile(np.arange(L, dtype=np.int32), (3, 1))
-        states = encode(
-            {"params": params()}, rows, (rows != SPECIAL.pad).astype(np.int32), positions
-        )
-        for vector, sentence, state in zip(
-            self.vectors(column, L, 3, layer=1), column, states, strict=True
-        ):
+        segments = (rows != SPECIAL.pad).astype(np.int32)
+        states = encode({"params": params()}, rows, segments, positions)
+        found = self.vectors(column, L, 3, layer=1)
+        for vector, sentence, state in zip(found, column, states, strict=True):
             expected = np.mean(state[1 : 1 + len(sentence)], axis=0)
             np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
-
-    def test_without_the_pivot_the_first_language_is_it(self):
-        columns = {"de": sentences(0), "sw": sentences(1)}
-        found = self.run_on(columns)
-        self.assertEqual(found, self.run_on(columns, pivot="de"))
-        self.assertEqual(list(found), ["sw"])
 
     def test_fewer_sentences_are_spread_over_the_set(self):
         columns = {"en": sentences(0), "sw": sentences(1)}
@@ -186,7 +128,3 @@ class RetrievalTest(parameterized.TestCase):
         self.assertEqual(dataclasses.astuple(expected["sw"])[2:], (0.2, 5))
         vectors = self.vectors(some["sw"], L, 8)
         np.testing.assert_array_equal(found.call_args_list[0].args[0], vectors)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
@@ -142,9 +142,7 @@ class SampledLossTest(parameterized.TestCase):
     @parameterized.parameters("full", "blockwise")
     def test_nothing_where_nothing_is_sampled(self, kind: str):
         self.assertEqual(values_of(dataclasses.replace(LAYER, kind=kind)), {})
-
-    def test_nothing_without_held_out_rows(self):
-        none = dataclasses.replace(store(), statistics={"none": {}})
+        none = dataclasses.replace(store(), statistics={"none": {}})  # held out
         self.assertEqual(evaluate(objective_with(LAYER), none), {})
 
     def test_more_languages_than_files_can_be_open(self):
@@ -182,11 +180,9 @@ class SampledLossTest(parameterized.TestCase):
         self.assertEqual(last, evaluate(short, store(), step=3))
         self.assertNotEqual(last, evaluate(long, store(), step=3))
 
-    def test_batches_are_those_of_the_seed(self):
+    def test_batches_and_masks_are_those_of_the_seed(self):
         one, other = (compiled(objective_with(LAYER)).evaluator(store(), seed=n) for n in (0, 1))
         self.assertTrue((one._batches != other._batches).any())
-
-    def test_masks_are_those_of_the_seed(self):
         alike = self.one_row(4)  # in any order
         one, other = (evaluate(objective_with(LAYER), alike, seed=n) for n in (0, 1))
         self.assertNotEqual(one["sampling/exact_loss"], other["sampling/exact_loss"])
@@ -210,12 +206,9 @@ class SampledLossTest(parameterized.TestCase):
         seen = Watching.seen
         seen.clear()
         layer = dataclasses.replace(LAYER, kind="target_sampling")
-        values = evaluate(
-            objective_with(layer, kind=Watching),
-            store(),
-            max_sequences=max_sequences,
-            batch_size=batch_size,
-        )
+        objective = objective_with(layer, kind=Watching)
+        changes = {"max_sequences": max_sequences, "batch_size": batch_size}
+        values = evaluate(objective, store(), **changes)
         jax.effects_barrier()
         found = collections.Counter(tuple(row) for batch in seen for row in batch.tolist())
         expected = {
@@ -232,7 +225,3 @@ class SampledLossTest(parameterized.TestCase):
         self.assertLessEqual(max(found.values()) - min(found.values()), 2)
         self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
         self.assertGreater(values["sampling/exact_loss"], 0)
-
-
-if __name__ == "__main__":
-    absltest.main()

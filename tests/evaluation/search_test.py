@@ -29,8 +29,6 @@ class RetrievedTest(absltest.TestCase):
         self.assertEqual([(one["id"], one["prediction"]) for one in lines],
                          [("t0", "s1"), ("t1", "s1")])  # fmt: skip
         self.assertAlmostEqual(lines[0]["score"], 0.6 / np.hypot(0.4, 0.6), places=6)
-
-    def test_texts_of_other_lengths(self):
         found = pairs(["a", "b", "c"], ["d"])
         lines = search.nearest(found.source, found.target, np.eye(3), np.ones((1, 3)))
         self.assertEqual([one["prediction"] for one in lines], ["t0"] * 3)
@@ -58,6 +56,8 @@ class MinedTest(parameterized.TestCase):
                          sorted((one["score"] for one in found), reverse=True))  # fmt: skip
         best = {(one["source"], one["target"]) for one in found[:4]}
         self.assertEqual(best, set(self.pairs.gold))
+        with self.assertRaisesRegex(ValueError, "margin 'cosine' must be of ratio"):
+            self.candidates("cosine")
 
     def test_the_best_threshold_and_a_given_one(self):
         found = self.candidates()
@@ -75,10 +75,6 @@ class MinedTest(parameterized.TestCase):
         self.vectors, self.targets = np.eye(3)[[0, 1, 0]], np.eye(3)
         found = search.candidates(self.pairs, self.vectors, self.targets, "absolute")
         self.assertEqual({one["source"] for one in found}, {"s1"})
-
-    def test_another_margin_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "margin 'cosine' must be of ratio"):
-            self.candidates("cosine")
 
 
 class SentenceEncoderTest(parameterized.TestCase):
@@ -106,7 +102,3 @@ class SentenceEncoderTest(parameterized.TestCase):
         for vector, sentence, states in zip(vectors, sentences, encode(*arrays), strict=True):
             expected = np.mean(states[1 : 1 + len(sentence)], axis=0)
             np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    absltest.main()

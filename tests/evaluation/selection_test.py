@@ -4,7 +4,7 @@ import dataclasses
 import types
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.tasks import TASKS
@@ -43,14 +43,9 @@ class SelectionTest(parameterized.TestCase):
 
     def test_scores_by_language_and_their_mean(self):
         found = self.selection()(self.at(1, en=0, sw=2))
-        self.assertEqual(
-            found,
-            {
-                "validation/accuracy": 0.625,  # of languages, not of examples
-                "validation/accuracy/en": 0.75,
-                "validation/accuracy/sw": 0.5,
-            },
-        )
+        mean = {"validation/accuracy": 0.625}  # of languages, not of examples
+        by_language = {"validation/accuracy/en": 0.75, "validation/accuracy/sw": 0.5}
+        self.assertEqual(found, {**mean, **by_language})
 
     def test_the_first_of_the_best_is_kept(self):
         select = self.selection()
@@ -63,14 +58,16 @@ class SelectionTest(parameterized.TestCase):
         ]
         for state in steps:
             select(state)
-        self.assertEqual(
-            self.kept,
-            [
-                (ALL, steps[0].params, 1, 0.0),
-                (ALL, steps[1].params, 2, 0.375),
-                (ALL, steps[3].params, 4, 0.625),
-            ],
-        )
+        expected = [(ALL, steps[at].params, at + 1, best)
+                    for at, best in ((0, 0.0), (1, 0.375), (3, 0.625))]  # fmt: skip
+        self.assertEqual(self.kept, expected)
+        # What was kept before a stop counts.
+        self.kept.clear()
+        select = self.selection(best={ALL: 0.375})
+        select(self.at(1, en=0, sw=0))
+        self.assertEmpty(self.kept)
+        select(self.at(2, en=0, sw=1))
+        self.assertLen(self.kept, 1)
 
     def test_each_language_has_its_own_best(self):
         select = self.selection(best={"sw": 0.25}, by_language=True)
@@ -82,21 +79,6 @@ class SelectionTest(parameterized.TestCase):
         for state in steps:
             select(state)
         first, second, third = (one.params for one in steps)
-        self.assertEqual(
-            self.kept,
-            [
-                *((ALL, first, 1, 0.375), ("en", first, 1, 0.75)),
-                *(("sw", second, 2, 0.5), (ALL, third, 3, 0.625)),
-            ],
-        )
-
-    def test_what_was_kept_before_a_stop_counts(self):
-        select = self.selection(best={ALL: 0.375})
-        select(self.at(1, en=0, sw=0))
-        self.assertEmpty(self.kept)
-        select(self.at(2, en=0, sw=1))
-        self.assertLen(self.kept, 1)
-
-
-if __name__ == "__main__":
-    absltest.main()
+        by_all = (ALL, first, 1, 0.375), (ALL, third, 3, 0.625)
+        by_language = ("en", first, 1, 0.75), ("sw", second, 2, 0.5)
+        self.assertEqual(self.kept, [by_all[0], *by_language, by_all[1]])

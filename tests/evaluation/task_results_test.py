@@ -1,30 +1,19 @@
 """Predictions on disk, and the table of a run."""
 
-import pathlib
-import tempfile
-
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
-from tests import golden
+from tests import folders, golden
 from xlm.evaluation import task_results
 
 
-class TaskResultsTest(parameterized.TestCase):
-    def test_lines_of_any_script_in_order(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        path = folder / "predictions" / "test.zh.jsonl"
-        task_results.write_lines(path, [{"id": "1", "prediction": "猫"}, {"id": "0"}])
-        self.assertEqual(
-            path.read_text(encoding="utf-8"), '{"id": "1", "prediction": "猫"}\n{"id": "0"}\n'
-        )
-
+class TaskResultsTest(folders.FolderTest):
     def test_lines_are_read_as_written(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        path = folder / "test.en.jsonl"
-        for found in ([], [{"id": "0", "prediction": "a\u2028b\x85c\nd"}, {"id": "1"}]):
+        path = self.folder / "predictions" / "test.en.jsonl"
+        for found in ([], [{"id": "0", "prediction": "a\u2028b\x85c\nd猫"}, {"id": "1"}]):
             task_results.write_lines(path, found)
             self.assertEqual(task_results.read_lines(path, dict[str, str]), found)
+        self.assertIn("猫", path.read_text(encoding="utf-8"))
         for content, message in (
             ('{"id": "0"}\n{"id"', ": its last line is cut off"),
             ('{"id": "0"}\n{"id"\n', ", line 2: not JSON"),
@@ -48,17 +37,13 @@ class TaskResultsTest(parameterized.TestCase):
     def test_the_table_of_a_run(self):
         scores = {"en": {"f1": 0.5, "accuracy": 0.25}, "sw": {"f1": 0.25, "accuracy": 1.0}}
         results = {
-            "test": scores,
-            "validation": {"en": scores["en"]},
+            "test": scores, "validation": {"en": scores["en"]},
             "examples": {"test": {"en": 1200, "sw": 3}},
-            "selected": {"step": 1200, "metric": "f1", "on": ["en"]},
-            "selected_on_test": ["en"],
-            "held_out": 0.1,
-            "seen_in_training": {"sw": 1},
-        }
-        golden.check(
-            self, __file__, "task_results", task_results.table(TASKS["udpos"], results) + "\n"
-        )
+            "selected": {"step": 1200, "metric": "f1", "on": ["en"]}, "selected_on_test": ["en"],
+            "held_out": 0.1, "seen_in_training": {"sw": 1},
+        }  # fmt: skip
+        table = task_results.table(TASKS["udpos"], results)
+        golden.check(self, __file__, "task_results", table + "\n")
 
     @parameterized.parameters([1000, 2000, 3000], [3000], None)
     def test_the_table_of_translations(self, *averaged):
@@ -76,7 +61,3 @@ class TaskResultsTest(parameterized.TestCase):
             self, __file__, f"task_results_{len(averaged or [])}",
             task_results.table(TASKS["translation"], results) + "\n",
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -48,8 +48,6 @@ class ClassesTest(parameterized.TestCase):
         self.assertAlmostEqual(tasks.label_scores(TASKS["stsb"], data, decided)["pearson"], 1.0)
         lines = KINDS["regression"].lines(TASKS["stsb"], data, outputs, decided, None)
         self.assertEqual(lines[0], {"id": "0", "prediction": 1.0})
-
-    def test_an_example_without_label_is_named(self):
         with self.assertRaisesRegex(ValueError, "cola, en: example 1 has none"):
             tasks.label_scores(TASKS["cola"], texts(0, None), [0, 0])
 
@@ -149,13 +147,10 @@ class AnswersTest(parameterized.TestCase):
         self.assertEqual(tasks.answer_scores(task, data, found, -5.0)["f1"], 0.5)
         predictions = [line["prediction"] for line in self.lines("squad2", found, 2.0)]
         self.assertEqual(predictions, ["首都", "thin"])
-
-    def test_no_answer_takes_no_place_among_the_best(self):
-        found = tasks.answers(self.data(), self.outputs(9.0), max_answer_length=4, n_best=1)
+        self.assertIsNone(tasks.null_threshold(TASKS["xquad"], data, self.answers(9)))
+        # No answer takes no place among the best.
+        found = tasks.answers(data, self.outputs(9.0), max_answer_length=4, n_best=1)
         self.assertEqual([found.best.text for found in found], ["首都", "thin"])
-
-    def test_other_tasks_have_no_threshold(self):
-        self.assertIsNone(tasks.null_threshold(TASKS["xquad"], self.data(), self.answers(9)))
 
     def test_answers_are_compared_by_the_rules_of_the_task(self):
         example = QuestionExample("a", "?", "北京，是首都", (Answer("北京是", 0),))
@@ -199,6 +194,7 @@ class PredictorTest(parameterized.TestCase):
         features = self.features()
         found = predictor(self.params, features)
         self.assertLen(found, 5)
+        self.assertEqual(predictor(self.params, []), [])
         arrays = [feature.arrays(12, 1) for feature in features]
         batch = {name: np.stack([row[name] for row in arrays]) for name in arrays[0]}
         expected = jax.jit(self.objective.outputs)(self.params, batch)
@@ -208,7 +204,3 @@ class PredictorTest(parameterized.TestCase):
     def test_no_features(self):
         predictor = Predictor(self.objective.outputs, batch_size=2, buckets=(8,), pad=1)
         self.assertEqual(predictor(self.params, []), [])
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -42,7 +42,3 @@ class TranslationReportTest(absltest.TestCase):
             translation_report.write(folder, metadata, results, records)
 
         golden.check_report(self, __file__, "translation", write)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,33 +2,22 @@
 
 import json
 import pathlib
-import tempfile
 
-from absl.testing import parameterized
-
+from tests import folders
 from xlm.evaluation import xtreme_runs
 
 
-class Case(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class Case(folders.FolderTest):
     def write(self, name: str, scores: dict, **changes) -> pathlib.Path:
         """A run's folder; a score that is a number is an accuracy."""
+        test = {language: value if isinstance(value, dict) else {"accuracy": value}
+                for language, value in scores.items()}  # fmt: skip
         results = {
-            "task": "xnli",
-            "model": "ours",
-            "setting": "zero_shot",
-            "seed": 0,
+            "task": "xnli", "model": "ours", "setting": "zero_shot", "seed": 0,
             "hyperparameters": {"learning_rate": 1e-5, "epochs": 5},
             "selected": {"step": 10, "on": ["en"], "metric": "accuracy", "value": 0.5},
-            "test": {
-                language: value if isinstance(value, dict) else {"accuracy": value}
-                for language, value in scores.items()
-            },
-            "validation": {},
-        }
+            "test": test, "validation": {},
+        }  # fmt: skip
         if changes.get("selected"):
             changes["selected"] = {**results["selected"], **changes["selected"]}
         results |= changes

@@ -2,8 +2,6 @@
 
 import json
 
-from absl.testing import absltest
-
 from tests.evaluation.xtreme_cases import Case, answers
 from xlm.evaluation import xtreme_submission
 
@@ -16,36 +14,22 @@ class SubmissionTest(Case):
         return xtreme_submission.write_submission(self.folder / "out", self.variants())
 
     def test_each_kind_in_xtremes_format(self):
-        one = {"zh": {"f1": 0.5}}
-        xnli = self.write("nli", {"zh": 0.5}, examples={"test": {"zh": 2}})
-        self.predict(
-            xnli,
-            "zh",
-            [{"id": "0", "prediction": "neutral"}, {"id": "1", "prediction": "entailment"}],
-        )
-        ner = self.write("ner", one, task="wikiann")
-        tags = ["B-LOC", "I-LOC"], ["O"]
-        self.predict(
-            ner,
-            "zh",
-            [{"id": str(i), "words": tag, "prediction": tag} for i, tag in enumerate(tags)],
-        )
-        questions = self.write("qa", {"zh": answers(0.5, 0.5)}, task="xquad")
-        self.predict(
-            questions,
-            "zh",
-            [{"id": "q7", "prediction": "北京“市”"}, {"id": "q8", "prediction": ""}],
-        )
-        tatoeba = self.write("tatoeba", {"zh": 0.5}, task="tatoeba")
-        ids = ["10", "11", "12"]
-        self.predict(
-            tatoeba,
-            "zh",
-            [{"id": i, "prediction": found} for i, found in zip(ids, reversed(ids), strict=True)],
-        )
-        bucc = self.write("bucc", {"zh": {"f1": 0.5}}, task="bucc")
-        pairs = [("zh-1", "en-4"), ("zh-2", "en-3")]
-        self.predict(bucc, "zh", [{"source": s, "target": t, "score": 1.1} for s, t in pairs])
+        tags, ids = (["B-LOC", "I-LOC"], ["O"]), ["10", "11", "12"]
+        f1, pairs = {"zh": {"f1": 0.5}}, [("zh-1", "en-4"), ("zh-2", "en-3")]
+        for task, scores, lines in (
+            ("xnli", {"zh": 0.5}, [{"id": "0", "prediction": "neutral"},
+                                   {"id": "1", "prediction": "entailment"}]),
+            ("wikiann", f1, [{"id": str(i), "words": tag, "prediction": tag}
+                             for i, tag in enumerate(tags)]),
+            ("xquad", {"zh": answers(0.5, 0.5)}, [{"id": "q7", "prediction": "北京“市”"},
+                                                  {"id": "q8", "prediction": ""}]),
+            ("tatoeba", {"zh": 0.5}, [{"id": i, "prediction": found}
+                                      for i, found in zip(ids, reversed(ids), strict=True)]),
+            ("bucc", f1, [{"source": s, "target": t, "score": 1.1} for s, t in pairs]),
+        ):  # fmt: skip
+            examples = {"test": {"zh": 2}} if task == "xnli" else {}
+            folder = self.write(task, scores, task=task, examples=examples)
+            self.predict(folder, "zh", lines)
         missing = self.submit()
         self.assertEqual(self.text("xnli/test-zh.tsv"), "neutral\nentailment\n")
         self.assertEqual(self.text("panx/test-zh.tsv"), "B-LOC\nI-LOC\n\nO\n")
@@ -109,8 +93,8 @@ class SubmissionTest(Case):
         self.predict(folder, "de", [{"id": "0", "prediction": "neutral"}, {"id": "1"}])
         with self.assertRaisesRegex(ValueError, "test.de.jsonl, line 2: .* lacks the field pred"):
             self.submit()
-
-    def test_a_sentence_that_is_not_there_is_told(self):
+        self.folder /= "tatoeba"
+        self.folder.mkdir()
         folder = self.write("a", {"de": 0.5}, task="tatoeba")
         self.predict(folder, "de", [{"id": "0", "prediction": "7"}])
         with self.assertRaisesRegex(ValueError, "test.de.jsonl:1: prediction '7' is not one"):
@@ -127,7 +111,3 @@ class SubmissionTest(Case):
             ValueError, "4 and .*8 are runs of tatoeba between which no score"
         ):
             self.submit()
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -18,6 +18,7 @@ import tokenizers
 from absl.testing import absltest, parameterized
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from tests import folders
 from vocap import bpe, merge, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
@@ -73,12 +74,9 @@ def corpus_pieces() -> tuple[list[str], np.ndarray]:
     """Pieces of the corpus and scores of 10 binary places, whose sums 32 bits hold exactly."""
     trained = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_sentences()),
-        model_writer=trained,
-        vocab_size=3000,
-        character_coverage=0.999,
-        minloglevel=2,
-    )
+        sentence_iterator=iter(corpus_sentences()), model_writer=trained, vocab_size=3000,
+        character_coverage=0.999, minloglevel=2,
+    )  # fmt: skip
     proto = model_pb2.ModelProto.FromString(trained.getvalue())
     normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
     scores = np.array([piece.score for piece in normal])
@@ -193,8 +191,7 @@ class SameIdsTest(parameterized.TestCase):
         for key, value in list(rules().items())[::100]:
             value = f"x{value}x".replace("  ", " ").replace(" ", "\u2581")
             self.assertEqual(self.processor.normalize(f"x{key}x"), f"\u2581{value}", ascii(key))
-
-    def test_one_character_alone_is_spared_by_the_map_and_not_by_nfkc(self):
+        # One character alone is spared by the map and not by NFKC.
         compatible = {c for c in map(chr, range(0x30000)) if unicodedata.normalize("NFKC", c) != c}
         spared = {c for c in compatible - rules().keys() if not "\ud800" <= c <= "\udfff"}
         self.assertEqual(spared, {"\uff5e"})
@@ -329,11 +326,6 @@ class CompareTest(absltest.TestCase):
         self.assertEqual(first.expected, ["\u2581", "c", "ab"])
         self.assertEqual(first.found, ["\u2581", "c", "a", "b"])
 
-    def test_special_tokens_left_out_are_a_difference(self):
-        model = small_model({"\u2581": -3.0, "a": -3.0})
-        value = small_json(model) | {"post_processor": None}
-        self.assertLen(huggingface.compare(model, value, ["a", ""]), 2)
-
     def test_padding_and_truncation_that_a_file_stores_make_none(self):
         model = small_model({"\u2581": -3.0, "a": -3.0})
         tokenizer = load(small_json(model))
@@ -343,6 +335,9 @@ class CompareTest(absltest.TestCase):
             value = json.loads(tokenizer.to_str())
             self.assertTrue(value["padding"] or value["truncation"])
             self.assertEqual(huggingface.compare(model, value, texts), [])
+        # Special tokens that are left out are one.
+        value = small_json(model) | {"post_processor": None}
+        self.assertLen(huggingface.compare(model, value, ["a", ""]), 2)
 
     def test_without_the_library_says_what_to_install(self):
         with (
@@ -358,9 +353,6 @@ class ExportTest(parameterized.TestCase):
         temporary = self.enter_context(tempfile.TemporaryDirectory())
         self.folder = pathlib.Path(temporary) / "new" / "folder"
 
-    def files(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.folder.iterdir()}
-
     def test_the_folder_says_what_the_model_says(self):
         huggingface.export_tokenizer(corpus_model(), self.folder)
         value = artifacts.read_json(self.folder / "tokenizer.json")
@@ -373,26 +365,14 @@ class ExportTest(parameterized.TestCase):
         self.assertEqual(value["model"]["vocab"], [[p.piece, p.score] for p in proto.pieces])
         ids = {token["content"]: token["id"] for token in value["added_tokens"]}
         self.assertEqual(ids, {token: i for i, token in enumerate(merge.SPECIALS)})
-
-    def test_the_configs_name_the_special_tokens(self):
-        huggingface.export_tokenizer(corpus_model(), self.folder)
         special = artifacts.read_json(self.folder / "special_tokens_map.json")
         config = artifacts.read_json(self.folder / "tokenizer_config.json")
-        self.assertEqual(special, special | {"bos_token": "<s>", "eos_token": "</s>"})
-        self.assertEqual(special, special | {"cls_token": "<s>", "sep_token": "</s>"})
-        self.assertEqual(special, special | {"pad_token": "<pad>", "unk_token": "<unk>"})
+        names = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>",
+                 "unk": "<unk>"}  # fmt: skip
+        self.assertEqual(special, special | {f"{key}_token": one for key, one in names.items()})
         self.assertEqual(special["mask_token"], "<mask>")
         self.assertEqual(config, config | special)
         self.assertEqual(config["tokenizer_class"], "PreTrainedTokenizerFast")
-
-    @parameterized.named_parameters(
-        ("no_model", b"abc", "not a SentencePiece model"),
-        ("empty", b"", "not a SentencePiece model: it has no pieces"),
-    )
-    def test_bytes_that_are_no_model_are_refused(self, model, message):
-        with self.assertRaisesRegex(ValueError, message):
-            huggingface.export_tokenizer(model, self.folder)
-        self.assertFalse(self.folder.exists())
 
     @parameterized.named_parameters(
         ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
@@ -407,30 +387,24 @@ class ExportTest(parameterized.TestCase):
         change(proto)
         with self.assertRaisesRegex(ValueError, f"{message}.*(; read this one|, or BPE)"):
             huggingface.tokenizer_json(proto.SerializeToString())
+        for model, message in ((b"abc", ""), (b"", ": it has no pieces")):
+            with self.assertRaisesRegex(ValueError, f"not a SentencePiece model{message}"):
+                huggingface.export_tokenizer(model, self.folder)
+        self.assertFalse(self.folder.exists())
 
 
-class EntryPointTest(absltest.TestCase):
+class EntryPointTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         (self.folder / "spm.model").write_bytes(corpus_model())
 
     def run_entry_point(self, *flags: str, cwd=ROOT) -> subprocess.CompletedProcess:
-        command = [
-            sys.executable,
-            "-m",
-            "xlm",
-            "export-tokenizer",
-            f"--model={self.folder / 'spm.model'}",
-        ]
+        given = (f"--model={self.folder / 'spm.model'}", f"--output={self.folder / 'out'}", *flags)
         return subprocess.run(
-            [*command, f"--output={self.folder / 'out'}", *flags],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
+            [sys.executable, "-m", "xlm", "export-tokenizer", *given], cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
             check=False,
-        )
+        )  # fmt: skip
 
     def test_exports_and_checks(self):
         text = self.folder / "some.txt"
@@ -454,14 +428,8 @@ class EntryPointTest(absltest.TestCase):
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, "out holds a model.*; its tokenizer is .*another --output")
         self.assertEqual(files, {path: path.read_bytes() for path in files})
-
-    def test_the_folder_where_it_is_run(self):
+        # The folder where it is run.
         (self.folder / "here").mkdir()
         done = self.run_entry_point("--output=.", cwd=self.folder / "here")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((self.folder / "here/tokenizer.json").exists())
-        self.assertEqual({path.name for path in self.folder.iterdir()}, {"here", "spm.model"})
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -2,14 +2,13 @@
 
 import json
 import os
-import pathlib
-import tempfile
 
 import numpy as np
 import safetensors
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
+from tests import folders
 from xlm.interop.params_file import Encoder, Notes, read_params, write_params
 
 PARAMS = {
@@ -24,11 +23,10 @@ ENCODER = {
 NOTES = {"encoder": ENCODER, "step": 7, "value": 0.5, "tokenizer": "0" * 64}
 
 
-class ParamsFileTest(parameterized.TestCase):
+class ParamsFileTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.path = folder / "best.safetensors"
+        self.path = self.folder / "best.safetensors"
 
     def test_what_was_written_is_read(self):
         # Arrays that are not contiguous too.
@@ -55,12 +53,19 @@ class ParamsFileTest(parameterized.TestCase):
         params, notes = read_params(self.path)
         self.assertEqual((set(params), notes.step), ({"task"}, 8))
         self.assertEqual([path.name for path in self.path.parent.iterdir()], [self.path.name])
+        with self.assertRaisesRegex(ValueError, "best.safetensors: task/bias has .* not finite"):
+            write_params(self.path, {"task": {"bias": np.float32([np.nan])}}, NOTES)
+        self.assertEqual(read_params(self.path)[1].step, 8)
 
     def test_files_that_are_none(self):
         with self.assertRaisesRegex(
             ValueError, "does not exist; copy .* move it, DONE and checkpoints .* run finetune.py"
         ):
             read_params(self.path)
+        os.mkfifo(self.path)
+        with self.assertRaisesRegex(OSError, "is a pipe; only regular files are read"):
+            read_params(self.path)
+        self.path.unlink()
         self.path.write_bytes(b"nothing of the kind")
         with self.assertRaisesRegex(ValueError, "best.safetensors: cannot be read"):
             read_params(self.path)
@@ -82,11 +87,6 @@ class ParamsFileTest(parameterized.TestCase):
             del metadata["sha256"]
         save_file({**load_file(self.path), **(arrays or {})}, self.path, metadata=metadata)
 
-    def test_a_pipe_is_refused_and_not_waited_for(self):
-        os.mkfifo(self.path)
-        with self.assertRaisesRegex(OSError, "is a pipe; only regular files are read"):
-            read_params(self.path)
-
     def test_older_files_without_digests_are_read(self):
         self.saved(digests=False, value=float("nan"))
         params, notes = read_params(self.path)
@@ -105,13 +105,3 @@ class ParamsFileTest(parameterized.TestCase):
         self.saved(arrays, digests, **changes)
         with self.assertRaisesRegex(ValueError, f"best.safetensors.*{message}"):
             read_params(self.path)
-
-    def test_numbers_that_are_not_finite_are_not_written(self):
-        write_params(self.path, PARAMS, NOTES)
-        with self.assertRaisesRegex(ValueError, "best.safetensors: task/bias has .* not finite"):
-            write_params(self.path, {"task": {"bias": np.float32([np.nan])}}, NOTES)
-        self.assertEqual(read_params(self.path)[1].step, 7)
-
-
-if __name__ == "__main__":
-    absltest.main()

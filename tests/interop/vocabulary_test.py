@@ -3,9 +3,7 @@
 import functools
 import importlib.util
 import io
-import pathlib
 import random
-import tempfile
 import warnings
 from unittest import mock
 
@@ -13,6 +11,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
+from tests import folders
 from vocap import merge
 from vocap.settings import BPE
 from xlm.common import artifacts
@@ -29,12 +28,8 @@ def made_up_pieces(seed: int, characters: str = "abcd", num: int = 60) -> dict[s
     """Pieces of up to four characters out of five, "e" among them only in longer ones."""
     rng = random.Random(seed)
     longer = {"".join(rng.choices("abcde", k=rng.randint(2, 4))) for _ in range(num)}
-    pieces = [
-        *characters,
-        SPACE,
-        *(SPACE + piece for piece in sorted(longer)[::3]),
-        *sorted(longer),
-    ]
+    spaced = (SPACE + piece for piece in sorted(longer)[::3])
+    pieces = [*characters, SPACE, *spaced, *sorted(longer)]
     return {piece: -rng.uniform(1, 12) for piece in pieces}
 
 
@@ -88,18 +83,12 @@ def fairseq_model() -> bytes:
     lexicon = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(80)]
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter([" ".join(rng.choices(lexicon, k=8)) for _ in range(300)]),
-        model_writer=model,
-        vocab_size=60,
-        minloglevel=2,
-    )
+        model_writer=model, vocab_size=60, minloglevel=2,
+    )  # fmt: skip
     return model.getvalue()
 
 
-class ReadTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
+class ReadTest(folders.FolderTest):
     def assert_same(self, found: ModelVocabulary, expected: ModelVocabulary):
         self.assertEqual(found.pieces, expected.pieces)
         np.testing.assert_array_equal(found.scores, expected.scores)
@@ -113,17 +102,13 @@ class ReadTest(parameterized.TestCase):
         np.testing.assert_array_equal(np.isfinite(found.scores), normal)
         self.assertAlmostEqual(found.scores[9], processor.get_score(9))
 
-    def test_a_tokenizer_json_is_the_model_it_was_made_of(self):
-        model = model_of(made_up_pieces(0))
+    def test_files_of_a_folder_in_their_order(self):
+        model, other = model_of(made_up_pieces(0)), model_of(made_up_pieces(1))
         huggingface.export_tokenizer(model, self.folder)
         self.assert_same(vocabularies.read_vocabulary(self.folder), vocabularies.vocabulary(model))
-
-    def test_our_model_counts_before_the_others(self):
-        model = model_of(made_up_pieces(1))
-        huggingface.export_tokenizer(model_of(made_up_pieces(0)), self.folder)
         (self.folder / "sentencepiece.bpe.model").write_bytes(fairseq_model())
-        (self.folder / "spm.model").write_bytes(model)
-        self.assert_same(vocabularies.read_vocabulary(self.folder), vocabularies.vocabulary(model))
+        (self.folder / "spm.model").write_bytes(other)  # counts before the others
+        self.assert_same(vocabularies.read_vocabulary(self.folder), vocabularies.vocabulary(other))
 
     def json_of_xlm_r(self, **added: int) -> None:
         """Ids as XLM-R has them: four special tokens, pieces, <mask>."""
@@ -138,24 +123,9 @@ class ReadTest(parameterized.TestCase):
 
     def test_added_tokens_are_pieces_without_scores(self):
         self.json_of_xlm_r(a=4, extra=7)
-        self.assert_same(
-            vocabularies.read_vocabulary(self.folder),
-            ModelVocabulary(
-                ("<s>", "<pad>", "</s>", "<unk>", "a", ",", "<mask>", "extra"),
-                np.array([-np.inf] * 5 + [-2.5] + [-np.inf] * 2),
-            ),
-        )
-
-    def test_fairseq_numbers_its_pieces_anew(self):
-        (self.folder / "sentencepiece.bpe.model").write_bytes(fairseq_model())
-        found = vocabularies.read_vocabulary(self.folder)
-        processor = spm.SentencePieceProcessor(model_proto=fairseq_model())
-        self.assertLen(found.pieces, len(processor) + 2)
-        self.assertEqual(found.pieces[:4], ("<s>", "<pad>", "</s>", "<unk>"))
-        self.assertEqual(found.pieces[-1], "<mask>")
-        for i in range(3, len(processor)):
-            self.assertEqual(found.pieces[i + 1], processor.id_to_piece(i))
-            self.assertEqual(found.scores[i + 1], processor.get_score(i))
+        pieces = ("<s>", "<pad>", "</s>", "<unk>", "a", ",", "<mask>", "extra")
+        expected = ModelVocabulary(pieces, np.array([-np.inf] * 5 + [-2.5] + [-np.inf] * 2))
+        self.assert_same(vocabularies.read_vocabulary(self.folder), expected)
 
     @absltest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
     def test_fairseq_numbers_are_those_of_transformers(self):
@@ -168,6 +138,9 @@ class ReadTest(parameterized.TestCase):
             theirs = transformers.XLMRobertaTokenizer.from_pretrained(self.folder)
         found = vocabularies.read_vocabulary(self.folder)
         self.assertEqual(theirs.convert_ids_to_tokens([*range(len(theirs))]), [*found.pieces])
+        processor = spm.SentencePieceProcessor(model_proto=fairseq_model())
+        scores = [processor.get_score(i) for i in range(3, len(processor))]
+        self.assertEqual(found.scores[4:-1].tolist(), scores)
         saved = self.folder / "saved"
         theirs.save_pretrained(saved)
         self.assertFalse((saved / "sentencepiece.bpe.model").exists())
@@ -216,8 +189,6 @@ class ReadTest(parameterized.TestCase):
         (self.folder / "spm.model").write_bytes(b"no model")
         with self.assertRaisesRegex(ValueError, "spm.model: not a SentencePiece model"):
             vocabularies.read_vocabulary(self.folder)
-
-    def test_a_piece_twice_is_refused(self):
         with self.assertRaisesRegex(ValueError, "has a piece twice"):
             ModelVocabulary((*merge.SPECIALS, "a", "a"), np.zeros(7))
 
@@ -234,6 +205,8 @@ class SwapTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.table, self.table[: len(old.pieces)])
         np.testing.assert_array_equal(found.bias, self.bias[: len(old.pieces)])
         self.assertEqual((found.copied, found.segmented, found.unknown), (len(old.pieces), 0, 0))
+        with self.assertRaisesRegex(ValueError, "tokenizer is not this model's"):
+            self.swap(old, old, padding=-1)
 
     def test_the_order_of_pieces_does_not_matter(self):
         old, new = vocabulary_of(made_up_pieces(0)), vocabulary_of(made_up_pieces(1))
@@ -246,6 +219,10 @@ class SwapTest(parameterized.TestCase):
         back = [shuffled(new, 1).pieces.index(piece) for piece in new.pieces]
         np.testing.assert_array_equal(other.table[back], expected.table)
         np.testing.assert_array_equal(other.bias[back], expected.bias)
+        with mock.patch.object(vocabularies, "_BATCH", 7):
+            found = self.swap(old, new)
+        np.testing.assert_array_equal(found.table, expected.table)
+        self.assertEqual(found.segmented, expected.segmented)
 
     def test_a_new_piece_is_the_mean_of_its_best_parts(self):
         scores = made_up_pieces(0)
@@ -283,47 +260,27 @@ class SwapTest(parameterized.TestCase):
         self.assertEqual(expected, [0, 1, 2, 3, 6, 5, 4])
         np.testing.assert_array_equal(found.table, self.table[expected])
 
-    def test_the_literal_of_a_special_token_is_text(self):
-        old = vocabulary_of({"<": -1.0, "s": -1.5, ">": -2.0, "mask": -3.0, "x": -3.5})
-        new = vocabulary_of({"x<s>": -1.0, "<mask>x": -2.0})
-        found = self.swap(old, new)
-        for piece, parts in (("x<s>", ["x", "<", "s", ">"]), ("<mask>x", ["<", "mask", ">", "x"])):
+    @parameterized.parameters(
+        # The literal of a special token is text.
+        ({"<": -1.0, "s": -1.5, ">": -2.0, "mask": -3.0, "x": -3.5},
+         {"x<s>": ["x", "<", "s", ">"], "<mask>x": ["<", "mask", ">", "x"]}),
+        # No space is put before a piece.
+        ({SPACE + "ab": -1.0, "a": -5.0, "b": -6.0, SPACE: -2.0},
+         {"abab": ["a", "b", "a", "b"], SPACE + "abb": [SPACE + "ab", "b"]}),
+        # By the merges of the old vocabulary, and not ab, cd.
+        (["ab", "abc", "cd", SPACE, *"abcd"], {"abcd": ["abc", "d"]}),
+    )  # fmt: skip
+    def test_parts_of_new_pieces(self, old, new):
+        if isinstance(old, list):
+            old = vocabularies.vocabulary(merge.write_model(old, -np.arange(float(len(old))), BPE))
+        else:
+            old = vocabulary_of(old)
+        named = vocabulary_of({piece: -1.0 - i for i, piece in enumerate(new)})
+        found = self.swap(old, named)
+        for piece, parts in new.items():
             rows = self.table[[old.pieces.index(part) for part in parts]]
-            np.testing.assert_allclose(
-                found.table[new.pieces.index(piece)], rows.mean(axis=0), rtol=0, atol=1e-6
-            )
-
-    def test_no_space_is_put_before_a_piece(self):
-        old = vocabulary_of({SPACE + "ab": -1.0, "a": -5.0, "b": -6.0, SPACE: -2.0})
-        new = vocabulary_of({"abab": -1.0, SPACE + "abb": -2.0})
-        found = self.swap(old, new)
-        for piece, parts in (("abab", ["a", "b", "a", "b"]), (SPACE + "abb", [SPACE + "ab", "b"])):
-            rows = self.table[[old.pieces.index(part) for part in parts]]
-            np.testing.assert_allclose(
-                found.table[new.pieces.index(piece)], rows.mean(axis=0), rtol=0, atol=1e-6
-            )
-
-    def test_many_pieces_are_done_in_batches(self):
-        old = vocabulary_of(made_up_pieces(0))
-        new = vocabulary_of(made_up_pieces(1))
-        expected = self.swap(old, new)
-        with mock.patch.object(vocabularies, "_BATCH", 7):
-            found = self.swap(old, new)
-        np.testing.assert_array_equal(found.table, expected.table)
-        self.assertEqual(found.segmented, expected.segmented)
-
-    def test_parts_are_those_that_the_merges_of_the_old_vocabulary_give(self):
-        ranked = ["ab", "abc", "cd", SPACE, *"abcd"]
-        scores = -np.arange(float(len(ranked)))
-        old = vocabularies.vocabulary(merge.write_model(ranked, scores, BPE))
-        found = self.swap(old, vocabulary_of({"abcd": -1.0}))
-        rows = self.table[[old.pieces.index(part) for part in ("abc", "d")]]  # and not ab, cd
-        np.testing.assert_allclose(found.table[5], rows.mean(axis=0), rtol=0, atol=1e-6)
-
-    def test_a_table_of_another_model_is_refused(self):
-        old = vocabulary_of(made_up_pieces(0))
-        with self.assertRaisesRegex(ValueError, "tokenizer is not this model's"):
-            self.swap(old, old, padding=-1)
+            row = found.table[named.pieces.index(piece)]
+            np.testing.assert_allclose(row, rows.mean(axis=0), rtol=0, atol=1e-6)
 
 
 class PruneTest(parameterized.TestCase):
@@ -382,16 +339,10 @@ class PruneTest(parameterized.TestCase):
         self.assertEqual(again, pruned)
         self.assertEqual(kept.tolist(), list(range(len(kept))))
 
-    def test_a_model_of_merges_is_refused(self):
+    def test_what_cannot_be_pruned(self):
         model = merge.write_model(["ab", "a", "b", SPACE], -np.arange(4.0), BPE)
         with self.assertRaisesRegex(ValueError, "of type BPE, .* only unigram models"):
             vocabularies.prune(model, ["ab"])
-
-    def test_no_text_is_refused(self):
         for texts in ([], ["", " "]):
             with self.assertRaisesRegex(ValueError, "the texts are empty"):
                 vocabularies.prune(model_of(made_up_pieces(0)), texts)
-
-
-if __name__ == "__main__":
-    absltest.main()

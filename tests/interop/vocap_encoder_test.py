@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
 from tests.interop.xlm_roberta_test import (
@@ -90,16 +90,11 @@ class RoundTripTest(OwnFormTest):
 
     @parameterized.parameters(
         ({}, ""),
-        (
-            {"position": "relative"},
-            "LayerNorms, and model.position is 'relative', there 'learned'$",
-        ),
-        (
-            {"norm_position": "pre", "embedding_size": 8},
-            "model.norm_position is 'pre', there 'post'; model.embedding_size is 8 and "
-            "model.hidden_size 16, there equal$",
-        ),
-    )
+        ({"position": "relative"}, "LayerNorms, and model.position is 'relative', there 'learn"),
+        ({"norm_position": "pre", "embedding_size": 8},
+         "model.norm_position is 'pre', there 'post'; model.embedding_size is 8 and "
+         "model.hidden_size 16, there equal$"),
+    )  # fmt: skip
     def test_why_transformers_cannot_load_it(self, change, message):
         settings = dataclasses.replace(SETTINGS, **change)
         reason = model_folder.why_not_transformers(dataclasses.asdict(settings))
@@ -112,18 +107,12 @@ class RoundTripTest(OwnFormTest):
 class RefusedTest(OwnFormTest):
     @parameterized.parameters(
         ({"model_type": "bert"}, "model_type is 'bert', must be 'xlm-roberta' or "),
-        ({"model_type": ["bert"]}, r"model_type is \['bert'\], must be"),
         ({"format_version": 2}, "format_version is 2, must be 1; read it with the version"),
-        ({"format_version": None}, "the object lacks the field format_version"),
         ({"hidden_size": "16"}, 'hidden_size is "16", must be a whole number; write'),
         ({"mlp_size": 0}, "mlp_size is 0, must be a whole number >= 1"),
-        ({"num_layers": -1}, "num_layers is -1, must be a whole number >= 0"),
         ({"max_distance": None}, "the object lacks the field max_distance"),
-        ({"rotary_theta": None}, "the object lacks the field rotary_theta"),
-        ({"dropout_rate": -0.1}, "dropout_rate is -0.1, must be a number >= 0"),
         ({"norm_epsilon": 0}, "norm_epsilon is 0, must be a number > 0"),
         ({"position": "alibi"}, 'position is "alibi", must be one of learned, rotary, relative, g'),
-        ({"norm_position": None}, "the object lacks the field norm_position"),
         ({"num_layer": 3}, "the object has the unknown field num_layer"),
         ({"num_heads": 3}, "num_heads is 3, must be a divisor of hidden_size 16"),
     )  # fmt: skip
@@ -151,19 +140,14 @@ class RefusedTest(OwnFormTest):
 
     def test_files_that_are_missing_or_damaged_are_named(self):
         self.write()
-        weights = self.folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-1])
-        with self.assertRaisesRegex(ValueError, "model.safetensors: cannot be read"):
-            model_folder.read_model(self.folder)
-        weights.unlink()
+        (self.folder / "model.safetensors").unlink()
         with self.assertRaisesRegex(ValueError, "has neither .* again with xlm export"):
             model_folder.read_model(self.folder)
-
-    def test_parameters_of_other_sizes_are_not_written(self):
+        # Parameters of other sizes are not written.
         sizes = dataclasses.asdict(dataclasses.replace(GATED, distance_buckets=16))
         with self.assertRaisesRegex(ValueError, r"distances.bias has shape \(8, 2\), must be \(16"):
-            model_folder.write_model(self.folder, params_of(GATED), sizes, tokenizer())
-        self.assertEmpty(list(self.parent.iterdir()))
+            model_folder.write_model(self.parent / "new", params_of(GATED), sizes, tokenizer())
+        self.assertEqual([path.name for path in self.parent.iterdir()], ["model"])
 
 
 class InitialTest(OwnFormTest):
@@ -179,34 +163,20 @@ class InitialTest(OwnFormTest):
 
     @parameterized.parameters(
         {"position": "relative"}, {"distance_buckets": 12}, {"max_distance": 7},
-        {"embedding_size": 8}, {"num_layers": 2}, {"norm_position": "pre"},
-        {"norm_epsilon": 0.1},
+        {"embedding_size": 8}, {"num_layers": 2}, {"norm_position": "pre"}, {"norm_epsilon": 0.1},
+        {"position": "learned", "distance_buckets": 12},
     )  # fmt: skip
-    def test_a_setting_that_differs_is_named(self, **change):
-        ((key, value),) = change.items()
-        expected = f"  model.{key}: there {getattr(GATED, key)!r}, now {value!r}"
-        self.assertEqual(self.differing(GATED, **change), [expected])
-
-    def test_all_that_differ_are_named(self):
-        found = self.differing(GATED, position="learned", distance_buckets=12, rotary_theta=5.0)
-        self.assertEqual(
-            found,
-            [
-                "  model.position: there 'gated', now 'learned'",
-                "  model.distance_buckets: there 8, now 12",
-            ],
-        )
+    def test_settings_that_differ_are_named(self, **change):
+        expected = [f"  model.{key}: there {getattr(GATED, key)!r}, now {value!r}"
+                    for key, value in change.items()]  # fmt: skip
+        # What the positions do not use is free.
+        free = {"rotary_theta": 5.0} if change.get("position") == "learned" else {}
+        self.assertEqual(self.differing(GATED, **change, **free), expected)
 
     def test_what_its_positions_do_not_use_is_free(self):
         rotary = dataclasses.replace(GATED, position="rotary")
         changes = {"distance_buckets": 12, "distance_slope": 0.0, "initializer": "normal"}
         self.assertEqual(self.differing(rotary, **changes, dropout_rate=0.0), [])
         self.folder = self.parent / "other"
-        self.assertEqual(
-            self.differing(rotary, rotary_theta=5e5),
-            ["  model.rotary_theta: there 10000.0, now 500000.0"],
-        )
-
-
-if __name__ == "__main__":
-    absltest.main()
+        expected = ["  model.rotary_theta: there 10000.0, now 500000.0"]
+        self.assertEqual(self.differing(rotary, rotary_theta=5e5), expected)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from safetensors.numpy import load_file, save_file
 
 from vocap import merge
@@ -23,34 +23,18 @@ WIDTH, LAYERS, HEADS, MLP, LENGTH = 16, 3, 2, 24, 18
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "\u2581", "\u2581th", "ing", "\u2581a"]
 VOCAB = len(merge.SPECIALS) + len(PIECES)
 SETTINGS = EncoderSettings(
-    vocab_size=VOCAB,
-    embedding_size=WIDTH,
-    hidden_size=WIDTH,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    mlp_size=MLP,
-    max_length=LENGTH,
-    norm_position="post",
-    dropout_rate=0.1,
-    attention_dropout_rate=0.2,
-    dtype="float32",
-)
+    vocab_size=VOCAB, embedding_size=WIDTH, hidden_size=WIDTH, num_layers=LAYERS, num_heads=HEADS,
+    mlp_size=MLP, max_length=LENGTH, norm_position="post", dropout_rate=0.1,
+    attention_dropout_rate=0.2, dtype="float32",
+)  # fmt: skip
 SIZES = dataclasses.asdict(SETTINGS)
 PADDED = dataclasses.replace(SETTINGS, vocab_size=-(-VOCAB // 32) * 32)
 CONFIG = {
-    "model_type": "xlm-roberta",
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": MLP,
-    "max_position_embeddings": LENGTH + 2,
-    "pad_token_id": 1,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.2,
-}
+    "model_type": "xlm-roberta", "vocab_size": VOCAB, "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": MLP,
+    "max_position_embeddings": LENGTH + 2, "pad_token_id": 1, "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2,
+}  # fmt: skip
 
 
 @functools.cache
@@ -83,11 +67,9 @@ def their_tensors() -> dict[str, np.ndarray]:
         "roberta.embeddings.word_embeddings": {"weight": (VOCAB, WIDTH)},
         "roberta.embeddings.position_embeddings": {"weight": (LENGTH + 2, WIDTH)},
         "roberta.embeddings.token_type_embeddings": {"weight": (1, WIDTH)},
-        "roberta.embeddings.LayerNorm": norm,
-        "lm_head": {"bias": (VOCAB,)},
-        "lm_head.dense": linear(WIDTH, WIDTH),
-        "lm_head.layer_norm": norm,
-    }
+        "roberta.embeddings.LayerNorm": norm, "lm_head": {"bias": (VOCAB,)},
+        "lm_head.dense": linear(WIDTH, WIDTH), "lm_head.layer_norm": norm,
+    }  # fmt: skip
     for i in range(LAYERS):
         layer = f"roberta.encoder.layer.{i}."
         for name in ("query", "key", "value"):
@@ -153,20 +135,18 @@ class ReadTest(FolderTest):
 
         embeddings = "roberta.embeddings."
         positions = theirs[embeddings + "position_embeddings.weight"][2:]
+        own_norm = lambda name: {  # noqa: E731
+            "scale": theirs[name + ".weight"], "bias": theirs[name + ".bias"]
+        }  # fmt: skip
         expected = {
             "embeddings": {
                 "table": theirs[embeddings + "word_embeddings.weight"],
                 "positions": positions + theirs[embeddings + "token_type_embeddings.weight"],
-                "norm": {
-                    "scale": theirs[embeddings + "LayerNorm.weight"],
-                    "bias": theirs[embeddings + "LayerNorm.bias"],
-                },
+                "norm": own_norm(embeddings + "LayerNorm"),
             },
             "layers": {
                 "attention": {
-                    "query": dense("attention.self.query"),
-                    "key": dense("attention.self.key"),
-                    "value": dense("attention.self.value"),
+                    **{name: dense(f"attention.self.{name}") for name in ("query", "key", "value")},
                     "output": dense("attention.output.dense"),
                 },
                 "attention_norm": norm("attention.output.LayerNorm"),
@@ -178,10 +158,7 @@ class ReadTest(FolderTest):
                     "kernel": theirs["lm_head.dense.weight"].T,
                     "bias": theirs["lm_head.dense.bias"],
                 },
-                "norm": {
-                    "scale": theirs["lm_head.layer_norm.weight"],
-                    "bias": theirs["lm_head.layer_norm.bias"],
-                },
+                "norm": own_norm("lm_head.layer_norm"),
                 "bias": theirs["lm_head.bias"],
             },
         }
@@ -263,40 +240,28 @@ class ReadTest(FolderTest):
         ({"roberta.encoder.layer.2.output.dense.bias": None}, "lacks .*layer.2.output.dense.bias"),
         ({"roberta.encoder.layer.3.output.dense.bias": (WIDTH,)}, "has unknown .*3.output"),
         ({"classifier.dense.weight": (2, WIDTH)}, "unknown .*, 1: classifier.dense"),
-        (
-            {"lm_head.dense.bias": (WIDTH + 1,)},
-            r"model.safetensors: lm_head.dense.bias has shape \(17,\), must be \(16,\)",
-        ),
-        (
-            {"roberta.embeddings.position_embeddings.weight": (LENGTH, WIDTH)},
-            r"position_embeddings.weight has shape \(18, 16\), must be \(20, 16\)",
-        ),
+        ({"lm_head.dense.bias": (WIDTH + 1,)}, r"lm_head.dense.bias has shape \(17,\), must be"),
+        ({"roberta.embeddings.position_embeddings.weight": (LENGTH, WIDTH)},
+         r"model.safetensors: .*position_embeddings.weight has shape \(18, 16\), must be \(20, 16"),
         ({"lm_head.decoder.weight": (VOCAB, WIDTH)}, "word_embeddings.weight and lm_head.decoder"),
         ({"lm_head.decoder.bias": (VOCAB,)}, "lm_head.bias and lm_head.decoder.bias differ"),
-    )
+        ({"lm_head.bias": np.ones(VOCAB, np.int32)}, "lm_head.bias is of type int32, must be floa"),
+    )  # fmt: skip
     def test_tensors_that_do_not_fit_are_named(self, changes, message):
         theirs = their_tensors()
         for name, shape in changes.items():
             if shape is None:
                 del theirs[name]
             else:
-                theirs[name] = np.ones(shape, np.float32)
+                is_array = isinstance(shape, np.ndarray)
+                theirs[name] = shape if is_array else np.ones(shape, np.float32)
         with self.assertRaisesRegex(ValueError, message):
-            model_folder.read_model(self.write_theirs(theirs))
-
-    def test_numbers_that_are_no_floats_are_refused(self):
-        theirs = their_tensors()
-        theirs["lm_head.bias"] = np.ones(VOCAB, np.int32)
-        with self.assertRaisesRegex(ValueError, "lm_head.bias is of type int32, must be float32"):
             model_folder.read_model(self.write_theirs(theirs))
 
     @parameterized.parameters(
         ("model_type", "bert", "model_type is 'bert', must be 'xlm-roberta'"),
-        ("model_type", None, "model_type is None"),
         ("type_vocab_size", 0, "type_vocab_size is 0, must be a whole number >= 1"),
-        ("type_vocab_size", 1.5, "type_vocab_size is 1.5, must be a whole number or null"),
         ("layer_norm_eps", 0.0, "layer_norm_eps is 0.0, must be a number > 0"),
-        ("layer_norm_eps", "small", "layer_norm_eps is .small., must be a number or"),
         ("hidden_act", "gelu_new", "hidden_act is 'gelu_new', must be 'gelu'"),
         ("position_embedding_type", "relative_key", "must be 'absolute'"),
         ("tie_word_embeddings", False, "tie_word_embeddings is False"),
@@ -304,7 +269,6 @@ class ReadTest(FolderTest):
         ("num_attention_heads", 3, "hidden_size 16 is no multiple of num_attention_heads 3"),
         ("num_attention_heads", 0, "num_attention_heads is 0, must be a whole number >= 1"),
         ("hidden_size", None, "lacks the field hidden_size; write"),
-        ("num_hidden_layers", "3", "num_hidden_layers is .3., must be a whole number"),
         ("pad_token_id", -1, "pad_token_id is -1"),
         ("num_hidden_layers", 10**9, "num_hidden_layers is 1000000000, must be .* <= 1000"),
         ("hidden_size", 10**9, "hidden_size is 1000000000, must be .* <= 16777216"),
@@ -361,20 +325,10 @@ class WriteTest(FolderTest):
         self.assert_same_bits(found, params_of(settings))
 
     def test_zeros_keep_their_signs(self):
-        params = jax.tree.map(
-            lambda x: np.where(x > 0, 0.0, -0.0).astype(x.dtype), params_of(SETTINGS)
-        )
+        signed = lambda x: np.where(x > 0, 0.0, -0.0).astype(x.dtype)  # noqa: E731
+        params = jax.tree.map(signed, params_of(SETTINGS))
         model_folder.write_model(self.folder, params, SIZES, tokenizer())
         self.assert_same_bits(model_folder.read_model(self.folder)[1], params)
-
-    def test_padding_is_left_out(self):
-        self.write(PADDED)
-        sizes, found = model_folder.read_model(self.folder)
-        self.assertEqual(sizes["vocab_size"], VOCAB)
-        params = params_of(PADDED)
-        table, bias = model_folder.table_of(params)
-        self.assertLess(VOCAB, len(table))
-        self.assert_same_bits(found, model_folder.with_table(params, table[:VOCAB], bias[:VOCAB]))
 
     def test_the_files(self):
         self.write()
@@ -395,12 +349,10 @@ class WriteTest(FolderTest):
             ValueError, r"layers.mlp.wide.kernel has shape \(3, 16, 24\), must be \(3, 16, 20\)"
         ):
             model_folder.write_model(self.folder, params_of(SETTINGS), wrong, tokenizer())
-        self.assertEmpty(list(self.parent.iterdir()))
-
-    def test_a_table_with_fewer_rows_than_pieces_is_refused(self):
         more = merge.write_model([*PIECES, "more"], np.zeros(len(PIECES) + 1))
         with self.assertRaisesRegex(ValueError, "embeddings.table has shape"):
             model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, more)
+        self.assertEmpty(list(self.parent.iterdir()))
 
     def test_a_folder_with_files_is_left_alone(self):
         self.folder.mkdir()
@@ -433,8 +385,7 @@ class InitialParamsTest(FolderTest):
         self.assert_same_bits(found, expected)
         ours = params_of(PADDED)
         self.assertEqual(jax.tree.map(np.shape, found), jax.tree.map(np.shape, ours))
-
-    def test_how_it_is_trained_is_free(self):
+        # How it is trained is free.
         self.initial_params(
             dataclasses.replace(PADDED, dropout_rate=0.5, attention_dropout_rate=0.0, remat="full")
         )
@@ -460,7 +411,3 @@ class InitialParamsTest(FolderTest):
         (self.folder / "spm.model").unlink()
         with self.assertRaisesRegex(ValueError, "spm.model does not exist; .* xlm import"):
             self.initial_params(PADDED)
-
-
-if __name__ == "__main__":
-    absltest.main()

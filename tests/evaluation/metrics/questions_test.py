@@ -4,7 +4,7 @@ import itertools
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
 from xlm.evaluation.metrics import questions
@@ -63,8 +63,6 @@ class NormalizeTest(parameterized.TestCase):
     def test_nothing_is_left_of_articles(self, language, text):
         self.assertEqual(questions.normalize_mlqa(text, language), "")
         self.assertEqual(questions.normalize_mlqa(text, "hi"), text)
-
-    def test_mlqa_in_another_language_is_told(self):
         with self.assertRaisesRegex(ValueError, "no normalisation for 'ru'; .* en, es, de, vi"):
             questions.normalizer("mlqa", "ru")
 
@@ -83,9 +81,7 @@ class AnswerTest(parameterized.TestCase):
         ("mlqa", "de", "der Hund", "Hund", 1, 1),
         ("xquad", "de", "der Hund", "Hund", 2 / 3, 0),
         ("mlqa", "es", "¿el gato?", "gato", 1, 1),
-        ("xquad", "es", "el gato", "gato", 2 / 3, 0),
         ("mlqa", "vi", "của tôi", "tôi", 1, 1),
-        ("xquad", "vi", "của tôi", "tôi", 2 / 3, 0),
         # The Arabic article is a prefix: to SQuAD these are two different words.
         ("mlqa", "ar", "الكتاب", "كتاب", 1, 1),
         ("xquad", "ar", "الكتاب", "كتاب", 0, 0),
@@ -102,7 +98,6 @@ class AnswerTest(parameterized.TestCase):
         ("xquad", "ru", "в Москве.", "Москве", 2 / 3, 0),
         ("tydiqa", "ru", "в Москве.", "Москве", 2 / 3, 0),
         ("xquad", "th", "กรุงเทพมหานคร", "กรุงเทพ", 0, 0),
-        ("tydiqa", "fi", "Helsinki, Suomi", "Helsinki", 2 / 3, 0),
         ("tydiqa", "ko", "서울에", "서울", 0, 0),
         ("tydiqa", "te", "హైదరాబాద్ నగరం", "హైదరాబాద్", 2 / 3, 0),
         # Nothing is left on either side: the same text, without a common word.
@@ -150,10 +145,6 @@ class Squad2Test(parameterized.TestCase):
         self.assertAlmostEqual(found["f1"], f1)
         self.assertEqual(found["exact_match"], exact_match)
 
-    def test_unanswered_questions_are_wrong(self):
-        found = questions.squad2_scores({"1": [], "2": ["x"], "3": []}, {"1": "", "2": "x"})
-        self.assertAlmostEqual(found["f1"], 2 / 3)
-
     def test_threshold_by_hand(self):
         # None answered: b and d right, 2. Answering a: 3. b, which has no answer: 2. c: 2 2/3 or,
         # exactly, 2. d: one less.
@@ -176,6 +167,11 @@ class Squad2Test(parameterized.TestCase):
         threshold, score = questions.best_null_threshold(gold, predictions, {"a": 0.0, "b": 0.0})
         self.assertLess(threshold, 0)
         self.assertEqual(score, 1 / 2)
+        with self.assertRaisesRegex(ValueError, "question b has no prediction or no null"):
+            questions.best_null_threshold({"a": [], "b": []}, {"a": "", "b": ""}, {"a": 0.0})
+        # Unanswered questions are wrong.
+        found = questions.squad2_scores({"1": [], "2": ["x"], "3": []}, {"1": "", "2": "x"})
+        self.assertAlmostEqual(found["f1"], 2 / 3)
 
     @parameterized.parameters(*itertools.product(("f1", "exact_match"), range(8)))
     def test_the_threshold_keeps_its_word_and_none_is_better(self, metric, seed):
@@ -193,10 +189,6 @@ class Squad2Test(parameterized.TestCase):
         threshold, score = questions.best_null_threshold(gold, predictions, differences, metric)
         self.assertAlmostEqual(score_at(threshold), score)
         self.assertAlmostEqual(max(score_at(value) for value in np.arange(-6, 6)), score)
-
-    def test_a_question_without_difference_is_told(self):
-        with self.assertRaisesRegex(ValueError, "question b has no prediction or no null"):
-            questions.best_null_threshold({"a": [], "b": []}, {"a": "", "b": ""}, {"a": 0.0})
 
 
 def windows(texts: list[str], contexts: list[list[list[str]]], length: int = 8) -> dict:
@@ -331,10 +323,8 @@ class BestAnswersTest(parameterized.TestCase):
         self.assertEqual((found.best.text, found.spans), ("", ()))
         self.assertGreater(found.null_difference, 1e30)
         self.assertTrue(np.isfinite(found.null_difference))
-
-    def test_white_space_is_no_answer(self):
+        # White space is none.
         features = windows(["a  b"], [[["a", "  ", "b"]]])
-        start, end = np.zeros((2, 1, 8), np.float32)
         start[0, 3], end[0, 3] = 5, 5
         (found,) = questions.best_answers(start, end, **features)
         self.assertEqual(found.best, questions.Span("b", 3, 5))
@@ -344,7 +334,3 @@ class BestAnswersTest(parameterized.TestCase):
         features["examples"] = np.zeros(13, int)
         with self.assertRaisesRegex(ValueError, "not those of 5 questions"):
             questions.best_answers(start, end, **features)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -26,9 +26,8 @@ def slow_scores(sources, targets, margin, k):
         if t in forward[s] or s in backward[t]:
             mean = (all_cosines[s, forward[s]].mean() + all_cosines[backward[t], t].mean()) / 2
             value = all_cosines[s, t]
-            scores[s, t] = {"ratio": value / mean, "distance": value - mean, "absolute": value}[
-                margin
-            ]
+            by_margin = {"ratio": value / mean, "distance": value - mean, "absolute": value}
+            scores[s, t] = by_margin[margin]
     return scores, forward, backward
 
 
@@ -47,22 +46,29 @@ class NeighbourTest(parameterized.TestCase):
         targets = np.concatenate([vectors(3, 0)] * 2)
         _, found = retrieval.nearest_neighbours(targets[:3], targets, 2)
         self.assertEqual(found.tolist(), [[0, 3], [1, 4], [2, 5]])
-
-    def test_more_neighbours_than_targets_are_all_targets(self):
         _, found = retrieval.nearest_neighbours(vectors(2, 0), vectors(3, 1), 4)
-        self.assertEqual(found.shape, (2, 3))
+        self.assertEqual(found.shape, (2, 3))  # all targets
 
-    def test_accuracy_has_a_direction(self):
+    def test_accuracy(self):
         # Both queries are nearest to target 0; from the targets, each finds its own.
         queries = np.array([[1.0, 0.0], [1.0, 0.1]])
         targets = np.array([[1.0, 0.0], [0.0, 1.0]])
         self.assertEqual(retrieval.nearest_accuracy(queries, targets), 0.5)
         self.assertEqual(retrieval.nearest_accuracy(targets, queries), 1)
-
-    def test_a_vector_of_no_length_finds_nothing(self):
-        targets = vectors(4, 0)
-        queries = targets * np.array([[0], [1], [1], [1]])
-        self.assertEqual(retrieval.nearest_accuracy(queries, targets), 0.75)
+        some = vectors(40, 0)
+        lengths = np.geomspace(0.01, 100, 40)[:, None]
+        self.assertEqual(retrieval.nearest_accuracy(some, some * lengths), 1)
+        self.assertEqual(retrieval.nearest_accuracy(some, -some), 0)
+        others = some + vectors(40, 1)
+        hits = [int(np.argmax([cosine(query, one) for one in others])) for query in some]
+        expected = np.mean(np.array(hits) == np.arange(40))
+        self.assertBetween(expected, 0.02, 0.98)
+        self.assertEqual(retrieval.nearest_accuracy(some, others), expected)
+        some[:10] = 0  # vectors of no length find nothing
+        self.assertEqual(retrieval.nearest_accuracy(some, vectors(40, 0)), 0.75)
+        self.assertEqual(retrieval.nearest_accuracy(np.zeros((4, 8)), np.zeros((4, 8))), 0)
+        mined = retrieval.mine(some[:20], np.zeros((3, 6)))
+        self.assertTrue(np.all(np.isfinite(mined.scores)))
 
 
 class MiningTest(parameterized.TestCase):
@@ -83,12 +89,6 @@ class MiningTest(parameterized.TestCase):
         self.assertTrue(np.all(np.diff(mined.scores) <= 0))
         expected_scores = [scores[pair] for pair in found]
         np.testing.assert_allclose(mined.scores, expected_scores, rtol=1e-4, atol=1e-5)
-
-    def test_vectors_of_no_length_do_no_harm(self):
-        sources = vectors(4, 0)
-        sources[2] = 0
-        mined = retrieval.mine(sources, np.zeros((3, 6)))
-        self.assertTrue(np.all(np.isfinite(mined.scores)))
 
     def test_wrong_input_is_told(self):
         with self.assertRaisesRegex(ValueError, "margin 'ratios' must be of ratio, distance"):
@@ -138,13 +138,11 @@ class ThresholdTest(parameterized.TestCase):
             self.assertEqual(f1, 1)
             self.assertEqual((scores >= threshold).tolist(), right.tolist())
 
-    def test_all_pairs_right_are_all_taken(self):
-        threshold, f1 = retrieval.best_threshold(np.array([3.0, 2.0]), np.array([True, True]), 2)
-        self.assertEqual((threshold, f1), (2, 1))
-
-    def test_nothing_right(self):
+    def test_nothing_right_and_all(self):
         self.assertEqual(retrieval.best_threshold(np.ones(3), np.zeros(3, bool), 5), (0, 0))
         self.assertEqual(retrieval.best_threshold(np.ones(0), np.zeros(0, bool), 5), (0, 0))
+        both = np.array([True, True])
+        self.assertEqual(retrieval.best_threshold(np.array([3.0, 2.0]), both, 2), (2, 1))
 
     def test_scores_of_pairs(self):
         # 2 of 3 predicted are right, of 4 gold ones.
@@ -159,7 +157,3 @@ class ThresholdTest(parameterized.TestCase):
         )
         with self.assertRaisesRegex(ValueError, "no gold pairs"):
             retrieval.mining_scores([], found)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -98,7 +98,3 @@ class WordsTest(absltest.TestCase):
         self.assertAlmostEqual(found["macro_f1"], (2 / 3) / 3)
         self.assertAlmostEqual(found["accuracy"], 0.5)
         self.assertEqual(set(found), {"macro_f1", "accuracy"})
-
-
-if __name__ == "__main__":
-    absltest.main()
