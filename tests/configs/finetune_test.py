@@ -17,7 +17,7 @@ from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_kinds import SEARCHES
 from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.launch import jobs
-from xlm.training import optimizer as training_optimizer
+from xlm.training.optimizer import learning_rate_schedule
 
 SHARED = {"__init__", "base", "questions", "sweeps"}
 NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glob("*.py")} - SHARED)
@@ -106,9 +106,7 @@ class WarmupTest(parameterized.TestCase):
         optimizer.update(schedule=schedule, warmup_share=share, decay_fraction=decay)
         found = fine_tuning.warmup_steps(optimizer, steps)
         self.assertLessEqual(abs(found - share * steps), 1)
-        training_optimizer.learning_rate_schedule(
-            ConfigDict({**optimizer, "warmup_steps": found}), steps
-        )
+        learning_rate_schedule(ConfigDict({**optimizer, "warmup_steps": found}), steps)
 
     def test_more_than_the_run(self):
         optimizer = load("xnli", "").optimizer
