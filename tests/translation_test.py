@@ -378,7 +378,7 @@ class WrongInputTest(folders.FolderTest):
     @parameterized.parameters(
         ({"decoding__max_length": 25}, "decoding.max_length is 25, but the model has 24 positions"),
         ({"task__max_length": 25}, "task.max_length is 25, but the encoder has 24 positions"),
-        ({"task__train_languages": ("ende",)}, "direction 'ende' must be the codes"),
+        ({"task__train_languages": ("ende",)}, "direction 'ende' must be two codes"),
         ({"task__test_languages": ("en-fr",)}, "no symbol for the target language fr; the model"),
         ({"translation__language_pieces": {"de": "<2de>"}}, "pieces: '<2de>' of 'de' is no piece"),
         (
