@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -46,6 +47,16 @@ def _worth_reading(record: logging.LogRecord) -> bool:
 
 absl_logging.get_absl_handler().addFilter(_worth_reading)
 warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)  # of these
+_show_exception = sys.excepthook
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Show an exception that nobody caught, but those of tensorstore's threads that answer late."""
+    if "Event loop is closed" not in str(error):  # of a read that has failed, which we report
+        _show_exception(kind, error, trace)
+
+
+sys.excepthook = _excepthook
 
 
 class SaveError(OSError):
