@@ -47,16 +47,16 @@ def _worth_reading(record: logging.LogRecord) -> bool:
 
 absl_logging.get_absl_handler().addFilter(_worth_reading)
 warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)  # of these
-_show_exception = sys.excepthook
+_show_unraisable = sys.unraisablehook
 
 
-def _excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Show an exception that nobody caught, but those of tensorstore's threads that answer late."""
-    if "Event loop is closed" not in str(error):  # of a read that has failed, which we report
-        _show_exception(kind, error, trace)
+def _unraisablehook(found: Any) -> None:
+    """Show an exception that nobody can catch, but those of tensorstore's threads that are late."""
+    if "Event loop is closed" not in str(found.exc_value):  # of a read that failed, as we report
+        _show_unraisable(found)
 
 
-sys.excepthook = _excepthook
+sys.unraisablehook = _unraisablehook
 
 
 class SaveError(OSError):
