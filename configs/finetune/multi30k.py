@@ -1,7 +1,8 @@
 """Multi30k (captions of photographs), by a small model from random parameters, on CPU cores.
 
     python build_vocab.py --config=configs/quickstart.py:TEXT --workdir=runs/vocab8k \\
-        --config.vocab.target_size=8000 --config.vocab.compare="()"
+        --config.vocab.target_size=8000 --config.vocab.compare="()" \\
+        --config.corpus.heldout_by=position --config.corpus.deduplicate=False
     python finetune.py --config=configs/finetune/multi30k.py:en-de,DATA --workdir=runs/multi30k \\
         --config.init_from=runs/vocab8k
 
