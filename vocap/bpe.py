@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from vocap import model_proto
 from vocap.runs import MAX_LINE_BYTES, RunTable
 
-_KINDS = model_pb2.ModelProto.SentencePiece
+_KINDS = model_proto.ModelProto.SentencePiece
 # Counts of a mixture are fractions, those of the trainer integers.
 _COUNT_STEPS = 1000
 _AT_ONCE = 100_000
@@ -55,7 +55,7 @@ def train(
         if any(sign in str(error) for sign in ("smaller than required_chars", "too high")):
             return None
         raise
-    pieces = model_pb2.ModelProto.FromString(model.getvalue()).pieces
+    pieces = model_proto.ModelProto.FromString(model.getvalue()).pieces
     normal = [piece for piece in pieces if piece.type == _KINDS.NORMAL]
     if len(normal) < size:
         return None
@@ -64,11 +64,11 @@ def train(
 
 def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePieceProcessor:
     """Build the processor that segments runs; its ids are the indices of the [V] pieces."""
-    proto = model_pb2.ModelProto()
+    proto = model_proto.ModelProto()
     for piece, score in zip(pieces, np.asarray(scores).tolist(), strict=True):
         proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
     proto.pieces.add(piece="<unk>", type=_KINDS.UNKNOWN)
-    proto.trainer_spec.model_type = model_pb2.TrainerSpec.BPE
+    proto.trainer_spec.model_type = model_proto.TrainerSpec.BPE
     spec = proto.normalizer_spec
     spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
     return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.special
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+from google.protobuf.message import Message
 
-from vocap import lattice
+from vocap import lattice, model_proto
 from vocap.nested import with_unknown
 from vocap.runs import RunTable
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
@@ -59,8 +59,8 @@ def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) 
         raise ValueError(
             f"pieces must be distinct, not empty, and none of {' '.join(SPECIALS)}; got {wrong[:5]}"
         )
-    proto = model_pb2.ModelProto()
-    piece_type = model_pb2.ModelProto.SentencePiece
+    proto = model_proto.ModelProto()
+    piece_type = model_proto.ModelProto.SentencePiece
     for token in SPECIALS:
         role = piece_type.UNKNOWN if token == SPECIALS[UNK_ID] else piece_type.CONTROL
         proto.pieces.add(piece=token, score=0.0, type=role)
@@ -69,7 +69,7 @@ def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) 
         proto.pieces.add(piece=pieces[i], score=float(scores[i]), type=piece_type.NORMAL)
 
     spec = proto.trainer_spec
-    spec.model_type = model_pb2.TrainerSpec.ModelType.Value(kind.upper())
+    spec.model_type = model_proto.TrainerSpec.ModelType.Value(kind.upper())
     spec.vocab_size = len(proto.pieces)
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:4]
@@ -82,7 +82,7 @@ def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) 
     return serialized
 
 
-def _trained_normalizer_spec() -> model_pb2.NormalizerSpec:
+def _trained_normalizer_spec() -> Message:
     """Return the normaliser spec of a minimal trained model, with its compiled character map.
 
     A spec without the map loads silently and does not normalise, and no API offers the map alone.
@@ -96,7 +96,7 @@ def _trained_normalizer_spec() -> model_pb2.NormalizerSpec:
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    return model_pb2.ModelProto.FromString(model.getvalue()).normalizer_spec
+    return model_proto.ModelProto.FromString(model.getvalue()).normalizer_spec
 
 
 def _check_loads(serialized: bytes, vocab_size: int) -> None:

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from vocap import entries, lattice, nested
+from vocap import entries, lattice, model_proto, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
 from vocap.runs import MAX_LINE_BYTES, RunTable, Text
 from vocap.settings import TrainerSettings
 
-_NORMAL = model_pb2.ModelProto.SentencePiece.NORMAL
+_NORMAL = model_proto.ModelProto.SentencePiece.NORMAL
 _CHARACTERS_AT_ONCE = 10_000_000  # of a text to segment, whose lattice takes 40 bytes for each
 
 
@@ -118,7 +117,7 @@ def measure_models(
     vocabularies = []
     num_unknown = 0.0
     for model in models:
-        proto = model_pb2.ModelProto.FromString(model)
+        proto = model_proto.ModelProto.FromString(model)
         pieces = [p.piece for p in proto.pieces if p.type == _NORMAL]
         scores = np.array([p.score for p in proto.pieces if p.type == _NORMAL], np.float64)
         counts = segmented_counts(lattice.build_trie(pieces), scores, table)

@@ -18,14 +18,13 @@ import transformers
 from absl.testing import parameterized
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, processes
 from tests.cli.stores import write_store
 from tests.folders import FolderTest
-from vocap import merge
+from vocap import merge, model_proto
 from xlm.cli.main import VERBS
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
@@ -139,7 +138,7 @@ class EntryPointsTest(FolderTest):
     def test_a_model_of_other_origin_keeps_its_pieces(self):
         # As XLM-R comes: ids of fairseq, <mask> last.
         folder, output, text = self.write_model(), self.folder / "ours", self.folder / "text.txt"
-        proto = model_pb2.ModelProto.FromString(TOKENIZER)
+        proto = model_proto.ModelProto.FromString(TOKENIZER)
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
         for path in ("spm.model", "tokenizer.json"):
             (folder / path).unlink()

@@ -5,12 +5,11 @@ from unittest import mock
 import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from input_pipeline import array_files, tokenization
 from tests.folders import FolderTest
 from tests.input_pipeline import reading
-from vocap import merge
+from vocap import merge, model_proto
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
 _LONG = " ".join(["more words than fit into a row"] * 20)
@@ -57,7 +56,7 @@ class RowWriterTest(FolderTest):
 class FaultsTest(parameterized.TestCase):
     def test_a_tokenizer_without_a_special_token(self):
         for token in ("<mask>", "<pad>"):
-            proto = model_pb2.ModelProto.FromString(_tokenizer())
+            proto = model_proto.ModelProto.FromString(_tokenizer())
             for piece in list(proto.pieces):
                 if piece.piece == token:
                     proto.pieces.remove(piece)
@@ -66,8 +65,8 @@ class FaultsTest(parameterized.TestCase):
                 tokenization.special_ids(processor)
 
     def test_a_tokenizer_in_which_the_text_mask_would_become_a_mask(self):
-        proto = model_pb2.ModelProto.FromString(_tokenizer())
-        proto.pieces[merge.MASK_ID].type = model_pb2.ModelProto.SentencePiece.USER_DEFINED
+        proto = model_proto.ModelProto.FromString(_tokenizer())
+        proto.pieces[merge.MASK_ID].type = model_proto.ModelProto.SentencePiece.USER_DEFINED
         processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
         with self.assertRaisesRegex(ValueError, "has no <mask> token"):
             tokenization.special_ids(processor)

@@ -16,10 +16,9 @@ import numpy as np
 import sentencepiece as spm
 import tokenizers
 from absl.testing import absltest, parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from tests import folders
-from vocap import bpe, merge, runs
+from vocap import bpe, merge, model_proto, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
 from xlm.interop import charsmap, huggingface
@@ -77,7 +76,7 @@ def corpus_pieces() -> tuple[list[str], np.ndarray]:
         sentence_iterator=iter(corpus_sentences()), model_writer=trained, vocab_size=3000,
         character_coverage=0.999, minloglevel=2,
     )  # fmt: skip
-    proto = model_pb2.ModelProto.FromString(trained.getvalue())
+    proto = model_proto.ModelProto.FromString(trained.getvalue())
     normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
     scores = np.array([piece.score for piece in normal])
     return [piece.piece for piece in normal], np.round(scores * 2**10) / 2**10
@@ -95,7 +94,7 @@ def corpus_json() -> dict:
 
 @functools.cache
 def rules() -> dict[str, str]:
-    proto = model_pb2.ModelProto.FromString(corpus_model())
+    proto = model_proto.ModelProto.FromString(corpus_model())
     return charsmap.read_charsmap(proto.normalizer_spec.precompiled_charsmap)
 
 
@@ -122,7 +121,7 @@ def load(value: dict) -> tokenizers.Tokenizer:
 def small_model(pieces: dict[str, float]) -> bytes:
     """A model of these pieces with exactly these scores, however `write_model` rounds them."""
     model = merge.write_model(list(pieces), np.array(list(pieces.values())))
-    proto = model_pb2.ModelProto.FromString(model)
+    proto = model_proto.ModelProto.FromString(model)
     for piece in proto.pieces[len(merge.SPECIALS) :]:
         piece.score = pieces[piece.piece]
     return proto.SerializeToString()
@@ -130,7 +129,7 @@ def small_model(pieces: dict[str, float]) -> bytes:
 
 def small_json(model: bytes) -> dict:
     """As `tokenizer_json`, which takes its time for the normaliser, the same in all models."""
-    pieces = model_pb2.ModelProto.FromString(model).pieces
+    pieces = model_proto.ModelProto.FromString(model).pieces
     vocab = [[piece.piece, piece.score] for piece in pieces]
     return corpus_json() | {"model": corpus_json()["model"] | {"vocab": vocab}}
 
@@ -361,7 +360,7 @@ class ExportTest(parameterized.TestCase):
         self.assertEqual(
             huggingface.compare(corpus_model(), self.folder, corpus_sentences()[::50]), []
         )
-        proto = model_pb2.ModelProto.FromString(corpus_model())
+        proto = model_proto.ModelProto.FromString(corpus_model())
         self.assertEqual(value["model"]["vocab"], [[p.piece, p.score] for p in proto.pieces])
         ids = {token["content"]: token["id"] for token in value["added_tokens"]}
         self.assertEqual(ids, {token: i for i, token in enumerate(merge.SPECIALS)})
@@ -383,7 +382,7 @@ class ExportTest(parameterized.TestCase):
         ("prefix", lambda p: setattr(p.normalizer_spec, "add_dummy_prefix", False), "white space"),
     )
     def test_models_of_other_kinds_are_refused(self, change, message):
-        proto = model_pb2.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
+        proto = model_proto.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
         change(proto)
         with self.assertRaisesRegex(ValueError, f"{message}.*(; read this one|, or BPE)"):
             huggingface.tokenizer_json(proto.SerializeToString())

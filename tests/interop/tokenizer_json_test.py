@@ -16,9 +16,9 @@ import sentencepiece as spm
 import tokenizers
 import transformers
 from absl.testing import parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+from google.protobuf.message import Message
 
-from vocap import merge
+from vocap import merge, model_proto
 from xlm.interop import charsmap, huggingface, tokenizer_json, vocabulary
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -54,8 +54,8 @@ def fairseq_model() -> bytes:
     return model.getvalue()
 
 
-def proto() -> model_pb2.ModelProto:
-    return model_pb2.ModelProto.FromString(fairseq_model())
+def proto() -> Message:
+    return model_proto.ModelProto.FromString(fairseq_model())
 
 
 def saved(folder: pathlib.Path, charsmap_of_model: bool = True) -> pathlib.Path:
@@ -273,5 +273,5 @@ class CharsmapTest(MapCase):
         self.assertTrue(charsmap.is_standard(trained))
         self.assertFalse(charsmap.is_standard(charsmap.compiled({"a": "b"})))
         folded = spm.SentencePieceNormalizer(rule_name="nmt_nfkc_cf").serialized_model_proto()
-        folded = model_pb2.ModelProto.FromString(folded).normalizer_spec.precompiled_charsmap
+        folded = model_proto.ModelProto.FromString(folded).normalizer_spec.precompiled_charsmap
         self.assertFalse(charsmap.is_standard(folded))

@@ -7,9 +7,8 @@ import numpy as np
 import scipy.special
 import sentencepiece as spm
 from absl.testing import parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
-from vocap import merge, runs
+from vocap import merge, model_proto, runs
 
 TRICKY = [
     "plain words", "  many   spaces\tand tabs ",
@@ -114,7 +113,7 @@ class WriteModelTest(parameterized.TestCase):
         ids = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
         self.assertEqual(ids, (merge.BOS_ID, merge.PAD_ID, merge.EOS_ID, merge.UNK_ID))
         self.assertEqual([processor.is_control(i) for i in range(6)], [1, 1, 1, 0, 1, 0])
-        spec = model_pb2.ModelProto.FromString(self.model).trainer_spec
+        spec = model_proto.ModelProto.FromString(self.model).trainer_spec
         self.assertEqual((list(spec.control_symbols), spec.vocab_size), (["<mask>"], len(named)))
         self.assertEmpty(spec.user_defined_symbols)
         for piece, log_prob in zip(self.pieces, self.log_probs, strict=True):
@@ -140,8 +139,8 @@ class WriteModelTest(parameterized.TestCase):
             sentence_iterator=iter(["ab abc bca"] * 9), model_writer=trained, model_type="unigram",
             vocab_size=9, hard_vocab_limit=False, minloglevel=2,
         )  # fmt: skip
-        expected = model_pb2.ModelProto.FromString(trained.getvalue()).normalizer_spec
-        actual = model_pb2.ModelProto.FromString(self.model).normalizer_spec
+        expected = model_proto.ModelProto.FromString(trained.getvalue()).normalizer_spec
+        actual = model_proto.ModelProto.FromString(self.model).normalizer_spec
         self.assertEqual(actual, expected)
         self.assertNotEmpty(actual.precompiled_charsmap)
 
@@ -164,3 +163,24 @@ class WriteModelTest(parameterized.TestCase):
     def test_pieces_that_cannot_stand_are_named(self, pieces, name):
         with self.assertRaisesRegex(ValueError, rf"distinct, not empty.*<mask>; got \[{name}\]"):
             merge.write_model(pieces, np.full(len(pieces), -1.0))
+
+
+class ModelProtoTest(parameterized.TestCase):
+    def test_fields_are_those_of_the_package(self):
+        """Of sentencepiece's own classes, which only new releases of protobuf can load."""
+        from sentencepiece import sentencepiece_model_pb2 as package
+
+        for name in ("ModelProto", "TrainerSpec", "NormalizerSpec"):
+            self.assert_contained(getattr(model_proto, name), getattr(package, name))
+        self.assert_contained(
+            model_proto.ModelProto.SentencePiece, package.ModelProto.SentencePiece
+        )
+
+    def assert_contained(self, ours, theirs):
+        for field in ours.DESCRIPTOR.fields:
+            expected = theirs.DESCRIPTOR.fields_by_name[field.name]
+            for what in ("number", "type", "is_repeated", "default_value"):
+                self.assertEqual(getattr(field, what), getattr(expected, what), field.full_name)
+            if field.enum_type:
+                values = field.enum_type.values_by_name, expected.enum_type.values_by_name
+                self.assertEqual(*({k: v.number for k, v in part.items()} for part in values))

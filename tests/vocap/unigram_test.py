@@ -9,10 +9,9 @@ from unittest import mock
 import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
 from tests.folders import FolderTest
-from vocap import lattice, runs, unigram
+from vocap import lattice, model_proto, runs, unigram
 from vocap.settings import TrainerSettings
 
 SETTINGS = TrainerSettings(sizes=(40, 60, 90))
@@ -34,7 +33,7 @@ def made_up_text(num_sentences: int = 200) -> list[str]:
 def processor(pieces, scores) -> spm.SentencePieceProcessor:
     """SentencePiece with these pieces; their ids follow that of the unknown, 0."""
     settings = dataclasses.replace(REFERENCE, sizes=(40,))
-    proto = model_pb2.ModelProto.FromString(
+    proto = model_proto.ModelProto.FromString(
         unigram.sentencepiece_model(made_up_text(), 40, settings)
     )
     del proto.pieces[1:]
@@ -91,7 +90,7 @@ class TrainVocabulariesTest(parameterized.TestCase):
         sentences = made_up_text()
         settings = dataclasses.replace(REFERENCE, sizes=(size,))
         found = unigram.train_vocabularies(runs.count_runs(sentences), settings, iter(sentences))
-        proto = model_pb2.ModelProto.FromString(
+        proto = model_proto.ModelProto.FromString(
             unigram.sentencepiece_model(sentences, size, settings)
         )
         self.assertEqual(proto.pieces[0].piece, "<unk>")

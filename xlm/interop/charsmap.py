@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+
+from vocap import model_proto
 
 STANDARD = "nmt_nfkc"  # of SentencePiece's defaults, and of XLM-R
 _LONGEST = 256  # bytes of a text that a rule replaces
@@ -32,7 +33,7 @@ def compiled(rules: Mapping[str, str]) -> bytes:
 
 
 def _map_of(normalizer: spm.SentencePieceNormalizer) -> bytes:
-    proto = model_pb2.ModelProto.FromString(normalizer.serialized_model_proto())
+    proto = model_proto.ModelProto.FromString(normalizer.serialized_model_proto())
     return proto.normalizer_spec.precompiled_charsmap
 
 

@@ -32,8 +32,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+from google.protobuf.message import Message
 
+from vocap import model_proto
 from vocap.settings import BOS_ID, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, packages
 from xlm.interop import charsmap, vocabulary
@@ -113,7 +114,7 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
+def _segmentation(proto: Message) -> dict[str, Any]:
     if vocabulary.kind(proto) == UNIGRAM:
         scored = [[piece.piece, piece.score] for piece in proto.pieces]
         return _typed("Unigram", unk_id=UNK_ID, byte_fallback=False, vocab=scored)
@@ -123,7 +124,7 @@ def _segmentation(proto: model_pb2.ModelProto) -> dict[str, Any]:
     return _typed("BPE", **options, vocab=ids, merges=_merges(proto))
 
 
-def _merges(proto: model_pb2.ModelProto) -> list[tuple[str, str]]:
+def _merges(proto: Message) -> list[tuple[str, str]]:
     """Return all pairs of pieces that make a piece, in SentencePiece's order of merges."""
     normal = proto.pieces[len(SPECIALS) :]
     known = {piece.piece for piece in normal}
@@ -189,7 +190,7 @@ def why_not_exported(model: bytes) -> str:
     """
     proto = vocabulary.parse(model)
     vocabulary.kind(proto)
-    kinds = model_pb2.ModelProto.SentencePiece
+    kinds = model_proto.ModelProto.SentencePiece
     specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
     normal = all(piece.type == kinds.NORMAL for piece in proto.pieces[len(SPECIALS) :])
     spec = proto.normalizer_spec
@@ -212,7 +213,7 @@ def why_not_exported(model: bytes) -> str:
     )
 
 
-def _is_exact(spec: model_pb2.NormalizerSpec) -> bool:
+def _is_exact(spec: Message) -> bool:
     """Whether the export can normalise as a model does: NFKC, or characters one by one."""
     if spec.name == charsmap.STANDARD:
         return True
@@ -249,7 +250,7 @@ def _literals_apart() -> dict[str, Any]:
     return _typed("Split", pattern=pattern, behavior="MergedWithPrevious", invert=False)
 
 
-def _normalizer(spec: model_pb2.NormalizerSpec) -> dict[str, Any]:
+def _normalizer(spec: Message) -> dict[str, Any]:
     """Return SentencePiece's normaliser, with dummy prefix, collapsed and escaped white space."""
     encoded = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
     precompiled = _typed("Precompiled", precompiled_charsmap=encoded)

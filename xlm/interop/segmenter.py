@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
 
+from vocap import model_proto
 from xlm.common import artifacts, declarations, packages
 from xlm.common.declarations import Count
 from xlm.interop.vocabulary import existing_file
@@ -63,8 +63,8 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
         not (processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i))
         for i in ids
     ]
-    model = model_pb2.ModelProto.FromString(path.read_bytes())
-    kind = model_pb2.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
+    model = model_proto.ModelProto.FromString(path.read_bytes())
+    kind = model_proto.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
     has_bytes = any(processor.is_byte(i) for i in ids)
     return Segmenter(
         kind=kind.lower(),

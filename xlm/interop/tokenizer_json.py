@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+from google.protobuf.message import Message
 
+from vocap import model_proto
 from xlm.common import declarations
 from xlm.common.declarations import Count
 from xlm.interop import charsmap
@@ -113,7 +114,7 @@ def unigram(value: Tokenizer) -> Unigram:
     return Unigram(pieces, scores)
 
 
-def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
+def normalizer_spec(value: Tokenizer) -> Message:
     """Return SentencePiece's equivalent of normaliser and pre-tokenizer; ValueError if it has none.
 
     Text is segmented alike except for white space at its end, which SentencePiece drops with extra
@@ -156,7 +157,7 @@ def normalizer_spec(value: Tokenizer) -> model_pb2.NormalizerSpec:
             f"not split, must be ' '; {_REMEDY}"
         )
     scheme = _prepend_scheme(splits[-1], splits_words=splits_words, collapses=bool(content))
-    spec = model_pb2.NormalizerSpec()
+    spec = model_proto.NormalizerSpec()
     spec.add_dummy_prefix = scheme != "never"
     spec.remove_extra_whitespaces = splits_words or bool(content)
     spec.escape_whitespaces = True

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import sentencepiece as spm
-from sentencepiece import sentencepiece_model_pb2 as model_pb2
+from google.protobuf.message import Message
 
+from vocap import model_proto
 from vocap.settings import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, declarations
 from xlm.interop import tokenizer_json
@@ -24,7 +25,7 @@ _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
 TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
 # The same files; the first tells best which id a piece has.
 _ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
-_KINDS = model_pb2.ModelProto.SentencePiece
+_KINDS = model_proto.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
 _FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
@@ -118,9 +119,9 @@ def vocabulary(model: bytes) -> ModelVocabulary:
     )
 
 
-def kind(proto: model_pb2.ModelProto) -> str:
+def kind(proto: Message) -> str:
     """Return the kind of a SentencePiece model, "unigram" or "bpe"; ValueError for any other."""
-    name = model_pb2.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
+    name = model_proto.TrainerSpec.ModelType.Name(proto.trainer_spec.model_type)
     if name.lower() not in (UNIGRAM, BPE):
         raise ValueError(f"the model is of type {name}, must be UNIGRAM as XLM-R's, or BPE")
     return name.lower()
@@ -167,7 +168,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
         return _of_this_project(_parse_fairseq(content))
 
 
-def _of_this_project(proto: model_pb2.ModelProto) -> bytes:
+def _of_this_project(proto: Message) -> bytes:
     """Serialise a model with `SPECIALS` in place of its own special tokens; raises as `parse`."""
     # Models of others may have <pad> and <mask> among their pieces.
     pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
@@ -260,7 +261,7 @@ def prune(
 
     kept = np.flatnonzero(used)
     pieces = [proto.pieces[i] for i in kept.tolist()]
-    pruned = model_pb2.ModelProto()
+    pruned = model_proto.ModelProto()
     pruned.CopyFrom(proto)
     del pruned.pieces[:]
     pruned.pieces.extend(pieces)
@@ -274,7 +275,7 @@ def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def parse(model: bytes) -> model_pb2.ModelProto:
+def parse(model: bytes) -> Message:
     """Parse the proto of a serialised SentencePiece model; ValueError for other bytes."""
     try:
         spm.SentencePieceProcessor(model_proto=model)
@@ -282,13 +283,13 @@ def parse(model: bytes) -> model_pb2.ModelProto:
         raise ValueError(
             f"not a SentencePiece model: {error}; copy or download it again"
         ) from error
-    proto = model_pb2.ModelProto.FromString(model)
+    proto = model_proto.ModelProto.FromString(model)
     if not proto.pieces:
         raise ValueError("not a SentencePiece model: it has no pieces; copy or download it again")
     return proto
 
 
-def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
+def _parse_fairseq(model: bytes) -> Message:
     """Parse a model of fairseq, without its three special tokens, or raise ValueError."""
     proto = parse(model)
     first = tuple(piece.piece for piece in proto.pieces[: len(_FAIRSEQ_SKIPPED)])
@@ -301,7 +302,7 @@ def _parse_fairseq(model: bytes) -> model_pb2.ModelProto:
     return proto
 
 
-def _parse_json(text: bytes) -> model_pb2.ModelProto:
+def _parse_json(text: bytes) -> Message:
     """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
     value = tokenizer_json.read(text)
     pieces = tokenizer_json.unigram(value)
@@ -311,8 +312,8 @@ def _parse_json(text: bytes) -> model_pb2.ModelProto:
         if np.isfinite(score) and piece not in SPECIALS
     ]
     tokenizer_json.check_pieces([piece for piece, _ in normal])
-    proto = model_pb2.ModelProto()
-    proto.trainer_spec.model_type = model_pb2.TrainerSpec.UNIGRAM
+    proto = model_proto.ModelProto()
+    proto.trainer_spec.model_type = model_proto.TrainerSpec.UNIGRAM
     for piece, score in normal:
         proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
     proto.normalizer_spec.CopyFrom(tokenizer_json.normalizer_spec(value))
@@ -342,8 +343,8 @@ def _vocabulary(pieces: list[str], scores: list[float], kind: str = UNIGRAM) -> 
 
 def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
     """Build a processor without normalisation over the pieces of `old`, with its ids."""
-    proto = model_pb2.ModelProto()
-    proto.trainer_spec.model_type = model_pb2.TrainerSpec.ModelType.Value(old.kind.upper())
+    proto = model_proto.ModelProto()
+    proto.trainer_spec.model_type = model_proto.TrainerSpec.ModelType.Value(old.kind.upper())
     for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
         if np.isfinite(score):
             proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
