@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from absl.testing import parameterized
 
-from tests import commands
+from tests import commands, fuzz_artefacts, tiny_tasks
 from tests.malformed import cases, folder_cases, harness, templates
 
 
@@ -27,6 +27,19 @@ class MalformedTest(parameterized.TestCase):
     )
     def test_an_error_of_the_user(self, case):
         harness.check(self, case, templates.template(case.template))
+
+
+class FuzzTest(parameterized.TestCase):
+    # Of seed 54: mutations that once ended in a panic, a TypeError or an error of several lines.
+    FAILED_ONCE = (574, 1753, 1772, 3164, 4189, 4926)
+
+    def test_mutated_artefacts_are_refused_or_valid(self):
+        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        with tiny_tasks.quick():
+            fuzzer = fuzz_artefacts.Fuzzer(folder, seed=54)
+            problems = [fuzzer(number) for number in (*self.FAILED_ONCE, *range(60))]
+        self.assertEqual([one for one in problems if one], [])
+        self.assertGreater(fuzzer.counts["refused"], fuzzer.counts["valid"])
 
 
 # A process that is at work in a stage until it is killed.

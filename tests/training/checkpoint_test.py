@@ -9,6 +9,7 @@ import resource
 import shutil
 import tempfile
 import time
+import types
 from collections.abc import Iterator
 from unittest import mock
 
@@ -20,7 +21,7 @@ from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xlm.training import digests, hosts
+from xlm.training import checkpoint, digests, hosts
 from xlm.training.checkpoint import (
     Checkpoints,
     DamagedError,
@@ -371,3 +372,12 @@ class DigestTest(parameterized.TestCase):
         for spec in (P("data"), P(("fsdp", "model")), P(None)):
             placed = jax.device_put(state, NamedSharding(mesh, spec))
             self.assertEqual(digest(placed), digest(state))
+
+
+class UnraisableTest(parameterized.TestCase):
+    @parameterized.parameters(("Event loop is closed", 0), ("another", 1))
+    def test_only_late_threads_of_failed_reads_are_silent(self, message, count):
+        found = types.SimpleNamespace(exc_value=RuntimeError(message))
+        with mock.patch.object(checkpoint, "_show_unraisable") as show:
+            checkpoint._unraisablehook(found)
+        self.assertEqual(show.call_count, count)

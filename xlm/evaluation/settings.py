@@ -22,8 +22,8 @@ class DecodingSettings:
         always does.
     """
 
-    beams: int = schema.key(5, at_least=1)
-    max_length: int = schema.key(128, at_least=1)
+    beams: int = schema.key(5, at_least=1, at_most=1 << 10)
+    max_length: int = schema.key(128, at_least=1, at_most=1 << 16)
     length_penalty: float = schema.key(1.0)
     no_repeat_ngram: int = schema.key(0, at_least=0)
     early_stop: bool = schema.key(False)
@@ -50,7 +50,7 @@ class EvaluationSettings:
         discriminators are scored besides their own generator's; "" for none.
     """
 
-    batch_size: int = schema.key(32, at_least=1)
+    batch_size: int = schema.key(32, at_least=1, at_most=1 << 20)
     num_folds: int = schema.key(7, at_least=1)
     max_sequences: int = schema.key(1000, at_least=0)
     max_sequences_in_training: int = schema.key(64, at_least=0)

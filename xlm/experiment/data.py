@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -102,9 +101,7 @@ class _Allocation(Artefact, frozen=True):
 def _read_given(key: str, path: str, kind: type[T], remedy: str) -> T:
     """Read the file that a key of `vocab` names."""
     with declarations.of_file(f"vocab.{key}"):
-        if not os.path.exists(path):
-            raise ValueError(f"{path} does not exist; correct the path")
-        return declarations.read(path, kind, remedy=remedy)
+        return declarations.read(artifacts.existing(path), kind, remedy=remedy)
 
 
 def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:

@@ -4,6 +4,7 @@ Settings of a run name its files by patterns. `data.json` has the SHA-256 of eac
 matched when the run began; data of tensorflow-datasets have none.
 """
 
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -48,7 +49,7 @@ def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]
     if not (folder / DATA).exists():
         return
     recorded = _read(folder)
-    there = [path for path in map(pathlib.Path, recorded) if path.is_file()]
+    there = [pathlib.Path(path) for path in recorded if os.path.isfile(path)]  # of any length
     if len(there) == len(recorded):
         _check(folder, recorded, digests(find()))
         return

@@ -59,7 +59,7 @@ class _Batches:
       averaged_checkpoints: number of last checkpoints whose mean is the model; 0 for the last one.
     """
 
-    batch_tokens: int = schema.key(65_536, at_least=1)
+    batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)
     averaged_checkpoints: int = schema.key(10, at_least=0)
 
 
@@ -73,9 +73,9 @@ class _Translating:
       beams_in_training: beams of these searches.
     """
 
-    batch_tokens: int = schema.key(4096, at_least=1)
+    batch_tokens: int = schema.key(4096, at_least=1, at_most=1 << 30)
     examples_in_training: int = schema.key(1000, at_least=0)
-    beams_in_training: int = schema.key(1, at_least=1)
+    beams_in_training: int = schema.key(1, at_least=1, at_most=1 << 10)
 
 
 for _one in (_FineTuning, _WarmUp, _Epochs, _Batches, _Translating):

@@ -11,6 +11,7 @@ import sentencepiece as spm
 from vocap import model_proto
 from xlm.common import artifacts, declarations, packages
 from xlm.common.declarations import Count
+from xlm.interop import tokenizer_json
 from xlm.interop.vocabulary import existing_file
 
 
@@ -24,6 +25,7 @@ class _Tokenizer(msgspec.Struct, frozen=True):
     """The part of a tokenizer.json that is read here, and not by `tokenizers`."""
 
     model: _Model
+    normalizer: tokenizer_json.Step | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +82,12 @@ def _of_json(path: pathlib.Path) -> Segmenter:
         import tokenizers
     remedy = "give a tokenizer.json of Hugging Face, or a SentencePiece model"
     content = artifacts.read_bytes(path)
-    model = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy).model
+    found = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy)
+    model = found.model
     try:
+        for step in tokenizer_json.steps(found.normalizer):
+            if step.type == "Precompiled":  # on a damaged one `tokenizers` panics
+                tokenizer_json.character_map(step)
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises Exception itself
         fault = " ".join(str(error).split())

@@ -123,11 +123,11 @@ def normalizer_spec(value: Tokenizer) -> Message:
     """
     content = ""  # what several blanks become; "" where they stay
     found: bytes | None = None
-    steps = list(_steps(value.normalizer))
-    names = {step.type for step in steps}
-    for step in steps:
+    normalizers = list(steps(value.normalizer))
+    names = {step.type for step in normalizers}
+    for step in normalizers:
         if step.type == "Precompiled" and found is None:
-            found = _decoded(step)
+            found = character_map(step)
             content = ""  # it makes blanks of other white space, as do those of _NMT_NFKC
         elif step.type in _NMT_NFKC:
             content = ""
@@ -143,7 +143,7 @@ def normalizer_spec(value: Tokenizer) -> Message:
                 f"the normaliser has a step {step.type!r}, for which SentencePiece has none; "
                 f"{_REMEDY}"
             )
-    splits = list(_steps(value.pre_tokenizer))
+    splits = list(steps(value.pre_tokenizer))
     kinds = [step.type for step in splits]
     if kinds not in (["WhitespaceSplit", "Metaspace"], ["Metaspace"]):
         raise ValueError(
@@ -165,7 +165,7 @@ def normalizer_spec(value: Tokenizer) -> Message:
         _check_kept_blanks(value, names, splits[-1])
     # Strip removes all white space, and "first" does not see a beginning behind it.
     is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
-    if not is_safe and any(step.type == "Strip" and step.strip_left for step in steps):
+    if not is_safe and any(step.type == "Strip" and step.strip_left for step in normalizers):
         raise ValueError(
             "the normaliser strips the left of a text, which needs WhitespaceSplit, or "
             f"prepend_scheme 'always' and a character map; {_REMEDY}"
@@ -233,17 +233,18 @@ def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step
         )
 
 
-def _steps(value: Step | None) -> Iterator[Step]:
+def steps(value: Step | None) -> Iterator[Step]:
     """Yield the steps of a normaliser or a pre-tokenizer, also of nested sequences."""
     if value is None:
         return
     if value.type != "Sequence":
         yield value
     for part in (*value.normalizers, *value.pretokenizers):
-        yield from _steps(part)
+        yield from steps(part)
 
 
-def _decoded(step: Step) -> bytes:
+def character_map(step: Step) -> bytes:
+    """Return the character map of a step "Precompiled"; ValueError if it is none."""
     try:
         found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
     except binascii.Error as error:

@@ -101,7 +101,8 @@ def opened(path: pathlib.Path, remedy: str = _COPY) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="np") as file:
             yield file
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); {remedy}") from None
+        fault = " ".join(str(error).split())  # which cites the file
+        raise ValueError(f"{path}: cannot be read ({fault}); {remedy}") from None
 
 
 class Weights:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import msgspec
+import numpy as np
 from absl import logging as absl_logging
 from orbax.checkpoint import v1 as ocp
 
@@ -180,6 +181,9 @@ class Checkpoints:
             context.pytree.loading.partial_load = part is not abstract_state
             with context:
                 found = ocp.load_checkpointables(path, {_ITEM: part})[_ITEM]
+            # What damaged metadata do not name comes back as it was asked for, without numbers.
+            if not all(isinstance(one, jax.Array | np.ndarray) for one in jax.tree.leaves(found)):
+                raise DamagedError("its metadata name other arrays than it holds")
             saved = notes.digest if part is abstract_state else notes.params_digest
         except Exception as error:  # Orbax raises many types
             fault = faults.fault_of(path, error)

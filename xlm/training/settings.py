@@ -48,7 +48,7 @@ class TrainSettings:
     """
 
     num_steps: int = schema.key(1_000_000, at_least=1)
-    batch_size: int = schema.key(256, at_least=1)
+    batch_size: int = schema.key(256, at_least=1, at_most=1 << 20)
     seed: int = schema.key(0, at_least=0, below=2**31)
     log_every: int = schema.key(100, at_least=1, effect="records")
     evaluate_every: int = schema.key(10_000, at_least=1)
