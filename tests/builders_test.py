@@ -231,7 +231,7 @@ class VocabularyTest(folders.FolderTest):
         self.assertEqual(settings.target_size, self.config.vocab.target_size)
 
     @parameterized.parameters(
-        (None, "/amounts.json no such file; correct the path"),
+        (None, "/amounts.json: no such file; correct the path"),
         ('{"en": 1', "/amounts.json: not JSON"),
         ("[300.8, 2]", r"/amounts.json: its content .*; write one object, \{.en.: 300.8, ...\}"),
         ("{}", r"/amounts.json: its content is \{\}, must be an object of length >= 1"),
