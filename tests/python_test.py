@@ -14,6 +14,7 @@ import xlm
 from tests import commands, factories, folders, tiny_tasks
 from vocap.building import build_vocabulary
 from vocap.settings import VocabularySettings
+from xlm.common import artifacts
 from xlm.experiment import model
 
 TEXTS = {
@@ -54,6 +55,15 @@ class PythonTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, "none.py: no such config file"):
             xlm.Experiment("none.py", self.folder)
         self.assertEmpty(os.listdir(self.folder))
+
+    def test_a_task_is_an_experiment_too(self):
+        config = tiny_tasks.run_config("cola")
+        with tiny_tasks.quick():
+            tuned = xlm.Experiment(config, self.folder / "cola")
+            results = artifacts.read_json(tuned.train().evaluate())
+        self.assertEqual(results, artifacts.read_json(tiny_tasks.finished("cola") / "results.json"))
+        with self.assertRaisesRegex(ValueError, "build_vocab: the config is of the task cola"):
+            tuned.build_vocab()
 
     def test_a_vocabulary_is_that_of_a_build(self):
         found = vocap.build(TEXTS, size=700, sizes=(100, 300, 500))

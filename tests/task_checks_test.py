@@ -6,14 +6,14 @@ from ml_collections import ConfigDict
 from input_pipeline.tasks.tasks import TASKS
 from tests import folders, tiny_tasks, tiny_translation
 from xlm.evaluation.metrics import retrieval
-from xlm.experiment import task_data, task_kinds, task_runs
+from xlm.experiment import task_data, task_kinds, task_schema
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
 class Case(folders.FolderTest):
     def check(self, config: ConfigDict, error: str) -> None:
         with self.assertRaisesRegex(ValueError, error):
-            tiny_tasks.run(task_runs.checked(config), self.folder / "run")
+            tiny_tasks.run(task_schema.checked(config), self.folder / "run")
         self.assertFalse((self.folder / "run").exists())
 
 
@@ -48,7 +48,7 @@ class SettingsTest(Case):
             self.check(tiny_translation.config(task__buckets=wrong), error)
         self.check(tiny_tasks.config("udpos", task__buckets=(0, 16)), "task.buckets is .* least 1")
         for least in ((1, 16), ()):
-            task_settings(task_runs.checked(tiny_translation.config(task__buckets=least)))
+            task_settings(task_schema.checked(tiny_translation.config(task__buckets=least)))
         for margin in retrieval.MARGINS:
             task_settings(tiny_tasks.config("bucc", task__margin=margin))
 

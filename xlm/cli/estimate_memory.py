@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import tables
-from xlm.experiment import memory, schema, task_runs
+from xlm.experiment import memory, schema, task_schema
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
@@ -48,7 +48,7 @@ def main(_) -> None:
 
 
 def _print_fine_tuning() -> None:
-    config = task_runs.checked(_CONFIG.value)
+    config = task_schema.checked(_CONFIG.value)
     if not (_ENCODER.value or config.init_from):
         raise ValueError(
             "no encoder; give --encoder, one of " + ", ".join(memory.ENCODERS) + ", or "

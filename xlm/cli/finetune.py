@@ -11,19 +11,17 @@ text. On several hosts, start the same command on each with the flags that train
 writes.
 """
 
-import pathlib
-import sys
-
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from xlm.evaluation import task_results
-from xlm.experiment import memory, schema, task_runs
+from xlm.experiment import memory, schema
+from xlm.experiment.experiment import Experiment
 from xlm.experiment.model import set_up_compilation
 from xlm.experiment.task_schema import FINE_TUNING, TRANSLATION
 from xlm.experiment.task_settings import task_settings
 from xlm.training import hosts
-from xlm.training.signals import EXIT_STOPPED, Stopped
+from xlm.training.signals import exit_if_stopped
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -37,15 +35,14 @@ OPTIONS = {
 
 
 def main(_) -> None:
-    config = task_runs.checked(_CONFIG.value)
-    set_up_compilation(config)
+    experiment = Experiment(_CONFIG.value, _WORKDIR.value)
+    if not experiment.is_task:
+        raise ValueError("--config has no section task, so it is of pre-training: run train.py")
+    set_up_compilation(experiment.config)
     _join_hosts()
-    folder = pathlib.Path(_WORKDIR.value)
-    try:
-        results = task_runs.run(config, folder)
-    except Stopped as stopped:
-        logging.info("%s", stopped)
-        sys.exit(EXIT_STOPPED)
+    with exit_if_stopped():
+        path = experiment.evaluate()
     if hosts.is_first():
-        print(task_results.table(task_settings(config).task, results))
-        print(f"results: {(folder / task_runs.RESULTS).absolute()}")
+        task = task_settings(experiment.config).task
+        print(task_results.table(task, task_results.read_results(path)))
+        print(f"results: {path.absolute()}")

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict, config_flags
 from input_pipeline.tasks import unlabelled
 from xlm.common import artifacts, outputs
 from xlm.evaluation.tasks import Line
-from xlm.experiment import prediction, run_folder, task_runs
+from xlm.experiment import prediction, run_folder, task_schema
 from xlm.experiment.task_settings import task_settings
 from xlm.experiment.translation_prediction import TranslationRun
 from xlm.training import compilation, hosts
@@ -55,7 +55,9 @@ def main(_) -> None:
     if (_CONFIG.value is None) == (_WORKDIR.value is None):
         raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
     workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
-    config = task_runs.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
+    config = (
+        task_schema.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
+    )
     paths = [pathlib.Path(name) for name in _INPUT.value]
     task = task_settings(config).task
     with contextlib.ExitStack() as stack:

@@ -9,15 +9,13 @@ and ends with status 75 (docs/training.md). On several hosts, start the same com
 other, add --coordinator, --num_processes and --process_id.
 """
 
-import sys
-
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from xlm.experiment import model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
-from xlm.training.signals import EXIT_STOPPED, Stopped
+from xlm.training.signals import exit_if_stopped
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
@@ -44,10 +42,9 @@ OPTIONS = {
 
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
+    if experiment.is_task:
+        raise ValueError(f"--config is of the task {experiment.config.task.name}: run finetune.py")
     model.set_up_compilation(experiment.config)
     _join_hosts()
-    try:
+    with exit_if_stopped():
         experiment.train(continue_from=_CONTINUE_FROM.value)
-    except Stopped as stopped:
-        logging.info("%s", stopped)
-        sys.exit(EXIT_STOPPED)

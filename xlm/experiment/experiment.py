@@ -1,4 +1,4 @@
-"""A pre-training experiment: the way in for commands and for Python."""
+"""An experiment, of pre-training or of a task: the way in for commands and for Python."""
 
 import importlib.util
 import os
@@ -10,17 +10,28 @@ from ml_collections import ConfigDict
 from xlm.common import packages
 from xlm.experiment import schema
 from xlm.experiment.data import Folders
+from xlm.experiment.run_folder import RESULTS
 
 
 class Experiment:
-    """The four stages of a recipe in a working directory.
+    """A recipe in a working directory: a pre-training, or a task that starts from one.
 
     Each stage writes to a folder of its own, does nothing where that is up to date, and resumes
-    where it was stopped. `xlm build-vocab`, `prepare`, `train` and `evaluate` are these methods.
+    where it was stopped. `xlm build-vocab`, `prepare`, `train`, `evaluate` and `finetune` are these
+    methods.
 
         experiment = xlm.Experiment("configs/quickstart.py", workdir="runs/mine", train__seed=1)
         experiment.build_vocab().prepare().train()
         print(experiment.evaluate().read_text())
+
+        tagger = xlm.Experiment(
+            "configs/finetune/udpos.py:DATA", workdir="runs/tagger", init_from="runs/mine"
+        )
+        print(tagger.train().evaluate().read_text())
+
+    Attributes:
+      is_task: whether the recipe is of a task: fine-tuning, retrieval, mining or translation. A
+        task has no vocabulary and no rows of its own.
     """
 
     def __init__(self, config: str | ConfigDict, workdir: str | os.PathLike[str], **overrides: Any):
@@ -43,13 +54,20 @@ class Experiment:
                 raise ValueError(f"{name}: no such key; docs/keys.md lists those there are")
             with there.unlocked():
                 there[key] = value
-        self.config = schema.checked(found)
+        self.is_task = isinstance(found, ConfigDict) and "task" in found
+        if self.is_task:
+            from xlm.experiment import task_schema
+
+            self.config = task_schema.checked(found)
+        else:
+            self.config = schema.checked(found)
         self.folders = Folders(pathlib.Path(workdir))
 
     def build_vocab(self) -> "Experiment":
         """Write WORKDIR/vocab: spm.model, report.md and allocation.json."""
         from xlm.experiment import vocabulary
 
+        self._check_is_pretraining("build_vocab")
         vocabulary.run(self.config, self.folders)
         return self
 
@@ -61,33 +79,56 @@ class Experiment:
         """
         from xlm.experiment import rows
 
+        self._check_is_pretraining("prepare")
         rows.run(self.config, self.folders, plans_only=plans_only)
         return self
 
     def train(self, *, continue_from: int | None = None) -> "Experiment":
-        """Write WORKDIR/train: checkpoints and metrics.
+        """Write checkpoints and metrics: to WORKDIR/train, or to WORKDIR for a task.
+
+        A task is evaluated at its end.
 
         Args:
-          continue_from: step of a checkpoint from which to go on with other settings.
+          continue_from: step of a pre-training's checkpoint to resume from with other settings.
 
         Raises:
           Stopped: a signal asked for it; the state is saved.
           FloatingPointError: the loss or the state is not finite.
         """
-        from xlm.experiment import model, training
+        from xlm.experiment import model
 
         model.set_up_compilation(self.config)
-        training.run(self.config, self.folders, continue_from)
+        if self.is_task:
+            from xlm.experiment import task_runs
+
+            task_runs.run(self.config, self.folders.workdir)
+        else:
+            from xlm.experiment import training
+
+            training.run(self.config, self.folders, continue_from)
         return self
 
     def evaluate(self) -> pathlib.Path:
-        """Write WORKDIR/report; return the path of its report.md."""
+        """Return the path of the results, after what they lack is done.
+
+        They are WORKDIR/report/report.md, or WORKDIR/results.json of a task.
+        """
+        if self.is_task:
+            self.train()
+            return self.folders.workdir / RESULTS
         from xlm.experiment import evaluation
         from xlm.training import compilation
 
         compilation.use_cache()
         path = evaluation.run(self.config, self.folders)
         return path or self.folders.report / "report.md"
+
+    def _check_is_pretraining(self, stage: str) -> None:
+        if self.is_task:
+            raise ValueError(
+                f"{stage}: the config is of the task {self.config.task.name}, which reads the "
+                "vocabulary of init_from and its own files; only train and evaluate apply"
+            )
 
 
 def load_recipe(path: str) -> ConfigDict:

@@ -1,13 +1,11 @@
 """Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
 
-import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -15,7 +13,7 @@ from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
 from xlm.evaluation.task_results import Scores, read_results, write_lines
-from xlm.evaluation.tasks import ALL, Predictor, Selection, TaskData
+from xlm.evaluation.tasks import ALL, Line, Predictor, Selection, TaskData
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import (
     prediction,
@@ -27,20 +25,21 @@ from xlm.experiment import (
     translation_runs,
 )
 from xlm.experiment.pretrained import Pretrained, read_pretrained
-from xlm.experiment.run_folder import DATA, RESULTS, TOKENIZER, ShouldStop, StopContext, best_of
+from xlm.experiment.run_folder import (
+    DATA,
+    RESULTS,
+    TOKENIZER,
+    ShouldStop,
+    StopContext,
+    best_of,
+    evaluated,
+)
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import read_params, write_params
 from xlm.training import hosts
 from xlm.training.loop import train
-from xlm.training.signals import Stopped, StopRequest
-
-
-def checked(config: ConfigDict) -> ConfigDict:
-    """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
-    section = config.get("task") if isinstance(config, ConfigDict) else None
-    name = section.get("name") if isinstance(section, ConfigDict) else None
-    return schema.checked(config, task_schema.family_of(name))
+from xlm.training.signals import StopRequest
 
 
 def run(
@@ -233,42 +232,33 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Scores and predictions of the best parameters, and how they were selected."""
     hosts.wait_for_all("the best parameters are written")
-    params, notes = read_params(best_of(folder, ALL))
-    task, kind, threshold = options.task, KINDS[options.task.kind], None
-    polls = itertools.count()
+    whole = read_params(best_of(folder, ALL))
+    task, kind = options.task, KINDS[options.task.kind]
     chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
     by_language = options.selection == EACH_LANGUAGE
-    results: dict[str, Any] = {
-        "selected": {
-            "step": notes.step,
-            "rule": options.selection,
-            "on": chosen_on,
-            "metric": task.metrics[0],
-            "value": notes.value,
-        },
-        "examples": {},
+    steps: dict[str, int] = {}
+    threshold: float | None = None
+
+    def score(one: TaskData) -> tuple[dict[str, float], list[Line]]:
+        nonlocal threshold
+        params, notes = read_params(best_of(folder, one.language)) if by_language else whole
+        steps[one.language] = notes.step
+        outputs = predictor(params, one.features)
+        decided = kind.decide(options, one, outputs)
+        if threshold is None:  # of the first development data
+            threshold = kind.threshold(task, one, decided)
+        lines = kind.lines(task, one, outputs, decided, threshold)
+        return kind.score(task, one, decided, threshold), lines
+
+    results = evaluated(data, folder, score, should_stop, step)
+    results["selected"] = {
+        "step": whole[1].step,
+        "rule": options.selection,
+        "on": chosen_on,  # with the language of the threshold, if there is one
+        "metric": task.metrics[0],
+        "value": whole[1].value,
+        **({"steps": steps} if by_language else {}),
     }
-    if by_language:
-        results["selected"]["steps"] = {}
-    for split in ("validation", "test"):
-        scores: Scores = {}
-        for one in tqdm.tqdm(data[split], split, unit="language"):
-            # Several hosts agree on where to stop by a number that grows.
-            if should_stop(step + next(polls)):
-                raise Stopped(step)
-            if by_language:
-                params, notes = read_params(best_of(folder, one.language))
-                results["selected"]["steps"][one.language] = notes.step
-            outputs = predictor(params, one.features)
-            decided = kind.decide(options, one, outputs)
-            if threshold is None:  # of the first development data
-                threshold = kind.threshold(task, one, decided)
-            if hosts.is_first():
-                path = folder / "predictions" / f"{split}.{one.language}.jsonl"
-                write_lines(path, kind.lines(task, one, outputs, decided, threshold))
-            scores[one.language] = kind.score(task, one, decided, threshold)
-        results[split] = scores
-        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
     if threshold is not None:
         results["null_threshold"] = threshold
         chosen_on.append(data["validation"][0].language)

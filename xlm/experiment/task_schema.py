@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from input_pipeline.tasks.tasks import TASKS
 from xlm.common import schema
 from xlm.common.schema import section
 from xlm.evaluation.settings import DecodingSettings, EvaluationSettings
+from xlm.experiment import schema as of_pretraining
 from xlm.experiment.schema import Family
 from xlm.experiment.task_settings import TaskSettings, TranslationSettings
 from xlm.models.settings import EncoderSettings
@@ -128,3 +131,10 @@ def family_of(task: Any) -> Family:
     """The sections of a task of this name."""
     is_translation = isinstance(task, str) and task in TASKS and TASKS[task].is_translation
     return TRANSLATION if is_translation else FINE_TUNING
+
+
+def checked(config: ConfigDict) -> ConfigDict:
+    """Return a config that has all sections and keys of its kind of tasks; see `schema.checked`."""
+    section = config.get("task") if isinstance(config, ConfigDict) else None
+    name = section.get("name") if isinstance(section, ConfigDict) else None
+    return of_pretraining.checked(config, family_of(name))

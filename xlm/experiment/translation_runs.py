@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -18,13 +17,13 @@ from input_pipeline.tasks.loading import translation_files
 from xlm.common import artifacts
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
-from xlm.evaluation.task_results import ceiling_notes, write_lines
+from xlm.evaluation.task_results import ceiling_notes
 from xlm.evaluation.tasks import ALL, Selection, TaskData
 from xlm.evaluation.translating import Translator
 from xlm.experiment import fine_tuning
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
-from xlm.experiment.run_folder import BEST, TOKENIZER, ShouldStop, StopContext
+from xlm.experiment.run_folder import BEST, TOKENIZER, ShouldStop, StopContext, evaluated
 from xlm.experiment.task_settings import TaskSettings, task_settings
 from xlm.interop.params_file import read_params, write_params
 from xlm.training import hosts
@@ -32,7 +31,6 @@ from xlm.training.checkpoint import restore_mean_params
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 from xlm.training.sharding import replicated
-from xlm.training.signals import Stopped
 
 _SPLITS = ("train", "validation", "test")
 Data = dict[str, list[TaskData]]  # by split
@@ -164,25 +162,18 @@ def _evaluate(
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)
     params = jax.device_put(params, replicated(mesh))  # once, and not for every batch
-    polls = itertools.count()
-    results: dict[str, Any] = {"examples": {}, "signatures": {}, "step": notes.step}
-    for split in ("validation", "test"):
-        results[split] = {}
-        for one in tqdm.tqdm(data[split], split, unit="direction"):
-            # Several hosts agree on where to stop by a number that grows.
-            if should_stop(step + next(polls)):
-                raise Stopped(step)
-            texts, results[split][one.language] = score(one, translator(params, one.features))
-            lines = [
-                {"id": x.id, "source": x.source, "reference": x.target, "prediction": text}
-                for x, text in zip(one.examples, texts, strict=True)
-            ]
-            if hosts.is_first():
-                write_lines(folder / "predictions" / f"{split}.{one.language}.jsonl", lines)
-            target = translation.direction(one.language)[1]
-            results["signatures"][one.language] = metrics.signatures(target)
-        results["examples"][split] = {one.language: len(one.examples) for one in data[split]}
-    return results
+
+    def scored(one: TaskData) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        texts, scores = score(one, translator(params, one.features))
+        return scores, [
+            {"id": x.id, "source": x.source, "reference": x.target, "prediction": text}
+            for x, text in zip(one.examples, texts, strict=True)
+        ]
+
+    results = evaluated(data, folder, scored, should_stop, step)
+    both = (one.language for split in ("validation", "test") for one in data[split])
+    signatures = {one: metrics.signatures(translation.direction(one)[1]) for one in both}
+    return {**results, "signatures": signatures, "step": notes.step}
 
 
 def _finished(

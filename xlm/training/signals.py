@@ -1,7 +1,10 @@
 """Graceful stop on a signal: a run ends after the step in flight."""
 
+import contextlib
 import logging
 import signal
+import sys
+from collections.abc import Iterator
 from types import FrameType
 
 import jax
@@ -16,8 +19,18 @@ class Stopped(Exception):
     """Graceful stop of a run after `step` steps, with its state saved."""
 
     def __init__(self, step: int):
-        super().__init__(f"stopped after step {step} and saved; the same command goes on")
+        super().__init__(f"stopped after step {step} and saved; rerun the command to resume")
         self.step = step
+
+
+@contextlib.contextmanager
+def exit_if_stopped() -> Iterator[None]:
+    """End the process with `EXIT_STOPPED` where the block raises `Stopped`."""
+    try:
+        yield
+    except Stopped as stopped:
+        logging.info("%s", stopped)
+        sys.exit(EXIT_STOPPED)
 
 
 class StopRequest:
