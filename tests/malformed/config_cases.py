@@ -54,6 +54,8 @@ def _flags() -> Iterator[Case]:
     files = ("--input=DIR/x", "--output=DIR/y")
     for command, given, *says in (
         ("train", (workdir,), "--config"),
+        ("train", ("--config=configs/finetune/xnli.py:x", workdir), "task xnli", "run finetune.py"),
+        ("finetune", (quick, workdir), "pre-training", "run train.py"),
         ("train", (quick,), "--workdir"),
         ("train", (*config(), "--num_steps=3"), "num_steps"),
         ("train", (*config(), "--config.train.steps=3"), r"config\.train\.steps", "no key 'steps'"),
