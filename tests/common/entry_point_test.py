@@ -135,6 +135,29 @@ class MachineTest(parameterized.TestCase):
         subprocess.run([sys.executable, "-c", code], env=environment, cwd=commands.ROOT, check=True)
 
 
+class SignalTest(parameterized.TestCase):
+    @parameterized.parameters(
+        # As numba's dispatcher does, for an exception that a signal raised under it.
+        ("SIGINT", "raise SystemError('an exception set') from KeyboardInterrupt()", 130),
+        ("SIGINT", "In(); time.sleep(9)", 130),
+        ("SIGTERM", "In(); time.sleep(9)", 143),
+    )
+    def test_a_signal_ends_a_command_in_a_line_wherever_it_comes(self, name, line, status):
+        code = (
+            "import os, signal, time; from xlm.common import entry_point\n"
+            "class In:\n"
+            f"    def __del__(self): signal.raise_signal(signal.{name})\n"
+            f"def main(_): {line}\n"
+            "entry_point.run(main, required=())"
+        )
+        environment = {**processes.environment(), "PYTHONPATH": str(commands.ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertRegex(done.stderr, r"\Aerror: \w+; run the same command again to resume\n\Z")
+
+
 class WorkdirTest(parameterized.TestCase):
     @parameterized.parameters("run[1]", "a/b*", "new\nline", "\x1b[0m")
     def test_paths_that_runs_cannot_have_are_refused_at_the_start(self, workdir):

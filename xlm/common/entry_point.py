@@ -11,6 +11,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -99,6 +100,15 @@ def _terminate(*_) -> NoReturn:
     raise _Terminated
 
 
+def _signal_again(otherwise: Callable[[Any], None], found: Any) -> None:
+    """Send a signal again whose exception a destructor or a callback has swallowed."""
+    numbers = {KeyboardInterrupt: signal.SIGINT, _Terminated: signal.SIGTERM}
+    if number := numbers.get(found.exc_type):
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # the callback has ended then
+    else:
+        otherwise(found)
+
+
 def collect_seldom() -> None:
     """Exclude imported objects from garbage collection, and collect after more allocations.
 
@@ -156,6 +166,7 @@ def _call(
     main: Callable[[list[str]], None], arguments: list[str], on_out_of_memory: Callable[[], str]
 ) -> None:
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = functools.partial(_signal_again, sys.unraisablehook)
     _check_address_space()
     try:
         main(arguments)
@@ -166,11 +177,15 @@ def _call(
             if not {"output", "workdir"} & set(flags.FLAGS):  # nor are there files
                 raise fault
             logging.warning("%s; all files are written", describe(fault))
-    except KeyboardInterrupt:
-        fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
-    except _Terminated:
-        fail("terminated; run the same command again to resume", EXIT_TERMINATED)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # Compiled code may raise an error of its own over that of a signal.
+        for one in chain(error):
+            if isinstance(one, KeyboardInterrupt):
+                fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
+            if isinstance(one, _Terminated):
+                fail("terminated; run the same command again to resume", EXIT_TERMINATED)
         if logging.level_debug():
             traceback.print_exc()
         if asked := out_of_memory(error):
