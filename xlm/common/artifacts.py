@@ -186,8 +186,7 @@ def check_empty(folder: pathlib.Path, remedy: str = "choose another folder") -> 
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    with atomic_path(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:

@@ -46,17 +46,8 @@ def write_report(
         folder / "report.json",
         {one.method: _record(one, examples[one.method], epochs[one.method]) for one in samplings},
     )
-    path = folder / "report.md"
-    artifacts.write_text(path, page(samplings, examples, settings))
-    return path
-
-
-def page(
-    samplings: Sequence[PairSampling], examples: Mapping[str, float], settings: PairSamplingSettings
-) -> str:
     first = samplings[0]
-    epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
-    return tables.page(
+    page = tables.page(
         "# Sampling of language pairs",
         f"{len(first.shares())} pairs of {len(first.languages)} languages with "
         f"{first.counts.sum() / 2:,.0f} sentence pairs; data.pair_sampling is {settings.method}, "
@@ -79,6 +70,9 @@ def page(
         "## Pairs that repeat most, of each method epochs",
         _repeats_table(first, epochs, settings.method),
     )
+    path = folder / "report.md"
+    artifacts.write_text(path, page)
+    return path
 
 
 _TABLE_NOTE = """\
@@ -239,7 +233,7 @@ def _plot_shares(
         shares = shares[shares > 0]
         line = left.plot(np.arange(1, len(shares) + 1), shares, label=_TITLES[one.method])[0]
         left.plot(len(shares), shares[-1], "o", ms=5, color=line.get_color())
-        sizes, passes = one.counts[np.nonzero(np.triu(one.counts))], epochs[one.method]
+        sizes, passes = _sizes(one), epochs[one.method]
         drawn, style = passes > 0, {"ms": 4, "alpha": 0.6, "color": line.get_color()}
         right.plot(sizes[drawn], passes[drawn], ".", **style)
     left.set(xscale="log", yscale="log", xlabel="pairs, largest share first", ylabel="share")
