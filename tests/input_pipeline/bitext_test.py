@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -27,7 +26,6 @@ from input_pipeline.bitext import (
 )
 from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
-from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.models.segments import packed_segments
@@ -178,10 +176,11 @@ class PairStreamTest(parameterized.TestCase):
             total = count + of_sentences[other, sentence]
             self.assertLess(abs(count - total / 2), 4 * np.sqrt(total / 4), (name, sentence))
 
-    def drawn(
-        self, shares: Mapping[Pair, float] | None = None, **settings
-    ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-        streams, of_steps = pair_streams(self.store, together(100, **settings), 0, shares)
+    @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
+    def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
+        """Within a language pair of given share its sets are drawn by their sizes."""
+        given = shares and {pair: 3 * share for pair, share in shares.items()}
+        streams, of_steps = pair_streams(self.store, together(100, alpha=alpha), 0, given)
         self.assertAlmostEqual(of_steps.sum(), 1)
         mixed, found = MixedStream(streams, of_steps, seed=1), collections.Counter()
         for number, stream in enumerate(streams):
@@ -189,13 +188,6 @@ class PairStreamTest(parameterized.TestCase):
             rows = [stream.batch(batch)["tokens"] for batch in range(-(-steps // 100))]
             examples = read(np.concatenate(rows)[: steps * stream.batch_size // 100])
             found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
-        return found
-
-    @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
-    def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
-        """Within a language pair of given share its sets are drawn by their sizes."""
-        given = shares and {pair: 3 * share for pair, share in shares.items()}
-        found = self.drawn(given, alpha=alpha)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         total = sum(n**alpha for n in sizes.values())
         for (name, pair), n in sizes.items():

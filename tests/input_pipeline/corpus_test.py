@@ -1,13 +1,11 @@
 """Tests of joining folders of text into a corpus and holding some of it out."""
 
-import gzip
-
 from absl.testing import parameterized
 
 from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
-from tests.folders import FolderTest
+from tests.input_pipeline.reading import PackedFolderTest
 
 
 def _documents(language: str, num_documents: int, num_sentences: int = 3) -> list[list[str]]:
@@ -33,10 +31,7 @@ def _sentences(documents: list[list[str]]) -> list[str]:
     return [sentence for document in documents for sentence in document]
 
 
-class _CorpusTest(FolderTest):
-    def write(self, name: str, text: str):
-        super().write(name, gzip.compress(text.encode()) if name.endswith(".gz") else text)
-
+class _CorpusTest(PackedFolderTest):
     def spec(self, **changes) -> CorpusSpec:
         settings = {"text": (), "heldout_fraction": 0.2, "heldout_by": "position",
                     "deduplicate": False, "block_bytes": 0}  # fmt: skip

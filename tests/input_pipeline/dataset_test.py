@@ -1,18 +1,16 @@
 """Tests of feeding batches to the training loop, and of what the room imports."""
 
 import itertools
-import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline import dataset
-from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
-from tests.factories import SPECIAL_IDS
+from tests.folders import FolderTest
+from tests.input_pipeline.reading import training_store
 
 
 class _CountingStream(TrainingStream):
@@ -35,14 +33,10 @@ def loaded(stream, steps, loader, **settings):
     return (batch for _, batch in data.batches(steps))
 
 
-class BatchesTest(parameterized.TestCase):
+class BatchesTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        rng = np.random.default_rng(0)
-        for language in ("en", "sw"):
-            np.save(folder / f"{language}.train.npy", rng.integers(5, 1000, (50, 16), np.uint16))
-        self.store = PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {"en": {}, "sw": {}}, {})
+        self.store = training_store(self.folder, {"en": 50, "sw": 50})
         self.stream = self.make_stream()
 
     def make_stream(self, **kwargs) -> _CountingStream:

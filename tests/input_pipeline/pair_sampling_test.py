@@ -89,18 +89,6 @@ class Eq1Test(parameterized.TestCase):
         self.assertTrue(found.converged)
         np.testing.assert_allclose(found.probabilities, matrix(best[1], pairs, 5), atol=1e-10)
 
-    @parameterized.parameters(1.2, 5.0)
-    def test_it_is_sparse_where_eq_2_is_not(self, temperature):
-        counts = random_counts(6, 40)
-        first, second = (solve(counts, temperature) for solve in SOLVERS)
-        self.assertTrue(first.converged and second.converged)
-        self.assertLessEqual(np.count_nonzero(np.triu(first.probabilities)), 40)
-        np.testing.assert_array_equal(second.probabilities > 0, counts > 0)
-        self.assertGreater(second.effective_pairs, 2 * first.effective_pairs)
-        # Each is best by its own measure.
-        trace = [np.sum(one.probabilities * counts) for one in (first, second)]
-        self.assertGreater(trace[0], trace[1])
-
 
 class MarginalsTest(parameterized.TestCase):
     @parameterized.product(solve=SOLVERS, temperature=(1.0, 1.5, 5.0), size=(3, 30))

@@ -1,7 +1,6 @@
 """Tests of preparing a dataset as a stream: the text of `load_corpus`, whoever runs its tasks."""
 
 import dataclasses
-import gzip
 import itertools
 import pathlib
 import time
@@ -11,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-import zstandard
 from absl import app
 from absl.testing import parameterized
 
@@ -30,7 +28,6 @@ from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import processes
-from tests.folders import FolderTest
 from tests.input_pipeline import reading
 from vocap import merge
 from xlm.common import artifacts, entry_point
@@ -73,7 +70,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     }
 
 
-class _PreparationTest(FolderTest):
+class _PreparationTest(reading.PackedFolderTest):
     def setUp(self):
         super().setUp()
         self.root = self.folder / "text"
@@ -88,10 +85,8 @@ class _PreparationTest(FolderTest):
         self.write("eval/sw.txt", "moja\nmbili\ntatu\n")
         self.write("tested.ids", "one 2 0.\n")
 
-    def write(self, name: str, text: str) -> None:
-        pack = {".gz": gzip.compress, ".zst": zstandard.compress}
-        data = pack.get(pathlib.Path(name).suffix, bytes)(text.encode())
-        super().write(f"text/{name}", data)
+    def write(self, name: str, text: str | bytes) -> pathlib.Path:
+        return super().write(f"text/{name}", text)
 
     def spec(self, **changes) -> CorpusSpec:
         settings = {"text": (".", "more"), "parallel": ("*.tsv",), "parallel_eval": ("eval",),

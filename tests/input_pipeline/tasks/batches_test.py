@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline import dataset
 from input_pipeline.tasks.batches import EXAMPLES, FeatureStream, length_batches, padding_ratio
 from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
 
@@ -89,26 +88,6 @@ class FeatureStreamTest(parameterized.TestCase):
                 one.describe_batch(step), [("feature", i) for i in numbers(two.batch(step))]
             )
         self.assertEqual((one.kind(5), one.step_values(5)), (EXAMPLES, {}))
-
-    @parameterized.parameters(2, 4)
-    def test_parts_make_up_the_batch(self, num_parts):
-        stream = self.stream(100, 8)
-        for step in range(20):
-            whole = stream.batch(step)
-            parts = [stream.batch(step, part, num_parts) for part in range(num_parts)]
-            for name, array in whole.items():
-                np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
-
-    @parameterized.parameters(*dataset.LOADERS)
-    def test_loaders_bring_its_batches(self, loader):
-        stream = self.stream(100, 8)
-        found = dataset.StreamedData(stream, loader).batches(range(5, 25))
-        for step, (_, batch) in zip(range(5, 25), found, strict=True):
-            expected = stream.batch(step)
-            self.assertCountEqual(batch, expected)
-            for name, array in expected.items():
-                np.testing.assert_array_equal(batch[name], array)
-                self.assertEqual(array.dtype, stream.types[name])
 
     def test_what_cannot_be(self):
         with self.assertRaisesRegex(ValueError, "batch of 8 rows does not divide into 3"):

@@ -1,10 +1,6 @@
 """Examples of every task from files in the datasets' own formats."""
 
-import bz2
-import gzip
 import json
-import lzma
-import pathlib
 
 from absl.testing import parameterized
 
@@ -19,16 +15,13 @@ from input_pipeline.tasks.examples import (
 from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import available_languages, load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
-from tests.folders import FolderTest
+from tests.input_pipeline.reading import PackedFolderTest
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 
-PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
-
-class Folder(FolderTest):
+class Folder(PackedFolderTest):
     def write(self, name: str, text: str) -> str:
-        pack = PACKERS.get(pathlib.Path(name).suffix, bytes)
-        super().write(name, pack(text.encode()))
+        super().write(name, text)
         return name
 
     def load(self, task: str, *patterns: str, language: str = "en", **codes: str) -> list:
