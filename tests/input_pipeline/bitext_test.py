@@ -92,7 +92,7 @@ def read(rows: np.ndarray) -> list[Example]:
     ]  # fmt: skip
 
 
-class PairStreamTest(parameterized.TestCase):
+class _StoreTest(parameterized.TestCase):
     store: PackedDataset
 
     @classmethod
@@ -101,6 +101,8 @@ class PairStreamTest(parameterized.TestCase):
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         cls.store = write_store(pathlib.Path(folder))
 
+
+class PairStreamTest(_StoreTest):
     def pairs(self) -> set:
         return {
             (name, pair, i)
@@ -344,31 +346,24 @@ class PairStreamTest(parameterized.TestCase):
             BitextSettings(buckets, positions, 1.0, 48)
 
 
-class MixedStreamTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
-        self.rows = TrainingStream(store, {"aa": 1.0}, batch_size=3, seed=0)
-        pairs, _ = pair_streams(store, SETTINGS, seed=0)
-        self.streams = [self.rows, *pairs]
-        self.shares = np.array([0.5, 0.25, 0.125, 0.125])
-        self.mixed = MixedStream(self.streams, self.shares, seed=0)
-
+class MixedStreamTest(_StoreTest):
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
-        numbers = np.zeros(4, int)
+        rows = TrainingStream(self.store, {"aa": 1.0}, batch_size=3, seed=0)
+        streams = [rows, *pair_streams(self.store, SETTINGS, seed=0)[0]]
+        numbers, shares = np.zeros(4, int), np.array([0.5, 0.25, 0.125, 0.125])
+        mixed = MixedStream(streams, shares, seed=0)
         for step in range(1000):
-            after = [self.mixed.steps_before(step + 1, i) for i in range(4)]
+            after = [mixed.steps_before(step + 1, i) for i in range(4)]
             (i,) = np.flatnonzero(after - numbers)
-            stream, number = self.streams[i], int(numbers[i])
-            found, expected = self.mixed.batch(step), stream.batch(number)
+            stream, number = streams[i], int(numbers[i])
+            found, expected = mixed.batch(step), stream.batch(number)
             self.assertCountEqual(found, expected)
             for name, array in expected.items():
                 np.testing.assert_array_equal(found[name], array)
-            self.assertEqual(self.mixed.kind(step), stream.kind(number))
-            described = self.mixed.describe_batch(step)
-            self.assertEqual(described, stream.describe_batch(number))
+            self.assertEqual(mixed.kind(step), stream.kind(number))
+            self.assertEqual(mixed.describe_batch(step), stream.describe_batch(number))
             numbers[i] += 1
-        np.testing.assert_allclose(numbers / 1000, self.shares, atol=0.04)
+        np.testing.assert_allclose(numbers / 1000, shares, atol=0.04)
 
 
 class JoinPairTest(parameterized.TestCase):

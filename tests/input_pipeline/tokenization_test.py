@@ -54,19 +54,14 @@ class RowWriterTest(FolderTest):
 
 
 class FaultsTest(parameterized.TestCase):
-    def test_a_tokenizer_without_a_special_token(self):
-        for token in ("<mask>", "<pad>"):
-            proto = model_proto.ModelProto.FromString(_tokenizer())
-            for piece in list(proto.pieces):
-                if piece.piece == token:
-                    proto.pieces.remove(piece)
-            processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
-            with self.assertRaisesRegex(ValueError, f"has no {token} token.*build_vocab.py"):
-                tokenization.special_ids(processor)
-
-    def test_a_tokenizer_in_which_the_text_mask_would_become_a_mask(self):
+    @parameterized.parameters(("<mask>", True), ("<pad>", True), ("<mask>", False))
+    def test_a_tokenizer_without_a_special_token(self, token, is_missing):
         proto = model_proto.ModelProto.FromString(_tokenizer())
-        proto.pieces[merge.MASK_ID].type = model_proto.ModelProto.SentencePiece.USER_DEFINED
+        (piece,) = [one for one in proto.pieces if one.piece == token]
+        if is_missing:
+            proto.pieces.remove(piece)
+        else:  # in the text it would become a mask
+            piece.type = model_proto.ModelProto.SentencePiece.USER_DEFINED
         processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
-        with self.assertRaisesRegex(ValueError, "has no <mask> token"):
+        with self.assertRaisesRegex(ValueError, f"has no {token} token.*build_vocab.py"):
             tokenization.special_ids(processor)
