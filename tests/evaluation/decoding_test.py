@@ -177,16 +177,6 @@ class SearchTest(parameterized.TestCase):
             jax.effects_barrier()
             self.assertIn(len(calls), expected, settings)
 
-    @parameterized.parameters((0.0, 1), (0.5, 1), (1.0, 3))
-    def test_a_length_penalty_prefers_long_hypotheses(self, penalty, length):
-        # </s> has 0.6 at once, and 0.9 after two words of 0.4 and 0.75: by hand, the log
-        # probabilities are -0.511 (1 token) and -1.309 (3), their means -0.511 and -0.436.
-        rows = {(): {EOS: 0.6, 3: 0.4}, (3,): {4: 0.75, EOS: 0.01, 5: 0.24}}
-        logits = model_of({**rows, (3, 4): {EOS: 0.9, 5: 0.1}})
-        found = search(logits, DecodingSettings(2, 5, penalty), first=FIRST[2:])
-        self.assertEqual(found.lengths[0, 0], length)
-        np.testing.assert_allclose(found.scores[0, 0], {1: np.log(0.6)}.get(length, -0.43643), 1e-4)
-
     def test_a_search_waits_for_a_long_hypothesis(self):
         # Two are finished after two tokens, with means of -0.598 and -0.458. What goes on has -3.0,
         # a mean of -1.0 at the next token, but of -0.333 after nine.
