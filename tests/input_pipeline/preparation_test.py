@@ -130,6 +130,11 @@ _LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
 
 
 class ContentsTest(_PreparationTest):
+    def setUp(self):
+        super().setUp()
+        # Some documents at a time, which the sequences do not depend on.
+        self.enterContext(mock.patch.object(tokenization, "_CHARACTERS_AT_ONCE", 500))
+
     @parameterized.parameters(
         {}, {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
         {"max_train_bytes": 1500}, {"languages": ("sw", "en"), "exclude": ()},
