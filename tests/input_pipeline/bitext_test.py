@@ -13,17 +13,7 @@ from absl.testing import parameterized
 
 from input_pipeline import bitext
 from input_pipeline.array_files import ArrayFile
-from input_pipeline.bitext import (
-    PAIRS,
-    SEPARATE_PAIRS,
-    BitextSettings,
-    join_pair,
-    language_pairs,
-    pair_names,
-    pair_sizes,
-    pair_streams,
-    token_counts,
-)
+from input_pipeline.bitext import BitextSettings, pair_streams, token_counts
 from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
 from input_pipeline.stream import MixedStream, TrainingStream
@@ -209,13 +199,13 @@ class PairStreamTest(_StoreTest):
             np.testing.assert_array_equal(stream.batch(0)["pair"], 2)
 
     def test_a_batch_says_the_language_pair_of_each_example(self):
-        self.assertEqual(language_pairs(self.store), list(SHARES))
-        self.assertEqual(pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
+        self.assertEqual(bitext.language_pairs(self.store), list(SHARES))
+        self.assertEqual(bitext.pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
         sizes = collections.Counter((pair, name) for name, pair, _ in self.pairs())
         expected = {
             pair: sorted(n for key, n in sizes.items() if key[0] == pair) for pair in SHARES
         }
-        self.assertEqual({p: sorted(n) for p, n in pair_sizes(self.store).items()}, expected)
+        self.assertEqual({p: sorted(n) for p, n in bitext.pair_sizes(self.store).items()}, expected)
         flips = set()
         for shares in (None, SHARES):
             for stream in pair_streams(self.store, SETTINGS, 0, shares)[0]:
@@ -296,7 +286,7 @@ class PairStreamTest(_StoreTest):
             for two in (False, True)
         )
         for one, other in zip(together, separate, strict=True):
-            self.assertEqual((one.kind(2), other.kind(2)), (PAIRS, SEPARATE_PAIRS))
+            self.assertEqual((one.kind(2), other.kind(2)), (bitext.PAIRS, bitext.SEPARATE_PAIRS))
             self.assertEqual(one.describe_batch(2), other.describe_batch(2))
             batch, joined = other.batch(2), one.batch(2)["tokens"]
             self.assertEqual(list(batch), list(one.batch(2)))
@@ -372,7 +362,7 @@ class JoinPairTest(parameterized.TestCase):
     )
     def test_what_is_too_long_is_cut(self, one, two, kept_one, kept_two):
         first, second = np.arange(100, 100 + one), np.arange(200, 200 + two)
-        row, start = join_pair(first, second, 20, SPECIAL)
+        row, start = bitext.join_pair(first, second, 20, SPECIAL)
         expected = [0, *first[:kept_one], 2, 2, *second[:kept_two], 2]
         np.testing.assert_array_equal(row, expected)
         self.assertEqual(start, kept_one + 2)

@@ -4,14 +4,9 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
 
+from input_pipeline.tasks import features
 from input_pipeline.tasks.examples import TaggedExample, TextExample, TranslationExample
-from input_pipeline.tasks.features import (
-    language_symbols,
-    sentence_features,
-    tagging_features,
-    text_features,
-    translation_features,
-)
+from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
 from input_pipeline.tokenization import special_ids
 from vocap import merge
 
@@ -155,7 +150,7 @@ class TaggingFeaturesTest(parameterized.TestCase):
 
 def translations(*pairs: tuple, max_length: int = 20, language: str = "de"):
     examples = [TranslationExample(str(i), *pair, language) for i, pair in enumerate(pairs)]
-    return translation_features(examples, PROCESSOR, SPECIAL, max_length, SYMBOLS)
+    return features.translation_features(examples, PROCESSOR, SPECIAL, max_length, SYMBOLS)
 
 
 class TranslationFeaturesTest(parameterized.TestCase):
@@ -214,7 +209,7 @@ class TranslationFeaturesTest(parameterized.TestCase):
 class SymbolsTest(parameterized.TestCase):
     def symbols(self, *languages: str, **pieces: str):
         size = PROCESSOR.get_piece_size()
-        return language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL)
+        return features.language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL)
 
     def test_rows_beyond_the_pieces(self):
         size = PROCESSOR.get_piece_size()
