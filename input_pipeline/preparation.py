@@ -105,10 +105,8 @@ class Job:
         """Return the tasks that have left no note about the same input, the largest first."""
 
         def is_done(task: Any) -> bool:
-            is_there = self.note(kind, task.id).exists()
-            return is_there and self.read_note(kind, task.id).made_from == self.made_from(
-                kind, task
-            )
+            exists = self.note(kind, task.id).exists()
+            return exists and self.read_note(kind, task.id).made_from == self.made_from(kind, task)
 
         return sorted(itertools.filterfalse(is_done, tasks), key=lambda task: -task.text_bytes)
 

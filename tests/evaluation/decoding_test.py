@@ -81,9 +81,7 @@ def exhaustive(logits, first, settings) -> list[tuple[np.float32, tuple[int, ...
     for size in range(settings.max_length):
         for words in itertools.product(range(3, V), repeat=size):
             tokens = (*words, EOS)
-            total = sum(
-                log_probs[after(first, tokens[:i]), token] for i, token in enumerate(tokens)
-            )
+            total = sum(log_probs[after(first, tokens[:i]), one] for i, one in enumerate(tokens))
             found.append((total / len(tokens) ** settings.length_penalty, tokens))
     return sorted(found, key=lambda one: -one[0])
 
@@ -128,9 +126,8 @@ class SearchTest(parameterized.TestCase):
                 where = f"sentence {sentence}, rank {rank}"
                 np.testing.assert_array_equal(found.tokens[sentence, rank], padded, where)
                 self.assertEqual(found.lengths[sentence, rank], len(tokens), where)
-                np.testing.assert_allclose(
-                    found.scores[sentence, rank], score, rtol=1e-6, err_msg=where
-                )
+                scored = found.scores[sentence, rank]
+                np.testing.assert_allclose(scored, score, rtol=1e-6, err_msg=where)
 
     @parameterized.parameters(0.0, 0.6, -1.0)
     def test_many_beams_are_an_exhaustive_search(self, penalty):

@@ -45,9 +45,8 @@ def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> PackedData
             for n in (9, count)
         )
         heldout = [np.where(tokens == SPECIAL.mask, 5, tokens) for tokens in heldout]
-        np.save(
-            folder / f"{language}.heldout.npy", pack_rows(heldout, L, SPECIAL, np.dtype(np.uint16))
-        )
+        rows = pack_rows(heldout, L, SPECIAL, np.dtype(np.uint16))
+        np.save(folder / f"{language}.heldout.npy", rows)
         counts = np.bincount(np.concatenate(train), minlength=VOCAB)
         np.save(folder / f"{language}.counts.npy", counts)
         tokens = sum(map(len, heldout))
@@ -62,9 +61,7 @@ class TestCase(parameterized.TestCase):
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.store = write_store(cls.folder, {"aa": 5, "bb": 3, "none": 0})
         cls.rows = {lang: cls.store.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
-        cls.text = {
-            lang: rows[~np.isin(rows, SPECIAL.special_ids())] for lang, rows in cls.rows.items()
-        }
+        cls.text = {lang: x[~np.isin(x, SPECIAL.special_ids())] for lang, x in cls.rows.items()}
 
     def evaluator(self, objective: MaskedLM = OBJECTIVE, **kwargs) -> ExactMaskedLM:
         settings = {"num_folds": FOLDS, "batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}

@@ -90,8 +90,7 @@ class SentenceEncoderTest(parameterized.TestCase):
             encoder, params, layer=layer, batch_size=3, buckets=(12,), pad=1, specials=(0, 1, 2)
         )(features)
         batch = [feature.arrays(12, 1) for feature in features]
-        arrays = [
-            np.stack([row[name] for row in batch]) for name in ("tokens", "segments", "positions")
-        ]
+        names = "tokens", "segments", "positions"
+        arrays = [np.stack([row[name] for row in batch]) for name in names]
         expected = mean_states(encoder, params, *arrays, num_layers=layer, specials=(0, 1, 2))
         np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)

@@ -202,9 +202,7 @@ class PairStreamTest(_StoreTest):
         self.assertEqual(bitext.language_pairs(self.store), list(SHARES))
         self.assertEqual(bitext.pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
         sizes = collections.Counter((pair, name) for name, pair, _ in self.pairs())
-        expected = {
-            pair: sorted(n for key, n in sizes.items() if key[0] == pair) for pair in SHARES
-        }
+        expected = {one: sorted(n for key, n in sizes.items() if key[0] == one) for one in SHARES}
         self.assertEqual({p: sorted(n) for p, n in bitext.pair_sizes(self.store).items()}, expected)
         flips = set()
         for shares in (None, SHARES):

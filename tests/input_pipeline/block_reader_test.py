@@ -52,9 +52,7 @@ class BlockCacheTest(absltest.TestCase):
 
     def test_blocks_are_read_at_once_and_before_they_are_asked_for(self):
         both = threading.Barrier(2, timeout=10)
-        cache = BlockCache(
-            lambda *block: (both.wait(), block), ThreadPoolExecutor(2), window_blocks=2
-        )
+        cache = BlockCache(lambda *one: (both.wait(), one), ThreadPoolExecutor(2), window_blocks=2)
         cache.request(places((0, 0, 4), (0, 4, 8)))
         for one in cache.request(places((0, 0, 4), (0, 4, 8))):
             self.assertTrue(one.block.result(timeout=10))

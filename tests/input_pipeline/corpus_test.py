@@ -271,9 +271,8 @@ class ParallelTest(_CorpusTest):
         loaded = self.load(text=("text",), parallel_eval=("eval/*.tsv", "folder"))
         self.assertEqual((loaded.train, loaded.heldout), (without.train, without.heldout))
         self.assertNotEqual(loaded.digest(), without.digest())
-        self.assertEqual(
-            [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
-        )
+        sizes = [(one.name, len(one.rows)) for one in loaded.parallel]
+        self.assertEqual(sizes, [("sets", 90), ("folder", 1)])
 
     def test_each_source_is_read_once_and_for_evaluation_only_if_so_named(self):
         for name in ("en-de", "en-sw", "eval/en-de"):

@@ -81,9 +81,7 @@ class BatchesTest(FolderTest):
         kinds, found = zip(*data.batches(range(4)), strict=True)
         self.assertEqual(kinds, (PACKED,) * 4)
         self.assert_batches(found, (0, 1, 0, 1), 1, 2)  # each phase begins anew
-        self.assertEqual(
-            [data.step_values(step)["alpha"] for step in range(4)], [0.7] * 2 + [0.3] * 2
-        )
+        self.assertEqual([data.step_values(i)["alpha"] for i in range(4)], [0.7] * 2 + [0.3] * 2)
         for step in range(4):  # of all hosts
             self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
         self.assertLen(data.describe_batch(0), 8)

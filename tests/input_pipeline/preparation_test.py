@@ -363,9 +363,7 @@ class TasksTest(_PreparationTest):
         preparation.run(job, preparation.find(job), _MODEL, in_order)
         path = job.work / f"{name}.json"
         artifacts.write_json(path, {**artifacts.read_json(path), field: value})
-        with self.assertRaisesRegex(
-            ValueError, f"{name}.json: {message}.*; remove .* run the same"
-        ):
+        with self.assertRaisesRegex(ValueError, f"{name}.json: {message}.*; remove .* run the"):
             prepare(job)
 
     def test_no_task_goes_on_behind_an_error(self):

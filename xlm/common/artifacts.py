@@ -479,6 +479,4 @@ def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[tuple[str,
 
 
 def _lines(changes: dict[str, tuple[Any, Any]]) -> list[str]:
-    return [
-        f"  {path}: there {found!r}, now {wanted!r}" for path, (found, wanted) in changes.items()
-    ]
+    return [f"  {path}: there {old!r}, now {new!r}" for path, (old, new) in changes.items()]

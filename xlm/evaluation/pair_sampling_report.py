@@ -192,9 +192,8 @@ def _plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None
     is_pair = counts[ordered] > 0
     columns = min(3, len(samplings))
     rows = math.ceil(len(samplings) / columns)
-    figure, panels = figures.new(
-        (5.2 * columns, 5.8 * rows), nrows=rows, ncols=columns, squeeze=False
-    )
+    size = 5.2 * columns, 5.8 * rows
+    figure, panels = figures.new(size, nrows=rows, ncols=columns, squeeze=False)
     lowest, highest = _range([one.sampling.probabilities for one in samplings])
     colours = matplotlib.colors.LogNorm(lowest, highest, clip=True)
     flat = matplotlib.colors.ListedColormap(list(_KINDS.values()))
@@ -203,10 +202,8 @@ def _plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None
         axes.imshow(np.where(is_pair, 1.0, 0.0), cmap=flat, vmin=0, vmax=1)
         positive = np.ma.masked_less_equal(found, 0.0)
         image = axes.imshow(positive, cmap="viridis_r", norm=colours)
-        without = np.count_nonzero(np.triu(is_pair) & (found == 0))
-        axes.set_title(
-            f"{_TITLES[one.method]}\n{without} of {is_pair.sum() // 2} pairs get nothing"
-        )
+        absent = np.count_nonzero(np.triu(is_pair) & (found == 0))
+        axes.set_title(f"{_TITLES[one.method]}\n{absent} of {is_pair.sum() // 2} pairs get nothing")
         axes.tick_params(length=0, labelsize=300 / max(len(languages), 30))
         if len(languages) <= _MAX_NAMES:
             axes.set_xticks(range(len(order)), [languages[i] for i in order], rotation=90)

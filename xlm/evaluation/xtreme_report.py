@@ -88,11 +88,9 @@ def _how(best: Sequence[Variant]) -> str:
             f"{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several "
             "tried, hyperparameters were chosen, and averages with such scores: they are too high."
         )
-    on_validation = sorted({one.table for one in best if one.runs[0].split == "validation"})
-    if on_validation:
-        lines.append(
-            f"Scores of validation data, for want of test data: {', '.join(on_validation)}."
-        )
+    validated = sorted({one.table for one in best if one.runs[0].split == "validation"})
+    if validated:
+        lines.append(f"Scores of validation data, for want of test data: {', '.join(validated)}.")
     return "\n".join(lines)
 
 

@@ -11,9 +11,8 @@ from input_pipeline.tokenization import special_ids
 from vocap import merge
 
 PIECES = [*"▁abcdefghij.", "▁ab", "▁c", "äö", "日本", "▁กา", "<2de>"]
-PROCESSOR = spm.SentencePieceProcessor(
-    model_proto=merge.write_model(PIECES, np.full(len(PIECES), -5.0))
-)
+MODEL = merge.write_model(PIECES, np.full(len(PIECES), -5.0))
+PROCESSOR = spm.SentencePieceProcessor(model_proto=MODEL)
 SPECIAL = special_ids(PROCESSOR)
 BOS, EOS = [SPECIAL.bos], [SPECIAL.eos]
 SYMBOLS = {"de": 90, "fr": 91}
@@ -73,27 +72,21 @@ class TextFeaturesTest(parameterized.TestCase):
         arrays = found.arrays(12, SPECIAL.pad)
         sizes = [len(text) for text in texts]
         rest = 12 - sum(sizes)
-        np.testing.assert_array_equal(
-            arrays["segments"], [1] * sizes[0] + [2] * sizes[1] + [0] * rest
-        )
+        np.testing.assert_array_equal(arrays["segments"], np.repeat([1, 2, 0], [*sizes, rest]))
         positions = arrays["positions"][: sum(sizes)]
         np.testing.assert_array_equal(positions, [*range(sizes[0]), *range(sizes[1])])
 
     def test_arrays(self):
-        number, score, unlabelled = self.features(
-            ("ab", None, 2), ("ab", None, 2.5), ("a", "b", None)
-        )
-        arrays = number.arrays(9, SPECIAL.pad)
-        size = len(number.tokens)
-        np.testing.assert_array_equal(
-            arrays["tokens"], [*number.tokens, *[SPECIAL.pad] * (9 - size)]
-        )
+        one, score, without = self.features(("ab", None, 2), ("ab", None, 2.5), ("a", "b", None))
+        arrays = one.arrays(9, SPECIAL.pad)
+        size = len(one.tokens)
+        np.testing.assert_array_equal(arrays["tokens"], [*one.tokens, *[SPECIAL.pad] * (9 - size)])
         np.testing.assert_array_equal(arrays["segments"], [1] * size + [0] * (9 - size))
         np.testing.assert_array_equal(arrays["positions"], np.arange(9))
         self.assertEqual({array.dtype for array in arrays.values()}, {np.dtype(np.int32)})
         label = score.arrays(9, 1)["labels"]
         self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
-        self.assertNotIn("labels", unlabelled.arrays(9, 1))
+        self.assertNotIn("labels", without.arrays(9, 1))
 
 
 class TaggingFeaturesTest(parameterized.TestCase):
@@ -113,9 +106,8 @@ class TaggingFeaturesTest(parameterized.TestCase):
         for feature in self.features(*sentences, max_length=max_length):
             self.assertLessEqual(len(feature.tokens), max_length)
             np.testing.assert_array_equal(feature.tokens[[0, -1]], BOS + EOS)
-            np.testing.assert_array_equal(
-                np.flatnonzero(feature.words < 0), [0, len(feature.words) - 1]
-            )
+            ends = [0, len(feature.words) - 1]
+            np.testing.assert_array_equal(np.flatnonzero(feature.words < 0), ends)
             self.assertEqual(feature.first_word, len(seen[feature.example]))
             np.testing.assert_array_equal(
                 feature.tags, feature.first_word + np.arange(feature.num_words)

@@ -368,9 +368,7 @@ class FilesTest(Folder):
     def test_a_language_without_data(self):
         for code in ("sw", "de", "dde"):
             self.write(f"dev/{code}.tsv", self.text("x | 1"))
-        with self.assertRaisesRegex(
-            ValueError, "'th'; looked for .*dev/th.tsv; .*for dde, de, sw:"
-        ):
+        with self.assertRaisesRegex(ValueError, "'th'; looked .*dev/th.tsv; .*for dde, de, sw:"):
             self.load("cola", "dev/{language}.tsv", language="th")
         with self.assertRaisesRegex(ValueError, "no data .*.in English, .*files for de:"):
             self.load("cola", "dev/t?.tsv", "dev/d{language}.tsv", language="th")

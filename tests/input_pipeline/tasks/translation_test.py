@@ -31,9 +31,8 @@ class TranslationTest(PackedFolderTest):
         return [self.write(f"train.{code}{suffix}", "\n".join(side) + "\n") for code, side in sides]
 
     def load(self, *patterns: str, language: str = "en-de", codes=None, languages=()):
-        return load_translations(
-            Source(TASK, self.folder, patterns, language, codes or {}), languages
-        )
+        source = Source(TASK, self.folder, patterns, language, codes or {})
+        return load_translations(source, languages)
 
     @parameterized.parameters("", ".gz", ".xz")
     def test_files_of_both_forms(self, suffix):
