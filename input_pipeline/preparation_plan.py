@@ -145,7 +145,8 @@ class Found:
 
     @property
     def text_bytes(self) -> int:
-        return sum(one.text_bytes for one in (*self.tasks, *self.pieces))
+        parallel = sum(task.text_bytes for task in self.tasks)
+        return parallel + sum(piece.text_bytes for piece in self.pieces)
 
 
 def stat(path: pathlib.Path) -> tuple[int, int]:
