@@ -100,9 +100,8 @@ def _tf_data_batches(reader: _Reader) -> Iterator[Batch]:
         return dict(zip(types, arrays, strict=True))
 
     dataset = tf.data.Dataset.range(steps.start, steps.stop, steps.step)
-    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True).prefetch(
-        reader.data.prefetch
-    )
+    dataset = dataset.map(read, num_parallel_calls=2, deterministic=True)
+    dataset = dataset.prefetch(reader.data.prefetch)
     try:
         for batch in dataset.as_numpy_iterator():
             yield {name: array for name, array in batch.items() if array.size}

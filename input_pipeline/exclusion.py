@@ -67,9 +67,8 @@ class Exclusion:
         self._counts = [0, 0, 0]
 
     def __contains__(self, sentence: str) -> bool:
-        return bool(self._sentences) and any(
-            letters(piece) in self._sentences for piece in cut_line(sentence)
-        )
+        pieces = map(letters, cut_line(sentence)) if self._sentences else ()
+        return not self._sentences.isdisjoint(pieces)
 
     def counted(self, sentences: Iterable[str]) -> Iterator[str]:
         """Yield sentences unchanged, and count the long ones."""

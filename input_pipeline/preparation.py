@@ -103,13 +103,12 @@ class Job:
 
     def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
         """Return the tasks that have left no note about the same input, the largest first."""
-        left = (task for task in tasks if not self._is_done(kind, task))
-        return sorted(left, key=lambda task: -task.text_bytes)
 
-    def _is_done(self, kind: str, task: Any) -> bool:
-        if not self.note(kind, task.id).exists():
-            return False
-        return self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+        def is_done(task: Any) -> bool:
+            exists = self.note(kind, task.id).exists()
+            return exists and self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+
+        return sorted(itertools.filterfalse(is_done, tasks), key=lambda task: -task.text_bytes)
 
     def read_note(self, kind: str, task_id: str) -> Any:
         path = self.note(kind, task_id)
@@ -379,11 +378,9 @@ def write(job: Job, part: Part) -> None:
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
     _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
-    files, by_split = (
-        job.describe(*map(part.row_file, SPLITS)),
-        zip(SPLITS, statistics, strict=True),
-    )
-    job.write_note("rows", part, statistics=dict(by_split), files=files)
+    by_split = dict(zip(SPLITS, statistics, strict=True))
+    files = job.describe(*map(part.row_file, SPLITS))
+    job.write_note("rows", part, statistics=by_split, files=files)
 
 
 def count(job: Job, task: LanguageTask) -> None:

@@ -214,10 +214,8 @@ def find_inputs(spec: CorpusSpec, shard_bytes: int) -> Found:
     tasks: list[SourceTask] = []
     taken: set[str] = set()
     for number, source in enumerate(sources.find_parallel(spec)):
-        candidates = itertools.chain(
-            [source.name], (f"{source.name}-{i}" for i in itertools.count(2))
-        )
-        name = next(one for one in candidates if one not in taken)
+        names = itertools.chain([source.name], (f"{source.name}-{i}" for i in itertools.count(2)))
+        name = next(one for one in names if one not in taken)
         taken.add(name)
         files = states(source.files)
         tasks.append(SourceTask(number, name, source.key, source.languages, files))

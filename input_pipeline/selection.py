@@ -289,9 +289,7 @@ def _ranges(parts: Sequence[np.ndarray], at_once: int) -> Iterator[tuple[np.ndar
     for number in range(1, num_ranges + 1):
         is_last = number == num_ranges
         limit = np.uint64(0 if is_last else (number << 64) // num_ranges)
-        ends = [
-            len(part) if is_last else int(np.searchsorted(part["high"], limit)) for part in parts
-        ]
+        ends = [len(one) if is_last else int(np.searchsorted(one["high"], limit)) for one in parts]
         sizes = np.subtract(ends, starts)
         part_of = np.repeat(np.arange(len(parts)), sizes)
         # Copied part by part: slices of all at once would keep all of their files open.

@@ -347,9 +347,7 @@ def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> Paralle
     )
 
 
-def _read_aligned(
-    files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]
-) -> list[tuple[str, ...]]:
+def _read_aligned(files: Mapping[str, pathlib.Path], ids: Mapping[str, pathlib.Path]) -> list[Row]:
     """Read rows of translations, one cell per file, "" for a missing translation.
 
     `ids` are files with the id of each line, none or one per language. Raise ValueError if files
@@ -374,9 +372,7 @@ def _read_aligned(
     return _join_by_ids(keys, columns)
 
 
-def _join_by_ids(
-    ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]
-) -> list[tuple[str, ...]]:
+def _join_by_ids(ids: Sequence[Sequence[str]], columns: Sequence[Sequence[str]]) -> list[Row]:
     """Join lines of the same id into rows, in the order in which ids first occur; drop empty lines.
 
     A line gets its own row if its id is empty, begins with "?" or is repeated in its column.

@@ -110,9 +110,7 @@ class PhasedStream(_ChosenStream):
 
     def __init__(self, phases: Mapping[int, Stream]):
         self._phases = dict(sorted(phases.items()))
-        self.types = {
-            name: kind for stream in phases.values() for name, kind in stream.types.items()
-        }
+        self.types = {name: kind for one in phases.values() for name, kind in one.types.items()}
 
     def _of(self, step: int) -> tuple[Stream, int]:
         first = self._first(step)

@@ -103,9 +103,8 @@ def _plain(text: str) -> str:
 def file_name(language: str, shard: tuple[int, int] = (0, 1)) -> str:
     """Return the name of the file of a part; of the only part, <language>.jsonl.gz."""
     number, total = shard
-    return (
-        f"{language}-{number:05d}-of-{total:05d}.jsonl.gz" if total > 1 else f"{language}.jsonl.gz"
-    )
+    part = f"-{number:05d}-of-{total:05d}" if total > 1 else ""
+    return f"{language}{part}.jsonl.gz"
 
 
 def write_text(

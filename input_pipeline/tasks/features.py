@@ -295,9 +295,7 @@ def question_features(
     }
     windows = []
     for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
-        head = np.concatenate(
-            [[special.bos], question[:max_query_length], [special.eos, special.eos]]
-        )
+        head = np.concatenate([[special.bos], question[:max_query_length], [special.eos] * 2])
         context, offsets = contexts[example.context]
         span = token_span(offsets, example.answers[0]) if example.answers else None
         room = max_length - len(head) - 1

@@ -185,9 +185,7 @@ def held_out_part(
             "development file (task.validation), or more examples"
         )
     last = texts[count - 1]
-    return [
-        example for example, key in zip(examples, keys, strict=True) if (key <= last) == held_out
-    ]
+    return [one for one, key in zip(examples, keys, strict=True) if (key <= last) == held_out]
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:

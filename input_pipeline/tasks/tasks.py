@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from xlm.common import tables
+
 _ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO_WAY_NLI = ("entailment", "not_entailment")
@@ -21,6 +23,7 @@ _OTHER_SPELLINGS = {"contradictory": "contradiction"}
 # What tensorflow-datasets writes for the hidden labels of test sets.
 _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
+_NAMED = 20  # labels that a message names
 NO_SPAN = (
     'no tag of a span such as O, B-NAME, I-NAME; to score each word on its own, write "words," '
     "before the folder: --config=configs/finetune/tags.py:words,DATA"
@@ -114,8 +117,8 @@ class Task:
         """
         if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
             raise ValueError(
-                f"{self.name}: the labels are {_shortened(labels)}; they must be two or more, each "
-                "once: correct task.labels, or task.label_column"
+                f"{self.name}: the labels are {tables.named(labels, _NAMED)}; they must be two or "
+                "more, each once: correct task.labels, or task.label_column"
             )
         wrong = [one for one in labels if not is_span_tag(one)]
         if wrong and self.has_spans:
@@ -152,7 +155,8 @@ class Task:
         if self.is_own:
             raise ValueError(
                 f"{where}: no label {text[:40]!r} in the training data, whose labels are "
-                f"{_shortened(self.labels)}; correct it, or list all labels in task.labels"
+                f"{tables.named(self.labels, _NAMED)}; correct it, or list all labels in "
+                "task.labels"
             )
         if text.isdecimal() and int(text) < len(self.labels):
             return int(text)
@@ -173,11 +177,6 @@ def canonical_label(text: str) -> str:
     if _WHOLE_NUMBER.fullmatch(text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text
-
-
-def _shortened(labels: tuple[str, ...], limit: int = 20) -> str:
-    more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
-    return ", ".join(labels[:limit]) + more
 
 
 def _words(text: str) -> tuple[str, ...]:

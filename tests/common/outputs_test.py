@@ -3,23 +3,23 @@
 import contextlib
 import os
 import pathlib
-import tempfile
 from unittest import mock
 
 from absl import flags
 from absl.testing import parameterized
 
 from tests import commands
+from tests.folders import FolderTest
 from xlm.common import artifacts, outputs
 
 
-class OutputsTest(parameterized.TestCase):
+class OutputsTest(FolderTest):
     def setUp(self):
         super().setUp()
         self.enter_context(commands.no_flags())
         outputs.define_flags("The output.")
         flags.FLAGS(["command"])
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())).resolve()
+        self.folder = self.folder.resolve()
         self.enter_context(contextlib.chdir(self.folder))
 
     def names(self, folder: str = ".") -> list[str]:

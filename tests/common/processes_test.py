@@ -5,11 +5,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 from absl.testing import parameterized
 
+from tests.folders import FolderTest
 from xlm.common import entry_point, processes
 
 # Two workers that say when they import their modules, and when they are at their jobs.
@@ -38,7 +38,7 @@ else:
 """
 
 
-class WorkersTest(parameterized.TestCase):
+class WorkersTest(FolderTest):
     @parameterized.product(
         how=[("kill", signal.SIGKILL, -signal.SIGKILL, []),
              ("kill", signal.SIGTERM, entry_point.EXIT_TERMINATED, ["error: terminated"]),
@@ -47,16 +47,15 @@ class WorkersTest(parameterized.TestCase):
     )  # fmt: skip
     def test_they_end_with_their_parent(self, how, when):
         send, number, status, message = how
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        (folder / "script.py").write_text(SCRIPT)
+        script = self.write("script.py", SCRIPT)
         with subprocess.Popen(
-            [sys.executable, folder / "script.py", folder],
+            [sys.executable, script, self.folder],
             env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2])},
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         ) as process:
-            while len(list(folder.glob(f"{when}-*"))) < 2:
+            while len(list(self.folder.glob(f"{when}-*"))) < 2:
                 time.sleep(0.01)
             getattr(os, send)(process.pid, number)
             _, errors = process.communicate(timeout=60)  # until no worker has the pipe any more
@@ -64,7 +63,7 @@ class WorkersTest(parameterized.TestCase):
         told = [line for line in errors.splitlines() if "resource_tracker" not in line]
         self.assertEqual([line.partition(";")[0] for line in told], message)
         if when == "import":
-            self.assertEmpty(list(folder.glob("job-*")))
+            self.assertEmpty(list(self.folder.glob("job-*")))
 
     @parameterized.parameters(
         (os._exit, (1,), MemoryError, "a worker .*was killed; lower vocab.num_workers and run the"),

@@ -15,15 +15,8 @@ from input_pipeline.packed_dataset import PackedDataset
 from tests import factories
 from tests.evaluation.exact_masked_lm_test import write_store
 from tests.factories import SPECIAL, UNK
-from xlm.evaluation.replaced_token import (
-    FROZEN,
-    OWN,
-    UNIGRAM,
-    Detection,
-    ReplacedTokenDetection,
-    detection,
-    unigram_corruption,
-)
+from xlm.evaluation import replaced_token
+from xlm.evaluation.replaced_token import FROZEN, OWN, UNIGRAM, Detection
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh, replicated
@@ -82,7 +75,7 @@ class DetectionTest(parameterized.TestCase):
         rng = np.random.default_rng(0)
         is_replaced = rng.random(size) < rate
         logits = rng.integers(-8, 9, size) / 4 + is_replaced  # with ties
-        found = detection(logits.astype(np.float32), is_replaced)
+        found = replaced_token.detection(logits.astype(np.float32), is_replaced)
         assert_close(found, slow_detection(logits.tolist(), is_replaced.tolist()), 1e-9)
 
     @parameterized.parameters(
@@ -92,7 +85,7 @@ class DetectionTest(parameterized.TestCase):
         ([-200.0, 300.0], [True, False], {"loss": 250.0}),
     )
     def test_by_hand(self, logits, is_replaced, expected):
-        found = detection(np.array(logits, np.float32), np.array(is_replaced))
+        found = replaced_token.detection(np.array(logits, np.float32), np.array(is_replaced))
         for name, value in expected.items():
             np.testing.assert_equal(getattr(found, name), value)
 
@@ -108,7 +101,7 @@ class UnigramCorruptionTest(parameterized.TestCase):
         cls.is_text = ~np.isin(cls.rows, SPECIAL)
 
     def corrupt(self, rate: float = 1.0, seed: int = 0) -> np.ndarray:
-        return unigram_corruption(self.rows, self.counts, rate, SPECIAL, [seed, 3])
+        return replaced_token.unigram_corruption(self.rows, self.counts, rate, SPECIAL, [seed, 3])
 
     def test_samples_are_of_the_unigram_distribution(self):
         found = self.corrupt()
@@ -143,13 +136,6 @@ class UnigramCorruptionTest(parameterized.TestCase):
         deviation = np.sqrt(rate * (1 - rate) / len(found))
         self.assertLessEqual(abs(found.mean() - rate), 4 * deviation)
 
-    def test_depends_on_the_seed_alone(self):
-        before = self.counts.copy()
-        one, two, other = self.corrupt(0.3), self.corrupt(0.3), self.corrupt(0.3, seed=1)
-        np.testing.assert_array_equal(one, two)
-        self.assertGreater((one != other).mean(), 0.1)
-        np.testing.assert_array_equal(self.counts, before)
-
 
 class RunTest(parameterized.TestCase):
     @classmethod
@@ -161,9 +147,9 @@ class RunTest(parameterized.TestCase):
         cls.evaluator = cls().of(frozen=(OBJECTIVE, params()))
         cls.results = cls.evaluator.run(params())
 
-    def of(self, **changes) -> ReplacedTokenDetection:
+    def of(self, **changes) -> replaced_token.ReplacedTokenDetection:
         settings = {"rate": 0.3, "batch_size": 4, "max_sequences": 0, "seed": 0, **changes}
-        return ReplacedTokenDetection(OBJECTIVE, self.store, **settings)
+        return replaced_token.ReplacedTokenDetection(OBJECTIVE, self.store, **settings)
 
     def texts(self, corruption: str) -> dict[str, np.ndarray]:
         return self.evaluator._fixed[corruption]  # samples are the evaluator's own

@@ -15,11 +15,10 @@ from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
-from tests import factories, processes
+from tests import factories
 from tests.factories import SPECIAL_IDS as SPECIAL
 from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation.batch_layout import spread_rows
-from xlm.evaluation.masked_lm import ExactMaskedLM
 from xlm.evaluation.sampled_loss import SampledLoss
 from xlm.objectives.masked_lm import MaskedLM
 
@@ -145,20 +144,6 @@ class SampledLossTest(parameterized.TestCase):
         none = dataclasses.replace(store(), statistics={"none": {}})  # held out
         self.assertEqual(evaluate(objective_with(LAYER), none), {})
 
-    def test_more_languages_than_files_can_be_open(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        row = pack_rows([np.arange(5, 15)], L, SPECIAL, np.dtype(np.uint16))
-        names = [f"l{i:03d}" for i in range(450)]
-        for number, name in enumerate(names):
-            np.save(folder / f"{name}.heldout.npy", np.where(row == 5, number % 40 + 5, row))
-        many = dataclasses.replace(store(), folder=folder, statistics={name: {} for name in names})
-        settings = {"batch_size": 450, "max_sequences": 0, "seed": 0}
-        expected = SampledLoss(objective_with(LAYER), many, **settings)
-        with processes.few_open_files(300):
-            found = SampledLoss(objective_with(LAYER), many, **settings)
-            ExactMaskedLM(objective_with(LAYER), many, num_folds=7, **settings)
-        np.testing.assert_array_equal(found._batches, expected._batches)
-
     def test_there_is_no_dropout(self):
         without = evaluate(objective_with(LAYER, dropout_rate=0.0), store())
         self.assertEqual(without, values_of(LAYER))
@@ -225,3 +210,18 @@ class SampledLossTest(parameterized.TestCase):
         self.assertLessEqual(max(found.values()) - min(found.values()), 2)
         self.assertEqual(values["sampling/sampled_loss"], values["sampling/exact_loss"])
         self.assertGreater(values["sampling/exact_loss"], 0)
+
+
+class SpreadRowsTest(parameterized.TestCase):
+    @parameterized.parameters((10, 0), (10, 10), (3, 5))
+    def test_all_of_them(self, num_rows: int, max_sequences: int):
+        rows = np.arange(2 * num_rows).reshape(num_rows, 2)
+        np.testing.assert_array_equal(spread_rows(rows, max_sequences), rows)
+
+    @parameterized.parameters((10, 4), (10, 9), (100, 7), (5, 1))
+    def test_some_from_every_part(self, num_rows: int, max_sequences: int):
+        found = spread_rows(np.arange(num_rows)[:, None], max_sequences)[:, 0]
+        self.assertLen(found, max_sequences)
+        steps = np.diff([*found, num_rows])
+        self.assertLessEqual(steps.max() - steps.min(), 1)
+        self.assertEqual(found[0], 0)

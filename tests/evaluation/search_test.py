@@ -1,6 +1,5 @@
 """Translations found by vectors made to be found, and by the vectors of an encoder."""
 
-import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -8,6 +7,7 @@ from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import TextFeature
 from tests import tiny_tasks
 from xlm.evaluation import search
+from xlm.evaluation.retrieval import mean_states
 from xlm.evaluation.search import SentenceEncoder
 from xlm.models.encoder import Encoder
 
@@ -79,26 +79,18 @@ class MinedTest(parameterized.TestCase):
 
 class SentenceEncoderTest(parameterized.TestCase):
     @parameterized.parameters(0, 1)
-    def test_a_vector_is_the_mean_over_the_text(self, layer):
+    def test_vectors_are_mean_states_in_the_order_of_the_features(self, layer):
         rng = np.random.default_rng(0)
-        sentences = [rng.integers(5, tiny_tasks.VOCAB, n).astype(np.int32) for n in (3, 9, 1, 5)]
+        sentences = [rng.integers(5, tiny_tasks.VOCAB, n) for n in (3, 9, 1, 5)]
         features = [
-            TextFeature(i, np.concatenate([[0], s, [2]]).astype(np.int32), None)
-            for i, s in enumerate(sentences)
+            TextFeature(i, np.array([0, *s, 2], np.int32), None) for i, s in enumerate(sentences)
         ]
         encoder, params = Encoder(tiny_tasks.SETTINGS), tiny_tasks.params()
         vectors = SentenceEncoder(
             encoder, params, layer=layer, batch_size=3, buckets=(12,), pad=1, specials=(0, 1, 2)
         )(features)
         batch = [feature.arrays(12, 1) for feature in features]
-        arrays = [
-            np.stack([row[name] for row in batch]) for name in ("tokens", "segments", "positions")
-        ]
-        encode = jax.jit(
-            lambda *rows: encoder.apply(
-                {"params": params}, *rows, deterministic=True, num_layers=layer, method="encode"
-            )
-        )
-        for vector, sentence, states in zip(vectors, sentences, encode(*arrays), strict=True):
-            expected = np.mean(states[1 : 1 + len(sentence)], axis=0)
-            np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-5)
+        names = "tokens", "segments", "positions"
+        arrays = [np.stack([row[name] for row in batch]) for name in names]
+        expected = mean_states(encoder, params, *arrays, num_layers=layer, specials=(0, 1, 2))
+        np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)

@@ -61,9 +61,8 @@ class SubmissionTest(Case):
         scores = {"de": {"accuracy": 0.5}}
         folder = self.write("a", {}, task="pawsx", test={}, validation=scores)
         self.predict(folder, "de", [{"id": "0", "prediction": "1"}])
-        (folder / "predictions" / "test.de.jsonl").rename(
-            folder / "predictions" / "validation.de.jsonl"
-        )
+        path = folder / "predictions" / "test.de.jsonl"
+        path.rename(path.with_name("validation.de.jsonl"))
         self.assertIn("de", self.submit()["pawsx"])
         self.assertEmpty(list(self.folder.rglob("*.tsv")))
 
@@ -107,7 +106,5 @@ class SubmissionTest(Case):
                 f"{layer}", {"de": 0.5}, task="tatoeba", hyperparameters=hyperparameters,
                 selected=None,
             )  # fmt: skip
-        with self.assertRaisesRegex(
-            ValueError, "4 and .*8 are runs of tatoeba between which no score"
-        ):
+        with self.assertRaisesRegex(ValueError, "4 and .*8 are runs of tatoeba between which"):
             self.submit()

@@ -54,9 +54,7 @@ class ArrayFileTest(FolderTest):
         np.testing.assert_array_equal(found[:3], whole[:3])
         for index in (3, slice(None), [0, 3], -2, slice(4, 2, -1)):
             expected = 4 if index == slice(4, 2, -1) or index == slice(None) else 3
-            with self.assertRaisesRegex(
-                ValueError, f"a.npy: entry {expected} holds a token id .* 14"
-            ):
+            with self.assertRaisesRegex(ValueError, f"a.npy: entry {expected} holds a token .* 14"):
                 found[index]
 
     def test_one_in_place_of_another_is_read_anew(self):

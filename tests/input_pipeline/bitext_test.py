@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -14,20 +13,9 @@ from absl.testing import parameterized
 
 from input_pipeline import bitext
 from input_pipeline.array_files import ArrayFile
-from input_pipeline.bitext import (
-    PAIRS,
-    SEPARATE_PAIRS,
-    BitextSettings,
-    join_pair,
-    language_pairs,
-    pair_names,
-    pair_sizes,
-    pair_streams,
-    token_counts,
-)
+from input_pipeline.bitext import BitextSettings, pair_streams, token_counts
 from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
-from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import MixedStream, TrainingStream
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.models.segments import packed_segments
@@ -94,7 +82,7 @@ def read(rows: np.ndarray) -> list[Example]:
     ]  # fmt: skip
 
 
-class PairStreamTest(parameterized.TestCase):
+class _StoreTest(parameterized.TestCase):
     store: PackedDataset
 
     @classmethod
@@ -103,6 +91,8 @@ class PairStreamTest(parameterized.TestCase):
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         cls.store = write_store(pathlib.Path(folder))
 
+
+class PairStreamTest(_StoreTest):
     def pairs(self) -> set:
         return {
             (name, pair, i)
@@ -178,10 +168,11 @@ class PairStreamTest(parameterized.TestCase):
             total = count + of_sentences[other, sentence]
             self.assertLess(abs(count - total / 2), 4 * np.sqrt(total / 4), (name, sentence))
 
-    def drawn(
-        self, shares: Mapping[Pair, float] | None = None, **settings
-    ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-        streams, of_steps = pair_streams(self.store, together(100, **settings), 0, shares)
+    @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
+    def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
+        """Within a language pair of given share its sets are drawn by their sizes."""
+        given = shares and {pair: 3 * share for pair, share in shares.items()}
+        streams, of_steps = pair_streams(self.store, together(100, alpha=alpha), 0, given)
         self.assertAlmostEqual(of_steps.sum(), 1)
         mixed, found = MixedStream(streams, of_steps, seed=1), collections.Counter()
         for number, stream in enumerate(streams):
@@ -189,13 +180,6 @@ class PairStreamTest(parameterized.TestCase):
             rows = [stream.batch(batch)["tokens"] for batch in range(-(-steps // 100))]
             examples = read(np.concatenate(rows)[: steps * stream.batch_size // 100])
             found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
-        return found
-
-    @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
-    def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
-        """Within a language pair of given share its sets are drawn by their sizes."""
-        given = shares and {pair: 3 * share for pair, share in shares.items()}
-        found = self.drawn(given, alpha=alpha)
         sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
         total = sum(n**alpha for n in sizes.values())
         for (name, pair), n in sizes.items():
@@ -215,13 +199,11 @@ class PairStreamTest(parameterized.TestCase):
             np.testing.assert_array_equal(stream.batch(0)["pair"], 2)
 
     def test_a_batch_says_the_language_pair_of_each_example(self):
-        self.assertEqual(language_pairs(self.store), list(SHARES))
-        self.assertEqual(pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
+        self.assertEqual(bitext.language_pairs(self.store), list(SHARES))
+        self.assertEqual(bitext.pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
         sizes = collections.Counter((pair, name) for name, pair, _ in self.pairs())
-        expected = {
-            pair: sorted(n for key, n in sizes.items() if key[0] == pair) for pair in SHARES
-        }
-        self.assertEqual({p: sorted(n) for p, n in pair_sizes(self.store).items()}, expected)
+        expected = {one: sorted(n for key, n in sizes.items() if key[0] == one) for one in SHARES}
+        self.assertEqual({p: sorted(n) for p, n in bitext.pair_sizes(self.store).items()}, expected)
         flips = set()
         for shares in (None, SHARES):
             for stream in pair_streams(self.store, SETTINGS, 0, shares)[0]:
@@ -302,7 +284,7 @@ class PairStreamTest(parameterized.TestCase):
             for two in (False, True)
         )
         for one, other in zip(together, separate, strict=True):
-            self.assertEqual((one.kind(2), other.kind(2)), (PAIRS, SEPARATE_PAIRS))
+            self.assertEqual((one.kind(2), other.kind(2)), (bitext.PAIRS, bitext.SEPARATE_PAIRS))
             self.assertEqual(one.describe_batch(2), other.describe_batch(2))
             batch, joined = other.batch(2), one.batch(2)["tokens"]
             self.assertEqual(list(batch), list(one.batch(2)))
@@ -352,31 +334,24 @@ class PairStreamTest(parameterized.TestCase):
             BitextSettings(buckets, positions, 1.0, 48)
 
 
-class MixedStreamTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
-        self.rows = TrainingStream(store, {"aa": 1.0}, batch_size=3, seed=0)
-        pairs, _ = pair_streams(store, SETTINGS, seed=0)
-        self.streams = [self.rows, *pairs]
-        self.shares = np.array([0.5, 0.25, 0.125, 0.125])
-        self.mixed = MixedStream(self.streams, self.shares, seed=0)
-
+class MixedStreamTest(_StoreTest):
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
-        numbers = np.zeros(4, int)
+        rows = TrainingStream(self.store, {"aa": 1.0}, batch_size=3, seed=0)
+        streams = [rows, *pair_streams(self.store, SETTINGS, seed=0)[0]]
+        numbers, shares = np.zeros(4, int), np.array([0.5, 0.25, 0.125, 0.125])
+        mixed = MixedStream(streams, shares, seed=0)
         for step in range(1000):
-            after = [self.mixed.steps_before(step + 1, i) for i in range(4)]
+            after = [mixed.steps_before(step + 1, i) for i in range(4)]
             (i,) = np.flatnonzero(after - numbers)
-            stream, number = self.streams[i], int(numbers[i])
-            found, expected = self.mixed.batch(step), stream.batch(number)
+            stream, number = streams[i], int(numbers[i])
+            found, expected = mixed.batch(step), stream.batch(number)
             self.assertCountEqual(found, expected)
             for name, array in expected.items():
                 np.testing.assert_array_equal(found[name], array)
-            self.assertEqual(self.mixed.kind(step), stream.kind(number))
-            described = self.mixed.describe_batch(step)
-            self.assertEqual(described, stream.describe_batch(number))
+            self.assertEqual(mixed.kind(step), stream.kind(number))
+            self.assertEqual(mixed.describe_batch(step), stream.describe_batch(number))
             numbers[i] += 1
-        np.testing.assert_allclose(numbers / 1000, self.shares, atol=0.04)
+        np.testing.assert_allclose(numbers / 1000, shares, atol=0.04)
 
 
 class JoinPairTest(parameterized.TestCase):
@@ -385,7 +360,7 @@ class JoinPairTest(parameterized.TestCase):
     )
     def test_what_is_too_long_is_cut(self, one, two, kept_one, kept_two):
         first, second = np.arange(100, 100 + one), np.arange(200, 200 + two)
-        row, start = join_pair(first, second, 20, SPECIAL)
+        row, start = bitext.join_pair(first, second, 20, SPECIAL)
         expected = [0, *first[:kept_one], 2, 2, *second[:kept_two], 2]
         np.testing.assert_array_equal(row, expected)
         self.assertEqual(start, kept_one + 2)

@@ -146,9 +146,8 @@ class BatchOrderTest(parameterized.TestCase):
             rows = np.concatenate([one.row[one.language == 1] for one in places])
             self.assertLess(rows.max(), _ROWS[1] / lanes)
 
-    @parameterized.parameters(({"lanes": 2}, "data.lanes is 2, but data.block_bytes is 0"))
-    def test_settings_that_do_not_fit(self, changes, message):
-        with self.assertRaisesRegex(ValueError, message):
-            BlockSettings(**changes)
+    def test_settings_that_do_not_fit(self):
+        with self.assertRaisesRegex(ValueError, "data.lanes is 2, but data.block_bytes is 0"):
+            BlockSettings(lanes=2)
         with self.assertRaisesRegex(ValueError, "data.lanes is 7, must divide .* 60 examples"):
             order(lanes=7)

@@ -1,8 +1,6 @@
 """Blocks read ahead: the same batches as without, each block once, and a bounded number of them."""
 
 import collections
-import pathlib
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -12,11 +10,10 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
 from input_pipeline.order import BlockSettings, Places
-from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import AlphaPhases, BlockCache, TrainingStream, row_cache
-from tests.factories import SPECIAL_IDS
+from tests.folders import FolderTest
+from tests.input_pipeline.reading import training_store
 
-_ROWS = {"en": 900, "sw": 30, "de": 400}
 _SHARES = {"en": 0.6, "sw": 0.1, "de": 0.3}
 # Blocks of 16 sequences of 16 uint16, two in a window: the first and the last language are large.
 _SETTINGS = BlockSettings(block_bytes=512, window_blocks=2, lanes=2)
@@ -55,9 +52,7 @@ class BlockCacheTest(absltest.TestCase):
 
     def test_blocks_are_read_at_once_and_before_they_are_asked_for(self):
         both = threading.Barrier(2, timeout=10)
-        cache = BlockCache(
-            lambda *block: (both.wait(), block), ThreadPoolExecutor(2), window_blocks=2
-        )
+        cache = BlockCache(lambda *one: (both.wait(), one), ThreadPoolExecutor(2), window_blocks=2)
         cache.request(places((0, 0, 4), (0, 4, 8)))
         for one in cache.request(places((0, 0, 4), (0, 4, 8))):
             self.assertTrue(one.block.result(timeout=10))
@@ -72,16 +67,10 @@ class BlockCacheTest(absltest.TestCase):
         self.assertEqual(wanted.block.result(), "a block")
 
 
-class StreamTest(parameterized.TestCase):
+class StreamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        for place, (language, count) in enumerate(sorted(_ROWS.items())):
-            rows = np.zeros((count, 16), np.uint16)
-            rows[:, 0], rows[:, 1] = place, np.arange(count)
-            np.save(folder / f"{language}.train.npy", rows)
-        statistics = {language: {} for language in _ROWS}
-        self.store = PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, statistics, {})
+        self.store = training_store(self.folder, {"en": 900, "sw": 30, "de": 400})
 
     def stream(self, cache=None, seed=3) -> TrainingStream:
         return TrainingStream(self.store, _SHARES, 12, seed, _SETTINGS, cache)

@@ -1,13 +1,11 @@
 """Tests of joining folders of text into a corpus and holding some of it out."""
 
-import gzip
-
 from absl.testing import parameterized
 
 from input_pipeline import sources
 from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
-from tests.folders import FolderTest
+from tests.input_pipeline.reading import PackedFolderTest
 
 
 def _documents(language: str, num_documents: int, num_sentences: int = 3) -> list[list[str]]:
@@ -33,9 +31,11 @@ def _sentences(documents: list[list[str]]) -> list[str]:
     return [sentence for document in documents for sentence in document]
 
 
-class _CorpusTest(FolderTest):
-    def write(self, name: str, text: str):
-        super().write(name, gzip.compress(text.encode()) if name.endswith(".gz") else text)
+class _CorpusTest(PackedFolderTest):
+    def write_documents(self, *names: str, count: int = 5) -> None:
+        """Write files of documents, "text/de" for German below text/."""
+        for name in names:
+            self.write(f"{name}.txt", _txt(_documents(name.rpartition("/")[2], count)))
 
     def spec(self, **changes) -> CorpusSpec:
         settings = {"text": (), "heldout_fraction": 0.2, "heldout_by": "position",
@@ -112,8 +112,7 @@ class TextTest(_CorpusTest):
         self.assertEqual(" ".join(cut).count("Ein Satz."), 2 * 2000)
 
     def test_split_by_seed_and_digest_of_text_and_split(self):
-        for language in ("en", "de"):
-            self.write(f"{language}.txt", _txt(_documents(language, 50)))
+        self.write_documents("en", "de", count=50)
         first, other = self.load(text=(".",)), self.load(text=(".",), seed=1)
         self.assertEqual(first, self.load(text=(".",)))
         alone = self.load(text=(".",), languages=("en",))
@@ -145,8 +144,7 @@ class TextTest(_CorpusTest):
         self.assertLen(self.load(text=(".",), max_train_bytes=1).train["en"], 1)
 
     def test_single_languages_can_have_a_limit_of_their_own(self):
-        for language in ("de", "en", "sw"):
-            self.write(f"{language}.txt", _txt(_documents(language, 50)))
+        self.write_documents("de", "en", "sw", count=50)
         loaded = self.load(text=(".",), max_train_bytes=100, max_train_bytes_of={"en": 0, "sw": 1})
         everything, capped = self.load(text=(".",)), self.load(text=(".",), max_train_bytes=100)
         self.assertEqual(loaded.train["de"], capped.train["de"])
@@ -165,7 +163,7 @@ class TextTest(_CorpusTest):
         self.load(max_train_bytes_of={"sv": 1, "en": 1}, language_codes=codes, **english)
 
     def test_files_that_are_no_text_of_a_language_are_skipped(self):
-        self.write("en.txt", _txt(_documents("en", 5)))
+        self.write_documents("en")
         alone = self.load(text=(".",))
         for name in ("train.docs.txt", "README.md", "en.ids.xz", "core.tsv", ".en.txt", "de/x.txt",
                      "sw.csv", "sw.json"):  # fmt: skip
@@ -238,8 +236,7 @@ class ParallelTest(_CorpusTest):
 
     @parameterized.parameters("parallel", "parallel_eval")
     def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):
-        self.write("text/en.txt", _txt(_documents("en", 5)))
-        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write_documents("text/en", "text/de")
         self.write("aligned/test/de.txt", "A\n\nC\n" * 20)
         self.write("aligned/test/eng.txt.gz", "a\nb\nc\n" * 20)
         self.write("aligned/test/sw.txt", "one line only, but of a language not in use\n")
@@ -253,8 +250,7 @@ class ParallelTest(_CorpusTest):
         self.assertContainsSubset(folder.parallel[0].rows, [("A", "a"), ("", "b"), ("C", "c")])
 
     def test_a_folder_with_ids_equals_a_tsv_file_of_the_joined_lines(self):
-        self.write("text/en.txt", _txt(_documents("en", 5)))
-        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write_documents("text/en", "text/de")
         self.write("verses/de.txt", "A\nB\n\nunnumbered\nagain\nD\n")
         self.write("verses/de.ids", "1\n2\n\n?3\n1\n4\n")
         self.write("verses/en.txt", "d\nc\nown number\na\n")
@@ -267,8 +263,7 @@ class ParallelTest(_CorpusTest):
         self.assertEqual(joined, self.load(parallel_eval=("verses.tsv",), **options))
 
     def test_parallel_eval_is_never_trained_on(self):
-        self.write("text/en.txt", _txt(_documents("en", 5)))
-        self.write("text/de.txt", _txt(_documents("de", 5)))
+        self.write_documents("text/en", "text/de")
         self.write("eval/sets.tsv", _tsv(["en", "de", "fr"], 30, tag="eval "))
         for language in ("en", "de"):
             self.write(f"folder/{language}.txt", f"eval {language} of folder\n")
@@ -276,9 +271,8 @@ class ParallelTest(_CorpusTest):
         loaded = self.load(text=("text",), parallel_eval=("eval/*.tsv", "folder"))
         self.assertEqual((loaded.train, loaded.heldout), (without.train, without.heldout))
         self.assertNotEqual(loaded.digest(), without.digest())
-        self.assertEqual(
-            [(p.name, len(p.rows)) for p in loaded.parallel], [("sets", 90), ("folder", 1)]
-        )
+        sizes = [(one.name, len(one.rows)) for one in loaded.parallel]
+        self.assertEqual(sizes, [("sets", 90), ("folder", 1)])
 
     def test_each_source_is_read_once_and_for_evaluation_only_if_so_named(self):
         for name in ("en-de", "en-sw", "eval/en-de"):
@@ -296,13 +290,11 @@ class ParallelTest(_CorpusTest):
 
 class FaultsTest(_CorpusTest):
     def assert_fault(self, words: str, **changes):
-        with self.assertRaisesRegex(ValueError, words):
+        with self.subTest(words), self.assertRaisesRegex(ValueError, words):
             self.load(**changes)
 
     def test_folders_and_files_without_text(self):
-        self.write("en.txt", _txt(_documents("en", 5)))
-        for language in ("en", "de"):
-            self.write(f"dev/{language}.txt", _txt(_documents(language, 5)))
+        self.write_documents("en", "dev/en", "dev/de")
         self.write("notes/notes.md", "x")
         self.write("text/en.txt.lz4", "x")
         self.write("short/sw.txt", "one sentence\n")
@@ -326,8 +318,7 @@ class FaultsTest(_CorpusTest):
             ("sw-00000-of-00002.txt: is a part", {"parallel": ("shard",)}),
             ("corpus.language_codes", {"text": (".",), "language_codes": {"sw": "../x"}}),
         ):
-            with self.subTest(words):
-                self.assert_fault(words, **changes)
+            self.assert_fault(words, **changes)
         self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
 
     @parameterized.parameters(
@@ -341,8 +332,7 @@ class FaultsTest(_CorpusTest):
         self.assert_fault(words, text=("text",))
 
     def test_wanted_languages_that_are_missing(self):
-        self.write("eng.txt", _txt(_documents("en", 5)))
-        self.write("de.txt", _txt(_documents("de", 5)))
+        self.write_documents("eng", "de")
         words = r"corpus.languages asks for \['en'\].*en.txt, or corpus.language_codes"
         for languages in (("en", "de"), ("en",)):
             self.assert_fault(words, text=(".",), languages=languages)
@@ -350,9 +340,7 @@ class FaultsTest(_CorpusTest):
         self.assertEqual(list(loaded.train), ["en"])
 
     def test_a_language_of_parallel_text_alone(self):
-        self.write("de.txt", _txt(_documents("de", 5)))
-        for language in ("fr", "sw"):
-            self.write(f"verses/{language}.txt", _txt(_documents(language, 5)))
+        self.write_documents("de", "verses/fr", "verses/sw")
         spec = {"text": (".",), "parallel": ("verses",)}
         words = "verses has it as parallel text.*name a folder of corpus.parallel in corpus.text"
         self.assert_fault(words, **spec, languages=("de", "sw"))
@@ -371,8 +359,5 @@ class FaultsTest(_CorpusTest):
         words = "de.ids: 3 lines, but de.txt has 2; a text and its ids must be equally long"
         self.assert_fault(words, parallel_eval=("verses",))
         self.write("core.tsv", _tsv(["en", "de", "eng"], 5))
-        words, codes = (
-            r"core.tsv: more than one column for \['en'\].*corpus.language_codes",
-            {"eng": "en"},
-        )
-        self.assert_fault(words, parallel=("core.tsv",), language_codes=codes)
+        words = r"core.tsv: more than one column for \['en'\].*corpus.language_codes"
+        self.assert_fault(words, parallel=("core.tsv",), language_codes={"eng": "en"})

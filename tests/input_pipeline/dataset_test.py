@@ -1,18 +1,16 @@
 """Tests of feeding batches to the training loop, and of what the room imports."""
 
 import itertools
-import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline import dataset
-from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
-from tests.factories import SPECIAL_IDS
+from tests.folders import FolderTest
+from tests.input_pipeline.reading import training_store
 
 
 class _CountingStream(TrainingStream):
@@ -35,14 +33,10 @@ def loaded(stream, steps, loader, **settings):
     return (batch for _, batch in data.batches(steps))
 
 
-class BatchesTest(parameterized.TestCase):
+class BatchesTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        rng = np.random.default_rng(0)
-        for language in ("en", "sw"):
-            np.save(folder / f"{language}.train.npy", rng.integers(5, 1000, (50, 16), np.uint16))
-        self.store = PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {"en": {}, "sw": {}}, {})
+        self.store = training_store(self.folder, {"en": 50, "sw": 50})
         self.stream = self.make_stream()
 
     def make_stream(self, **kwargs) -> _CountingStream:
@@ -87,9 +81,7 @@ class BatchesTest(parameterized.TestCase):
         kinds, found = zip(*data.batches(range(4)), strict=True)
         self.assertEqual(kinds, (PACKED,) * 4)
         self.assert_batches(found, (0, 1, 0, 1), 1, 2)  # each phase begins anew
-        self.assertEqual(
-            [data.step_values(step)["alpha"] for step in range(4)], [0.7] * 2 + [0.3] * 2
-        )
+        self.assertEqual([data.step_values(i)["alpha"] for i in range(4)], [0.7] * 2 + [0.3] * 2)
         for step in range(4):  # of all hosts
             self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
         self.assertLen(data.describe_batch(0), 8)

@@ -140,9 +140,7 @@ class PackedDatasetTest(FolderTest):
         content = bytearray((self.folder / name).read_bytes())
         content[-1] ^= 1
         (self.folder / name).write_bytes(content)
-        with self.assertRaisesRegex(
-            ValueError, f"{name}: the MiB from byte 0 on has another check"
-        ):
+        with self.assertRaisesRegex(ValueError, f"{name}: the MiB from byte 0 on has another"):
             PackedDataset.open(self.folder)
         with self.assertRaisesRegex(ValueError, f"{name}: its SHA-256 is .* remove .*meta.json"):
             self.store.verify()

@@ -1,10 +1,6 @@
 """Records of phases: what is in force when, and exactly what was written is read."""
 
-import pathlib
-import tempfile
-
 import numpy as np
-from absl.testing import absltest
 
 from input_pipeline.pair_phases import (
     PairRecord,
@@ -13,6 +9,7 @@ from input_pipeline.pair_phases import (
     read_pair_record,
     write_pair_record,
 )
+from tests.folders import FolderTest
 
 NAMES = ("news de-en", "news en-sw", "de-sw de-sw")
 
@@ -32,11 +29,10 @@ def record(*steps: int, seed: int = 0) -> PairRecord:
     return PairRecord(base, tuple(phases))
 
 
-class PairRecordTest(absltest.TestCase):
+class PairRecordTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.path = folder / "train" / "pair_weights.json"
+        self.path = self.folder / "train" / "pair_weights.json"
 
     def test_record_as_of_a_step_tells_what_was_in_force_until_then(self):
         whole = record(10, 20, 30)

@@ -61,9 +61,7 @@ class BeamTest(FolderTest):
 
     def test_the_job_is_read_as_it_was_planned(self):
         job = self.job("rows")
-        with self.assertRaisesRegex(
-            ValueError, "job.json does not exist; run prepare_data.py with"
-        ):
+        with self.assertRaisesRegex(ValueError, "job.json does not exist; run prepare_data.py"):
             preparation_beam.read_job(job.folder)
         preparation.begin(job, self.model)
         read, model = preparation_beam.read_job(job.folder)

@@ -1,7 +1,6 @@
 """Tests of preparing a dataset as a stream: the text of `load_corpus`, whoever runs its tasks."""
 
 import dataclasses
-import gzip
 import itertools
 import pathlib
 import time
@@ -11,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
-import zstandard
 from absl import app
 from absl.testing import parameterized
 
@@ -30,7 +28,6 @@ from input_pipeline.preparation import Job
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import processes
-from tests.folders import FolderTest
 from tests.input_pipeline import reading
 from vocap import merge
 from xlm.common import artifacts, entry_point
@@ -73,7 +70,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     }
 
 
-class _PreparationTest(FolderTest):
+class _PreparationTest(reading.PackedFolderTest):
     def setUp(self):
         super().setUp()
         self.root = self.folder / "text"
@@ -88,10 +85,8 @@ class _PreparationTest(FolderTest):
         self.write("eval/sw.txt", "moja\nmbili\ntatu\n")
         self.write("tested.ids", "one 2 0.\n")
 
-    def write(self, name: str, text: str) -> None:
-        pack = {".gz": gzip.compress, ".zst": zstandard.compress}
-        data = pack.get(pathlib.Path(name).suffix, bytes)(text.encode())
-        super().write(f"text/{name}", data)
+    def write(self, name: str, text: str | bytes) -> pathlib.Path:
+        return super().write(f"text/{name}", text)
 
     def spec(self, **changes) -> CorpusSpec:
         settings = {"text": (".", "more"), "parallel": ("*.tsv",), "parallel_eval": ("eval",),
@@ -135,6 +130,11 @@ _LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
 
 
 class ContentsTest(_PreparationTest):
+    def setUp(self):
+        super().setUp()
+        # Some documents at a time, which the sequences do not depend on.
+        self.enterContext(mock.patch.object(tokenization, "_CHARACTERS_AT_ONCE", 500))
+
     @parameterized.parameters(
         {}, {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
         {"max_train_bytes": 1500}, {"languages": ("sw", "en"), "exclude": ()},
@@ -363,9 +363,7 @@ class TasksTest(_PreparationTest):
         preparation.run(job, preparation.find(job), _MODEL, in_order)
         path = job.work / f"{name}.json"
         artifacts.write_json(path, {**artifacts.read_json(path), field: value})
-        with self.assertRaisesRegex(
-            ValueError, f"{name}.json: {message}.*; remove .* run the same"
-        ):
+        with self.assertRaisesRegex(ValueError, f"{name}.json: {message}.*; remove .* run the"):
             prepare(job)
 
     def test_no_task_goes_on_behind_an_error(self):

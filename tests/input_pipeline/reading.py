@@ -1,13 +1,32 @@
-"""Text files read whole, by documents, and documents packed whole."""
+"""Files of text and of sequences: written, read whole by documents, and packed whole."""
 
+import bz2
+import gzip
 import itertools
+import lzma
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
+import zstandard
 
 from input_pipeline import text_files
-from input_pipeline.packed_dataset import RowPacker, SpecialIds
+from input_pipeline.packed_dataset import PackedDataset, RowPacker, SpecialIds
+from tests.factories import SPECIAL_IDS
+from tests.folders import FolderTest
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+}  # fmt: skip
+
+
+class PackedFolderTest(FolderTest):
+    """Each test has a folder, whose files are compressed by their suffixes."""
+
+    def write(self, name: str, text: str | bytes) -> pathlib.Path:
+        data = text.encode() if isinstance(text, str) else text
+        return super().write(name, PACKERS.get(pathlib.Path(name).suffix, bytes)(data))
 
 
 def read_documents(path: pathlib.Path) -> list[list[str]]:
@@ -30,3 +49,12 @@ def pack_rows(
     for document in documents:
         packer.add(document)
     return packer.take(is_last=True)
+
+
+def training_store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
+    """A store whose rows say which they are: token 0 the language's place, token 1 the row."""
+    for place, (language, count) in enumerate(sorted(num_rows.items())):
+        rows = np.zeros((count, 16), np.uint16)
+        rows[:, 0], rows[:, 1] = place, np.arange(count)
+        np.save(folder / f"{language}.train.npy", rows)
+    return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})

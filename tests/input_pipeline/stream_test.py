@@ -2,30 +2,19 @@
 
 import collections
 import itertools
-import pathlib
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.order import BlockSettings, StreamOrder, largest_remainder, permute
-from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream, row_cache
 from tests import processes
-from tests.factories import SPECIAL_IDS
+from tests.folders import FolderTest
+from tests.input_pipeline.reading import training_store
 
 _CYCLE = 1 << 16
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
-
-
-def _store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
-    """A store whose rows say which they are: token 0 the language's place, token 1 the row."""
-    for place, language in enumerate(sorted(num_rows)):
-        rows = np.zeros((num_rows[language], 16), np.uint16)
-        rows[:, 0], rows[:, 1] = place, np.arange(num_rows[language])
-        np.save(folder / f"{language}.train.npy", rows)
-    return PackedDataset(folder, 1000, 16, "", SPECIAL_IDS, {name: {} for name in num_rows}, {})
 
 
 def locate(order: StreamOrder, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,15 +24,6 @@ def locate(order: StreamOrder, examples: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class LargestRemainderTest(parameterized.TestCase):
-    @parameterized.parameters(range(5))
-    def test_counts_sum_and_stay_close_to_the_shares(self, seed):
-        shares = np.random.default_rng(seed).dirichlet(np.full(1 + 3 * seed, 0.5))
-        counts = largest_remainder(shares, 5000)
-        self.assertEqual(counts.sum(), 5000)
-        self.assertGreaterEqual(counts.min(), 1)
-        rounded_up_to_one = np.count_nonzero(shares * 5000 < 1)
-        self.assertLess(np.abs(counts - shares * 5000).max(), 1 + rounded_up_to_one)
-
     @parameterized.parameters(
         ([0.26, 0.33, 0.41], 10, [3, 3, 4]), ([0.24, 0.37, 0.39], 10, [2, 4, 4]),
         ([0.4, 0.3, 0.2, 0.1], 4, [1, 1, 1, 1]), ([1e-12, 1 - 2e-12, 1e-12], 3, [1, 1, 1]),
@@ -97,15 +77,6 @@ class StreamOrderTest(parameterized.TestCase):
             # An epoch that began before these cycles may end in them, hence one more.
             self.assertLessEqual(np.ptp(visits), 1 if first_cycle == 0 else 2)
 
-    def test_no_row_comes_again_before_all_have_been(self):
-        rows = [3, 70, 1000]
-        order = StreamOrder(0, rows, np.array([0.1, 0.2, 0.7]))
-        language, row = locate(order, np.arange(3 * _CYCLE // 2))
-        for i, num_rows in enumerate(rows):
-            visits = row[language == i]
-            epochs = visits[: len(visits) // num_rows * num_rows].reshape(-1, num_rows)
-            self.assertTrue((np.sort(epochs, axis=1) == np.arange(num_rows)).all())
-
     def test_epochs_of_a_language_are_different_permutations(self):
         # An epoch lasts two cycles; each half shows half of the rows.
         order = StreamOrder(0, [2 * _CYCLE], np.ones(1))
@@ -143,13 +114,11 @@ class TurnsTest(parameterized.TestCase):
                 np.testing.assert_array_equal(own, first + np.arange(len(own)))
 
 
-class TrainingStreamTest(parameterized.TestCase):
+class TrainingStreamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.store = _store(folder, {"en": 300, "sw": 20, "de": 100})
-        self.probabilities = {"en": 6.0, "sw": 1.0, "de": 3.0}
-        self.stream = TrainingStream(self.store, self.probabilities, batch_size=8, seed=3)
+        store = training_store(self.folder, {"en": 300, "sw": 20, "de": 100})
+        self.stream = TrainingStream(store, {"en": 6.0, "sw": 1.0, "de": 3.0}, batch_size=8, seed=3)
 
     @parameterized.parameters(0, 1, 1_000_000)
     def test_a_batch_holds_the_rows_that_the_order_names(self, step):
@@ -174,9 +143,8 @@ class TrainingStreamTest(parameterized.TestCase):
 
     @parameterized.parameters(False, True)
     def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        store = _store(folder, {"de": 40, "en": 40})
-        np.save(folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
+        store = training_store(self.folder, {"de": 40, "en": 40})
+        np.save(self.folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
         blocks = BlockSettings(block_bytes=32, window_blocks=2)
         cache = row_cache(store, ThreadPoolExecutor(1), blocks) if is_cached else None
         stream = TrainingStream(store, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
@@ -185,8 +153,8 @@ class TrainingStreamTest(parameterized.TestCase):
 
     def test_phases_and_a_cache_of_more_languages_than_files_can_be_open(self):
         names = [f"l{i:03d}" for i in range(450)]
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        store, probabilities = _store(folder, dict.fromkeys(names, 2)), dict.fromkeys(names, 1.0)
+        store = training_store(self.folder, dict.fromkeys(names, 2))
+        probabilities = dict.fromkeys(names, 1.0)
 
         def streams() -> list[TrainingStream]:
             blocks = BlockSettings(block_bytes=32, window_blocks=2)
@@ -202,10 +170,9 @@ class TrainingStreamTest(parameterized.TestCase):
             self.assertGreater(len(np.unique(one["language"])), 300)
 
 
-class AlphaPhasesTest(absltest.TestCase):
+class AlphaPhasesTest(FolderTest):
     def test_phases_change_the_shares(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        store = _store(folder, {"aa": 200, "bb": 200})
+        store = training_store(self.folder, {"aa": 200, "bb": 200})
         phases = {
             first: (alpha, TrainingStream(store, {"aa": share, "bb": 1 - share}, 50, seed=first))
             for first, alpha, share in ((20, 0.3, 0.1), (0, 0.7, 0.9))

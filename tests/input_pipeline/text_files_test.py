@@ -1,31 +1,17 @@
 """Tests of reading files of text that others made."""
 
-import bz2
-import gzip
 import itertools
 import json
-import lzma
 import os
 import pathlib
 import sys
-from collections.abc import Callable
 from unittest import mock
 
 import zstandard
 from absl.testing import parameterized
 
 from input_pipeline import text_files
-from tests.folders import FolderTest
-from tests.input_pipeline.reading import read_documents, read_parallel
-
-_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".bz2": bz2.compress,
-    ".zst": zstandard.compress,
-}
-_COMPRESSIONS = tuple(_COMPRESS)
+from tests.input_pipeline.reading import PACKERS, PackedFolderTest, read_documents, read_parallel
 
 _DOCUMENTS = [["Ein Satz.", "Noch ein Satz."], ["Größe, 大きさ, ขนาด"], ["x"]]
 _TEXT = {
@@ -36,16 +22,8 @@ _PARALLEL = [[("one", "eins"), ("two", "")], [("three", "drei")]]
 _TSV = "id\ten\tde\na.1\tone\teins\na.2\ttwo\t\n\nb.1\tthree\tdrei\n"
 
 
-class _FolderTest(FolderTest):
-    def write(self, name: str, text: str | bytes) -> pathlib.Path:
-        data = text.encode() if isinstance(text, str) else text
-        path = self.folder / name
-        path.write_bytes(_COMPRESS.get(path.suffix, bytes)(data))
-        return path
-
-
-class FormatsTest(_FolderTest):
-    @parameterized.parameters(*_COMPRESSIONS)
+class FormatsTest(PackedFolderTest):
+    @parameterized.parameters(*PACKERS)
     def test_text_is_the_same_in_all_formats(self, compression):
         for kind, text in _TEXT.items():
             path = self.write(f"de{kind}{compression}", text)
@@ -99,7 +77,7 @@ class FormatsTest(_FolderTest):
             self.assertFalse(text_files.is_language(name), name)
 
 
-class RangesTest(_FolderTest):
+class RangesTest(PackedFolderTest):
     @parameterized.parameters(
         ("de.txt", "\n"), ("de.txt", "\r\n"), ("de.txt", "\n \n"), ("de.jsonl", "\n")
     )
@@ -120,7 +98,7 @@ class RangesTest(_FolderTest):
             list(text_files.read_marked(path, 2, 9))
 
 
-class FaultsTest(_FolderTest):
+class FaultsTest(PackedFolderTest):
     def assert_fault(self, path: pathlib.Path, *words: str):
         """Reading `path` fails with a message that names it, and then `words` in this order."""
         read = read_parallel if ".tsv" in path.name else read_documents
@@ -151,9 +129,7 @@ class FaultsTest(_FolderTest):
     def test_tables(self, name, text, words):
         self.assert_fault(self.write(name, text), *words)
 
-    @parameterized.parameters(
-        *itertools.product(("en.txt", "en.jsonl", "en-de.tsv"), _COMPRESSIONS)
-    )
+    @parameterized.product(name=("en.txt", "en.jsonl", "en-de.tsv"), compression=tuple(PACKERS))
     def test_not_utf8(self, name, compression):
         first = {"en.txt": b"a", "en.jsonl": b'{"text": "a"}', "en-de.tsv": b"a\tb"}[name]
         path = self.write(name + compression, first + b"\nb\xf6se\n")
@@ -217,7 +193,7 @@ class FaultsTest(_FolderTest):
         ):
             read_documents(path)
 
-    @parameterized.product(name=("en.txt", "en.jsonl"), compression=_COMPRESSIONS)
+    @parameterized.product(name=("en.txt", "en.jsonl"), compression=tuple(PACKERS))
     def test_a_line_and_a_file_of_too_much_text(self, name, compression):
         zeros = self.write(name + compression, b"a" * (1 << 20))
         lines = self.write("de.txt" + compression, b"a\n" * (1 << 19))

@@ -91,22 +91,16 @@ class TfdsTextTest(FolderTest):
         self.assertEmpty(list(self.folder.iterdir()))
 
     @parameterized.parameters(
-        (ModuleNotFoundError("no apache_beam"), r"no apache_beam; pip install '\.\[data"),
-        (ConnectionError("no\nhost"), r"cannot prepare it \(no host\); check the network"),
-        (tfds.download.DownloadError("404"), r"cannot prepare it \(404\); check the network"),
+        (ModuleNotFoundError("no apache_beam"), r"de: .*no apache_beam; pip install '\.\[data"),
+        (ConnectionError("no\nhost"), r"de: .*cannot prepare it \(no host\); check the network"),
+        (tfds.download.DownloadError("404"), r"de: .*cannot prepare it \(404\); check the net"),
+        (OSError(errno.ENOSPC, "full"), "full"),
     )
     def test_what_cannot_be_prepared_is_named(self, error, message):
+        kind = OSError if getattr(error, "errno", None) else ValueError
         with (
             mock.patch.object(tfds, "load", side_effect=error),
-            self.assertRaisesRegex(ValueError, f"^wiki40b/de: .*{message}"),
+            self.assertRaisesRegex(kind, message),
         ):
             tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
         self.assertEmpty(list(self.folder.iterdir()))
-
-    def test_a_full_disk_is_one(self):
-        with (
-            mock.patch.object(tfds, "load", side_effect=OSError(errno.ENOSPC, "full")),
-            self.assertRaises(OSError) as raised,
-        ):
-            tfds_text.write_text(DATASETS["wiki40b"], "de", self.folder)
-        self.assertEqual(raised.exception.errno, errno.ENOSPC)

@@ -86,9 +86,8 @@ class ScriptTest(FolderTest):
         command = ["bash", FOLDER / "code.sh", "code.tar.gz"]
         subprocess.run(command, cwd=self.folder, check=True)
         with tarfile.open(self.folder / "code.tar.gz") as packed:
-            self.assertEqual(
-                sorted(packed.getnames()), [".gitignore", "room/a b\nc.py", "train.py"]
-            )
+            names = sorted(packed.getnames())
+        self.assertEqual(names, [".gitignore", "room/a b\nc.py", "train.py"])
         with tempfile.TemporaryDirectory() as other:
             done = subprocess.run(command, cwd=other, capture_output=True, text=True)
         self.assertIn("not a git repository", done.stderr)

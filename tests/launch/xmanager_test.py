@@ -2,15 +2,14 @@
 
 import importlib.util
 import os
-import pathlib
 import subprocess
-import tempfile
 import types
 from typing import Any
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 
+from tests.folders import FolderTest
 from xlm.experiment.schema import default_config
 from xlm.launch import jobs, xmanager
 
@@ -58,7 +57,7 @@ def plan_for(platform: str, found: list[jobs.Job] = SWEEP, **given) -> dict[str,
     return xmanager.make_plan(found, types.SimpleNamespace(**values))
 
 
-class PlanTest(parameterized.TestCase):
+class PlanTest(FolderTest):
     def test_the_plan(self):
         self.assertEqual(plan_for("vertex", gpus="A100=8", cpus=12, memory_gib=64), PLAN)
 
@@ -76,20 +75,18 @@ class PlanTest(parameterized.TestCase):
         self.assertEqual(
             set(plan["package"]["docker_instructions"]) - set(without), {xmanager._FOR_GPUS}
         )
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         plain = (jobs.ROOT / "requirements.txt").read_text()
-        (folder / "requirements.txt").write_text(plain)
+        path = self.write("requirements.txt", plain)
         command = xmanager._FOR_GPUS.removeprefix("RUN ")
-        subprocess.run(["sh", "-c", command], cwd=folder, check=True)
-        found = (folder / "requirements.txt").read_text()
+        subprocess.run(["sh", "-c", command], cwd=self.folder, check=True)
+        found = path.read_text()
         self.assertEqual(found, plain.replace("\njax>=", "\njax[cuda13]>="))
         self.assertNotEqual(found, plain)
 
     def test_paths_that_a_container_does_not_see_are_refused(self):
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        data, text = f"{folder}/a b", f"{folder}/text.txt"
+        folder = self.folder
+        data, text = f"{folder}/a b", str(self.write("text.txt", ""))
         os.mkdir(data)
-        pathlib.Path(text).touch()
         config = default_config()
         xmanager.check_mounted(config, ["/models"])
         config.corpus.root = data
@@ -154,21 +151,20 @@ class PlanTest(parameterized.TestCase):
 
 
 @absltest.skipIf(importlib.util.find_spec("xmanager") is None, "xmanager is not installed")
-class RealXManagerTest(parameterized.TestCase):
+class RealXManagerTest(FolderTest):
     """In an environment of the extra [launch]."""
 
     def test_a_local_experiment_runs_each_job_with_its_flags(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         plan = plan_for("local")
         plan["package"]["commands"] = ['printf "%s\\n" "$@" >"$OUT"']
         for job in plan["jobs"]:
-            job["env_vars"] = {"OUT": str(folder / job["name"])}
-        self.enter_context(mock.patch.dict(os.environ, {"HOME": str(folder)}))
+            job["env_vars"] = {"OUT": str(self.folder / job["name"])}
+        self.enter_context(mock.patch.dict(os.environ, {"HOME": str(self.folder)}))
         from xmanager import xm, xm_local
 
         xmanager.launch(plan, xm, xm_local)
         for job in plan["jobs"]:
-            found = (folder / job["name"]).read_text().splitlines()
+            found = (self.folder / job["name"]).read_text().splitlines()
             self.assertEqual(found, [f"--{key}={value}" for key, value in job["args"].items()])
 
     @parameterized.parameters(
@@ -184,8 +180,7 @@ class RealXManagerTest(parameterized.TestCase):
         resources = executor.requirements.task_requirements
         self.assertEqual(resources[xm.ResourceType.MEMORY], 8 * 2**30)
         self.assertEqual(executor.requirements.topology.chip_count, int(gpus[-1]))
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        package, args = xmanager.xm_package(plan["package"], folder, xm)
+        package, args = xmanager.xm_package(plan["package"], str(self.folder), xm)
         packaged = xm.Packageable(package, executor.Spec(), args=args)
         self.assertEqual(packaged.executable_spec.name, "vocap")
         for job in plan["jobs"]:

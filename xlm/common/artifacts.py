@@ -186,8 +186,7 @@ def check_empty(folder: pathlib.Path, remedy: str = "choose another folder") -> 
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    with atomic_path(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -480,6 +479,4 @@ def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[tuple[str,
 
 
 def _lines(changes: dict[str, tuple[Any, Any]]) -> list[str]:
-    return [
-        f"  {path}: there {found!r}, now {wanted!r}" for path, (found, wanted) in changes.items()
-    ]
+    return [f"  {path}: there {old!r}, now {new!r}" for path, (old, new) in changes.items()]

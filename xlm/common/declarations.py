@@ -94,9 +94,9 @@ def parse(content: bytes | str, kind: Any, *, place: str, remedy: str) -> Any:
         text = content.decode() if isinstance(content, bytes) else content
         return _decoder(kind).decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        fault = "".join(
-            c if c.isprintable() else ascii(c)[1:-1] for c in _fault(error, content, kind)
-        )
+        fault = _fault(error, content, kind)
+    fault = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in fault)
+
     raise ValueError(f"{place}: {fault}; {remedy}".removeprefix(": "))
 
 

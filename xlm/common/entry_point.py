@@ -326,17 +326,17 @@ def _nearest(text: str) -> str:
     return f"did you mean {found[1]!r}? " if found else ""
 
 
-def _place(error: BaseException | None, path: str) -> str:
+def _place(error: BaseException, path: str) -> str:
     """File and line at which the config file at `path`, or one that it builds on, has failed."""
-    if error is None:
-        return ""
-    if _OF_FILE in str(error):
-        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
+    for one in chain(error):
+        frames = traceback.extract_tb(one.__traceback__)
         places = [(frame.filename, str(frame.lineno)) for frame in frames]
-    own = [one for one in places if one[0] == path or "configs" in one[0].split(os.sep)]
-    return ", line ".join(own[-1]) if own else _place(error.__cause__ or error.__context__, path)
+        if _OF_FILE in str(one):
+            places = re.findall(r'File "([^"]+)", line (\d+)', str(one))
+        if own := [(file, line) for file, line in places
+                   if file == path or "configs" in file.split(os.sep)]:  # fmt: skip
+            return ", line ".join(own[-1])
+    return ""
 
 
 def _check_local() -> None:

@@ -133,9 +133,7 @@ def check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     }  # fmt: skip
     there = {limit: limits[limit] for limit in wanted if limit in limits}
     if not all(wanted[limit](bound) for limit, bound in there.items()):
-        said = " and ".join(
-            f"{limit.replace('_', ' ')} {bound:.10g}" for limit, bound in there.items()
-        )
+        said = " and ".join(f"{one.replace('_', ' ')} {bound:.10g}" for one, bound in there.items())
         raise ValueError(f"{name} is {value}, must be {said}")
 
 

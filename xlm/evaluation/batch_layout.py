@@ -49,6 +49,13 @@ class BatchLayout:
         traced = sharding.traced_on(self._mesh, function)
         return jax.jit(traced, out_shardings=sharding.replicated(self._mesh))
 
+    def rows(
+        self, function: Callable[..., Any], params: Any, *arrays: np.ndarray, fill: int
+    ) -> np.ndarray:
+        """Return a compiled function of parameters and batches for all of arrays [N, L]."""
+        found = [function(params, *batch) for batch in self.batches(*arrays, fill=fill)]
+        return np.concatenate(jax.device_get(found))[: len(arrays[0])]
+
     def batches(self, *arrays: np.ndarray, fill: int) -> list[tuple[Any, ...]]:
         """Cut arrays [N, L] into placed batches; `fill` completes the last one."""
         count = len(arrays[0])

@@ -149,9 +149,7 @@ def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze
             if len(sentence) >= SHORTEST and can_mask[sentence].any()
         ]
         if sentences:
-            drawn = [one for one, is_whole in sentences if is_whole] or [
-                one for one, _ in sentences
-            ]
+            drawn = [one for one, whole in sentences if whole] or [one for one, _ in sentences]
             sentence = drawn[rng.integers(len(drawn))]
             position = int(rng.choice(np.flatnonzero(can_mask[sentence])))
             found.append(Cloze(language, sentence, position))

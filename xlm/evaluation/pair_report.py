@@ -141,9 +141,7 @@ def write_pair_report(
         middle = (len(seen) + 1) // 2
         ends = [seen[:middle][:number], seen[middle:][::-1][:number]]
     shown = [one["pair"] for pairs in ends for one in pairs]
-    text_of = {
-        pair: list(examples(pair, NUM_EXAMPLES)) for pair in dict.fromkeys([*shown, *high, *low])
-    }
+    text_of = {one: [*examples(one, NUM_EXAMPLES)] for one in dict.fromkeys([*shown, *high, *low])}
     notes = {
         one["pair"]: f"ratio {one['ratio']:.3f}" if up or down else f"loss {_loss(one)}"
         for one in ranked

@@ -46,17 +46,8 @@ def write_report(
         folder / "report.json",
         {one.method: _record(one, examples[one.method], epochs[one.method]) for one in samplings},
     )
-    path = folder / "report.md"
-    artifacts.write_text(path, page(samplings, examples, settings))
-    return path
-
-
-def page(
-    samplings: Sequence[PairSampling], examples: Mapping[str, float], settings: PairSamplingSettings
-) -> str:
     first = samplings[0]
-    epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
-    return tables.page(
+    page = tables.page(
         "# Sampling of language pairs",
         f"{len(first.shares())} pairs of {len(first.languages)} languages with "
         f"{first.counts.sum() / 2:,.0f} sentence pairs; data.pair_sampling is {settings.method}, "
@@ -79,6 +70,9 @@ def page(
         "## Pairs that repeat most, of each method epochs",
         _repeats_table(first, epochs, settings.method),
     )
+    path = folder / "report.md"
+    artifacts.write_text(path, page)
+    return path
 
 
 _TABLE_NOTE = """\
@@ -198,9 +192,8 @@ def _plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None
     is_pair = counts[ordered] > 0
     columns = min(3, len(samplings))
     rows = math.ceil(len(samplings) / columns)
-    figure, panels = figures.new(
-        (5.2 * columns, 5.8 * rows), nrows=rows, ncols=columns, squeeze=False
-    )
+    size = 5.2 * columns, 5.8 * rows
+    figure, panels = figures.new(size, nrows=rows, ncols=columns, squeeze=False)
     lowest, highest = _range([one.sampling.probabilities for one in samplings])
     colours = matplotlib.colors.LogNorm(lowest, highest, clip=True)
     flat = matplotlib.colors.ListedColormap(list(_KINDS.values()))
@@ -209,10 +202,8 @@ def _plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None
         axes.imshow(np.where(is_pair, 1.0, 0.0), cmap=flat, vmin=0, vmax=1)
         positive = np.ma.masked_less_equal(found, 0.0)
         image = axes.imshow(positive, cmap="viridis_r", norm=colours)
-        without = np.count_nonzero(np.triu(is_pair) & (found == 0))
-        axes.set_title(
-            f"{_TITLES[one.method]}\n{without} of {is_pair.sum() // 2} pairs get nothing"
-        )
+        absent = np.count_nonzero(np.triu(is_pair) & (found == 0))
+        axes.set_title(f"{_TITLES[one.method]}\n{absent} of {is_pair.sum() // 2} pairs get nothing")
         axes.tick_params(length=0, labelsize=300 / max(len(languages), 30))
         if len(languages) <= _MAX_NAMES:
             axes.set_xticks(range(len(order)), [languages[i] for i in order], rotation=90)
@@ -239,7 +230,7 @@ def _plot_shares(
         shares = shares[shares > 0]
         line = left.plot(np.arange(1, len(shares) + 1), shares, label=_TITLES[one.method])[0]
         left.plot(len(shares), shares[-1], "o", ms=5, color=line.get_color())
-        sizes, passes = one.counts[np.nonzero(np.triu(one.counts))], epochs[one.method]
+        sizes, passes = _sizes(one), epochs[one.method]
         drawn, style = passes > 0, {"ms": 4, "alpha": 0.6, "color": line.get_color()}
         right.plot(sizes[drawn], passes[drawn], ".", **style)
     left.set(xscale="log", yscale="log", xlabel="pairs, largest share first", ylabel="share")

@@ -111,9 +111,8 @@ class ReplacedTokenDetection:
         return found
 
     def _scores(self, params, corrupted: np.ndarray, original: np.ndarray) -> Detection:
-        placed = self._batches.batches(corrupted, original, fill=self._objective.pad)
-        batches = [self._logits(params, *batch) for batch in placed]
-        logits = np.concatenate(jax.device_get(batches))[: len(original)]
+        pad = self._objective.pad
+        logits = self._batches.rows(self._logits, params, corrupted, original, fill=pad)
         is_text = ~np.isin(original, self._objective.special_ids)
         return detection(logits[is_text], (corrupted != original)[is_text])
 

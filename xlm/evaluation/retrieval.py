@@ -80,9 +80,7 @@ class Retrieval:
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
         """Return [N, D] float32 sentence vectors of [N, L] tokens."""
-        placed = self._batches.batches(rows, fill=self._objective.pad)
-        batches = [self._encode(params, *batch) for batch in placed]
-        return np.concatenate(jax.device_get(batches))[: len(rows)]
+        return self._batches.rows(self._encode, params, rows, fill=self._objective.pad)
 
     def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:
         """Return the mean state of each sentence's text tokens, without specials: [B, D]."""

@@ -58,10 +58,9 @@ class Translator:
         objective = dataclasses.replace(
             objective, encoder=_plain(objective.encoder), decoder=_plain(objective.decoder)
         )
-        self._layout = BatchLayout(mesh, 1)  # `size` is the number of shards
-        self._sizes = batch_sizes(
-            "evaluation.batch_tokens", batch_tokens, buckets, self._layout.size
-        )
+        self._layout = BatchLayout(mesh, 1)
+        num_shards = self._layout.size
+        self._sizes = batch_sizes("evaluation.batch_tokens", batch_tokens, buckets, num_shards)
         self._search = self._layout.jit(
             lambda params, batch: search(objective, params, batch, settings, ids)
         )

@@ -10,22 +10,9 @@ import numpy as np
 from input_pipeline.tasks.tasks import TASKS
 from vocap import figures
 from xlm.common import artifacts, tables
+from xlm.evaluation import xtreme_runs
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
-from xlm.evaluation.xtreme_runs import (
-    XTREME,
-    Statistic,
-    Variant,
-    all_languages,
-    average,
-    averaged_languages,
-    averaged_metrics,
-    chosen,
-    label,
-    names,
-    place,
-    selected,
-    transfer_gap,
-)
+from xlm.evaluation.xtreme_runs import Variant, average, averaged_languages, names, transfer_gap
 
 _GAP = "transfer gap"
 _ON_TEST = "†"  # marks scores of data that chose something
@@ -41,7 +28,7 @@ def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
     """Write report.md, scores.csv, averages.csv and a plot a task; return the report's path."""
-    for task, of_task in _by_task(chosen(variants)).items():
+    for task, of_task in _by_task(xtreme_runs.chosen(variants)).items():
         _plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
     for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
         artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
@@ -52,7 +39,7 @@ def write_report(
 
 def page(variants: Sequence[Variant], published: Published) -> str:
     """Return the report as Markdown; its plots are named by their tasks."""
-    best = chosen(variants)
+    best = xtreme_runs.chosen(variants)
     sections = ["# Fine-tuning", _how(best), "## Averages", averages_table(best)]
     if gaps := gap_table(best, published):
         sections += ["## Cross-lingual transfer gap", _GAP_NOTE, gaps]
@@ -88,34 +75,33 @@ def _how(best: Sequence[Variant]) -> str:
             f"{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several "
             "tried, hyperparameters were chosen, and averages with such scores: they are too high."
         )
-    on_validation = sorted({one.table for one in best if one.runs[0].split == "validation"})
-    if on_validation:
-        lines.append(
-            f"Scores of validation data, for want of test data: {', '.join(on_validation)}."
-        )
+    validated = sorted({one.table for one in best if one.runs[0].split == "validation"})
+    if validated:
+        lines.append(f"Scores of validation data, for want of test data: {', '.join(validated)}.")
     return "\n".join(lines)
 
 
 def averages_table(best: Sequence[Variant]) -> str:
     """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
     common = _averaged_by_task(best)
-    is_xtreme = any(task in XTREME for task in common)  # not a user's own
+    is_xtreme = any(task in xtreme_runs.XTREME for task in common)  # not a user's own
     rows, notes = [], []
     for name, group in _by_label(best).items():
         row = {"model": name, **dict.fromkeys(common, "")}
         row |= {one.table: _marked(one, average, common[one.table]) for one in group}
         if is_xtreme:
             found = {one.table: one.over_seeds(average, common[one.table]) for one in group}
-            row["XTREME (9 tasks)"] = _mean_cell(found, XTREME)
-            row["without retrieval (7)"] = _mean_cell(found, XTREME[:-2])
-            if missing := [task for task in XTREME if task not in {one.task for one in group}]:
+            row["XTREME (9 tasks)"] = _mean_cell(found, xtreme_runs.XTREME)
+            row["without retrieval (7)"] = _mean_cell(found, xtreme_runs.XTREME[:-2])
+            there = {one.task for one in group}
+            if missing := [task for task in xtreme_runs.XTREME if task not in there]:
                 notes.append(f"- {tables.without_html(name)}: no runs of {', '.join(missing)}.")
         rows.append(row)
     rule = "A mean over fewer tasks than all, in brackets, compares only with one over the same."
     return "\n\n".join([tables.markdown(rows), *(["\n".join([rule, *notes])] if is_xtreme else [])])
 
 
-def _mean_cell(found: Mapping[str, Statistic | None], tasks: Sequence[str]) -> str:
+def _mean_cell(found: Mapping[str, xtreme_runs.Statistic | None], tasks: Sequence[str]) -> str:
     """The mean of the tasks' scores; in brackets, with their number, if some are missing."""
     centers = [one.center for task in tasks if (one := found.get(task)) is not None]
     if not centers:
@@ -143,9 +129,9 @@ def gap_table(best: Sequence[Variant], published: Published) -> str:
 
 def task_table(of_task: Sequence[Variant], published: Published) -> str:
     """One row a language, one column a variant; then averages, resource groups, transfer gap."""
-    languages = all_languages(run for one in of_task for run in one.runs)
+    languages = xtreme_runs.all_languages(run for one in of_task for run in one.runs)
     common = averaged_languages(of_task)
-    metrics = averaged_metrics(of_task[0].task)
+    metrics = xtreme_runs.averaged_metrics(of_task[0].task)
 
     def of_language(one: Variant, language: str) -> str:
         if language not in one.languages:
@@ -226,7 +212,7 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
     for row in published.rows:
         of_all, of_same = row.printed(task), row.average(task, languages)
         if (of_all, of_same) != (None, None) and row.setting in settings:
-            name = label(row.model, row.setting)
+            name = xtreme_runs.label(row.model, row.setting)
             rows.append({"model": name, "source": row.source, where: of_same,
                          "all of the paper's": of_all})  # fmt: skip
     return tables.markdown(rows, ".1f", left=2) if len(rows) > len(of_task) else ""
@@ -237,14 +223,15 @@ def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
     common = _averaged_by_task(best)
     rows = []
     for one in variants:
-        if sum(place(other) == place(one) for other in variants) > 1:
-            is_chosen = [other for other in best if place(other) == place(one)] == [one]
+        place = xtreme_runs.place(one)
+        if sum(xtreme_runs.place(other) == place for other in variants) > 1:
+            is_chosen = [other for other in best if xtreme_runs.place(other) == place] == [one]
             rows.append(
                 {
                     "task": one.table,
                     "model": one.label,
                     "hyper-parameters": one.hyperparameters,
-                    "development": _cell(one, selected) + " *" * is_chosen,
+                    "development": _cell(one, xtreme_runs.selected) + " *" * is_chosen,
                     "average": _cell(one, average, common[one.table]),
                 }
             )
@@ -263,7 +250,7 @@ def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
 
 def averages(variants: Sequence[Variant], published: Published) -> Iterator[tables.Row]:
     """Yield a row for each variant and average: the tables' languages, groups, transfer gap."""
-    common = _averaged_by_task(chosen(variants))
+    common = _averaged_by_task(xtreme_runs.chosen(variants))
     for one in variants:
         shared = [language for language in common[one.table] if language in one.languages]
         for name, languages in {"all": shared, **groups(shared, published)}.items():
@@ -273,7 +260,7 @@ def averages(variants: Sequence[Variant], published: Published) -> Iterator[tabl
             yield _record(one, gap, average=_GAP, languages=len(shared))
 
 
-def _record(one: Variant, found: Statistic | None, **of: object) -> tables.Row:
+def _record(one: Variant, found: xtreme_runs.Statistic | None, **of: object) -> tables.Row:
     run = one.runs[0]
     chosen_on = dict.fromkeys(language for run in one.runs for language in run.selected_on_test)
     return {
@@ -352,7 +339,7 @@ def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathli
     if labels[0] == "average":
         axes.axhline(0.5, color="black", lw=0.8)
     figures.name_rows(axes, labels)
-    metrics = averaged_metrics(of_task[0].task)
+    metrics = xtreme_runs.averaged_metrics(of_task[0].task)
     mean = ", their mean" if len(metrics) > 1 else ""
     axes.set_xlabel(f"{' and '.join(metrics)}{mean} (%)")
     axes.set_title(f"{of_task[0].table}: score by language", fontsize=10)

@@ -56,14 +56,6 @@ class NeighbourTest(parameterized.TestCase):
         self.assertEqual(retrieval.nearest_accuracy(queries, targets), 0.5)
         self.assertEqual(retrieval.nearest_accuracy(targets, queries), 1)
         some = vectors(40, 0)
-        lengths = np.geomspace(0.01, 100, 40)[:, None]
-        self.assertEqual(retrieval.nearest_accuracy(some, some * lengths), 1)
-        self.assertEqual(retrieval.nearest_accuracy(some, -some), 0)
-        others = some + vectors(40, 1)
-        hits = [int(np.argmax([cosine(query, one) for one in others])) for query in some]
-        expected = np.mean(np.array(hits) == np.arange(40))
-        self.assertBetween(expected, 0.02, 0.98)
-        self.assertEqual(retrieval.nearest_accuracy(some, others), expected)
         some[:10] = 0  # vectors of no length find nothing
         self.assertEqual(retrieval.nearest_accuracy(some, vectors(40, 0)), 0.75)
         self.assertEqual(retrieval.nearest_accuracy(np.zeros((4, 8)), np.zeros((4, 8))), 0)
@@ -152,8 +144,6 @@ class ThresholdTest(parameterized.TestCase):
         self.assertAlmostEqual(scores["precision"], 2 / 3)
         self.assertAlmostEqual(scores["recall"], 1 / 2)
         self.assertAlmostEqual(scores["f1"], 4 / 7)
-        self.assertEqual(
-            retrieval.mining_scores(gold, []), {"f1": 0.0, "precision": 0.0, "recall": 0.0}
-        )
+        self.assertEqual(retrieval.mining_scores(gold, []), dict.fromkeys(scores, 0.0))
         with self.assertRaisesRegex(ValueError, "no gold pairs"):
             retrieval.mining_scores([], found)

@@ -73,11 +73,6 @@ class TranslationTest(parameterized.TestCase):
         self.assertEqual(round(found["tokenized_bleu"], 9), 1)
         self.assertLess(found["bleu"], 0.5)
 
-    def test_plain_text_is_tokenised(self):
-        found = translation.scores(["Yes , it is ."], ["Yes, it is."], "en")
-        self.assertEqual(round(found["bleu"], 9), 1)
-        self.assertEqual(round(found["tokenized_bleu"], 9), 1)
-
     @parameterized.parameters(
         ("zh", "今天下雨了", "今天又下雨了"),
         ("zh_Hant", "今天下雨了", "今天又下雨了"),
@@ -92,27 +87,9 @@ class TranslationTest(parameterized.TestCase):
         self.assertBetween(found["bleu"], 0.2, 0.9)
         self.assertLess(translation.scores([reference], [hypothesis], "en")["bleu"], 1e-3)
 
-    def test_order_does_not_matter(self):
-        found = translation.scores(REFERENCES, HYPOTHESES, "en")
-        turned = translation.scores(REFERENCES[::-1], HYPOTHESES[::-1], "en")
-        self.assertEqual(found, turned)
-        other = translation.scores(REFERENCES, HYPOTHESES[::-1], "en")
-        self.assertLess(other["bleu"], found["bleu"])
-
-    def test_empty_translations_cost(self):
-        found = translation.scores(REFERENCES, [*HYPOTHESES[:2], ""], "en")
-        full = translation.scores(REFERENCES, HYPOTHESES, "en")
-        metrics = TASKS["translation"].metrics
-        for name in metrics:
-            self.assertBetween(found[name], 1e-3, full[name])
-        nothing = translation.scores(REFERENCES, ["", "", ""], "en")
-        self.assertEqual(nothing, dict.fromkeys(metrics, 0.0))
-
     def test_signatures_tell_the_tokenizer(self):
         found = translation.signatures("de")
-        self.assertRegex(
-            found["bleu"], r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version"
-        )
+        self.assertRegex(found["bleu"], r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp")
         self.assertRegex(found["tokenized_bleu"], "case:lc.*tok:13a.*smooth:none")
         self.assertRegex(found["chrf"], "nc:6.*nw:0")
         self.assertIn("tok:zh", translation.signatures("zh")["bleu"])

@@ -2,8 +2,6 @@
 
 import dataclasses
 import gzip
-import pathlib
-import tempfile
 
 from absl.testing import absltest, parameterized
 
@@ -11,6 +9,7 @@ from input_pipeline.tasks import delimited, tagged
 from input_pipeline.tasks.examples import TaggedExample, TextExample
 from input_pipeline.tasks.loading import held_out_part
 from input_pipeline.tasks.tasks import TASKS, Columns
+from tests.folders import FolderTest
 
 LABELS = ("neg", "pos")
 NAMED = Columns(("text",), (), ("label",))
@@ -18,11 +17,10 @@ PAIRS = Columns(("a",), ("b",), ("label",))
 NUMBERED = Columns(("2",), (), ("1",))
 
 
-class Case(parameterized.TestCase):
+class Case(FolderTest):
     def setUp(self):
         super().setUp()
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        self.path = pathlib.Path(folder) / "mine.csv"
+        self.path = self.folder / "mine.csv"
 
     def read(self, text: str, columns: Columns = NAMED, labels=LABELS) -> list:
         self.path.write_text(text, encoding="utf-8")

@@ -1,20 +1,21 @@
-"""Texts, pairs and tagged words as token ids."""
+"""Texts, pairs, tagged words and translations as token ids; symbols of languages."""
 
 import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
 
-from input_pipeline.tasks.examples import TaggedExample, TextExample
+from input_pipeline.tasks import features
+from input_pipeline.tasks.examples import TaggedExample, TextExample, TranslationExample
 from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
 from input_pipeline.tokenization import special_ids
 from vocap import merge
 
-PIECES = [*"▁abcdefghij.", "▁ab", "▁c", "äö", "日本", "▁กา"]
-PROCESSOR = spm.SentencePieceProcessor(
-    model_proto=merge.write_model(PIECES, np.full(len(PIECES), -5.0))
-)
+PIECES = [*"▁abcdefghij.", "▁ab", "▁c", "äö", "日本", "▁กา", "<2de>"]
+MODEL = merge.write_model(PIECES, np.full(len(PIECES), -5.0))
+PROCESSOR = spm.SentencePieceProcessor(model_proto=MODEL)
 SPECIAL = special_ids(PROCESSOR)
 BOS, EOS = [SPECIAL.bos], [SPECIAL.eos]
+SYMBOLS = {"de": 90, "fr": 91}
 
 
 def encode(text: str) -> list[int]:
@@ -71,27 +72,21 @@ class TextFeaturesTest(parameterized.TestCase):
         arrays = found.arrays(12, SPECIAL.pad)
         sizes = [len(text) for text in texts]
         rest = 12 - sum(sizes)
-        np.testing.assert_array_equal(
-            arrays["segments"], [1] * sizes[0] + [2] * sizes[1] + [0] * rest
-        )
+        np.testing.assert_array_equal(arrays["segments"], np.repeat([1, 2, 0], [*sizes, rest]))
         positions = arrays["positions"][: sum(sizes)]
         np.testing.assert_array_equal(positions, [*range(sizes[0]), *range(sizes[1])])
 
     def test_arrays(self):
-        number, score, unlabelled = self.features(
-            ("ab", None, 2), ("ab", None, 2.5), ("a", "b", None)
-        )
-        arrays = number.arrays(9, SPECIAL.pad)
-        size = len(number.tokens)
-        np.testing.assert_array_equal(
-            arrays["tokens"], [*number.tokens, *[SPECIAL.pad] * (9 - size)]
-        )
+        one, score, without = self.features(("ab", None, 2), ("ab", None, 2.5), ("a", "b", None))
+        arrays = one.arrays(9, SPECIAL.pad)
+        size = len(one.tokens)
+        np.testing.assert_array_equal(arrays["tokens"], [*one.tokens, *[SPECIAL.pad] * (9 - size)])
         np.testing.assert_array_equal(arrays["segments"], [1] * size + [0] * (9 - size))
         np.testing.assert_array_equal(arrays["positions"], np.arange(9))
         self.assertEqual({array.dtype for array in arrays.values()}, {np.dtype(np.int32)})
         label = score.arrays(9, 1)["labels"]
         self.assertEqual((label.dtype, label.shape, label), (np.float32, (), 2.5))
-        self.assertNotIn("labels", unlabelled.arrays(9, 1))
+        self.assertNotIn("labels", without.arrays(9, 1))
 
 
 class TaggingFeaturesTest(parameterized.TestCase):
@@ -111,9 +106,8 @@ class TaggingFeaturesTest(parameterized.TestCase):
         for feature in self.features(*sentences, max_length=max_length):
             self.assertLessEqual(len(feature.tokens), max_length)
             np.testing.assert_array_equal(feature.tokens[[0, -1]], BOS + EOS)
-            np.testing.assert_array_equal(
-                np.flatnonzero(feature.words < 0), [0, len(feature.words) - 1]
-            )
+            ends = [0, len(feature.words) - 1]
+            np.testing.assert_array_equal(np.flatnonzero(feature.words < 0), ends)
             self.assertEqual(feature.first_word, len(seen[feature.example]))
             np.testing.assert_array_equal(
                 feature.tags, feature.first_word + np.arange(feature.num_words)
@@ -144,3 +138,94 @@ class TaggingFeaturesTest(parameterized.TestCase):
         feature = self.features(["ab", "กา"])[0]
         expected = [PROCESSOR.piece_to_id(piece) for piece in ("▁ab", "▁กา")]
         np.testing.assert_array_equal(feature.tokens, BOS + expected + EOS)
+
+
+def translations(*pairs: tuple, max_length: int = 20, language: str = "de"):
+    examples = [TranslationExample(str(i), *pair, language) for i, pair in enumerate(pairs)]
+    return features.translation_features(examples, PROCESSOR, SPECIAL, max_length, SYMBOLS)
+
+
+class TranslationFeaturesTest(parameterized.TestCase):
+    def test_arrays(self):
+        one, two = translations(("ab c", "d."), ("a", None))
+        x, y = PROCESSOR.encode("ab c"), PROCESSOR.encode("d.")
+        arrays = one.arrays(12, SPECIAL.pad)
+
+        def padded(ids, fill):
+            return ids + [fill] * (12 - len(ids))
+
+        source = [SPECIAL.bos, *x, SPECIAL.eos]
+        expected = {
+            "tokens": padded(source, SPECIAL.pad), "segments": padded([1] * len(source), 0),
+            "positions": list(range(12)), "first_token": 90,
+            "target_inputs": padded([90, *y], SPECIAL.pad),
+            "target_outputs": padded([*y, SPECIAL.eos], -1),
+        }  # fmt: skip
+        self.assertSameElements(arrays, expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(arrays[name], value, name)
+            self.assertEqual(arrays[name].dtype, np.int32)
+        self.assertEqual((one.example, one.size), (0, max(len(source), len(y) + 1)))
+        # A text without translation has a source alone.
+        names = {"tokens", "segments", "positions", "first_token"}
+        self.assertEqual(set(two.arrays(12, SPECIAL.pad)), names)
+        self.assertEqual((two.example, two.size), (1, len(two.tokens)))
+
+    def test_long_texts_are_cut_and_counted(self):
+        long = "abcdefghij" * 3
+        ids = PROCESSOR.encode(long)
+        with self.assertLogs(level="WARNING") as logs:
+            found = translations(("a", "b"), (long, long), ("a", long), max_length=16)
+        np.testing.assert_array_equal(found[1].tokens, [SPECIAL.bos, *ids[:14], SPECIAL.eos])
+        for feature in found[1:]:
+            np.testing.assert_array_equal(feature.target, [*ids[:15], SPECIAL.eos])
+            self.assertEqual(feature.size, 16)
+        sources, targets = logs.output
+        self.assertRegex(sources, r"1 of 3 sources have more than 14 tokens .*\(example 1\)")
+        self.assertRegex(targets, r"2 of 3 targets have more than 15 tokens .*\(example 1, 2\)")
+        self.assertRegex(targets, "task.max_length")
+
+    def test_what_just_fits_is_not_cut(self):
+        text = "bcdefghij"
+        room = len(PROCESSOR.encode(text))
+        with self.assertNoLogs(level="WARNING"):
+            found = translations((text, text), ("a", text), max_length=room + 2)
+        self.assertEqual([one.size for one in found], [room + 2, room + 1])  # of the longer side
+        for error, options in (("max_length is 7", {"max_length": 7}),
+                               ("target language cs; the model was made for de, fr",
+                                {"language": "cs"})):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, error):
+                translations(("a", "b"), **options)
+
+
+class SymbolsTest(parameterized.TestCase):
+    def symbols(self, *languages: str, **pieces: str):
+        size = PROCESSOR.get_piece_size()
+        return features.language_symbols(languages, size, pieces, PROCESSOR.piece_to_id, SPECIAL)
+
+    def test_rows_beyond_the_pieces(self):
+        size = PROCESSOR.get_piece_size()
+        self.assertEqual(self.symbols("fr", "de", "fr"), {"fr": size, "de": size + 1})
+        more = self.symbols("fr", "de", "cs")
+        self.assertEqual((more["fr"], more["de"]), (size, size + 1))
+
+    def test_pieces_of_the_vocabulary(self):
+        found = self.symbols("fr", "de", "cs", de="<2de>")
+        size = PROCESSOR.get_piece_size()
+        expected = {"fr": size, "de": PROCESSOR.piece_to_id("<2de>"), "cs": size + 1}
+        self.assertEqual(found, expected)
+        eos = PROCESSOR.id_to_piece(SPECIAL.eos)
+        self.assertEqual(self.symbols("fr", "de", fr=eos)["fr"], SPECIAL.eos)
+
+    @parameterized.parameters(
+        ({"fr": "<2fr>"}, "'<2fr>' of 'fr' is no piece of the vocabulary"),
+        ({"fr": "<2de>", "de": "<2de>"}, "'<2de>' of 'de' is that of 'fr', too; name another"),
+        ({"se": "<2de>"}, "names 'se', but the target languages are fr, de; correct"),
+        *(
+            ({"de": PROCESSOR.id_to_piece(id)}, ".* of 'de' is a special token; name another")
+            for id in (SPECIAL.bos, SPECIAL.pad, SPECIAL.mask)
+        ),
+    )
+    def test_pieces_that_can_be_no_symbols(self, pieces, message):
+        with self.assertRaisesRegex(ValueError, f"translation.language_pieces:? {message}"):
+            self.symbols("fr", "de", **pieces)

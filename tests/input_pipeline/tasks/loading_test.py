@@ -1,10 +1,6 @@
 """Examples of every task from files in the datasets' own formats."""
 
-import bz2
-import gzip
 import json
-import lzma
-import pathlib
 
 from absl.testing import parameterized
 
@@ -19,16 +15,13 @@ from input_pipeline.tasks.examples import (
 from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.loading import available_languages, load_examples, load_pairs
 from input_pipeline.tasks.tasks import TASKS
-from tests.folders import FolderTest
+from tests.input_pipeline.reading import PackedFolderTest
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 
-PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
-
-class Folder(FolderTest):
+class Folder(PackedFolderTest):
     def write(self, name: str, text: str) -> str:
-        pack = PACKERS.get(pathlib.Path(name).suffix, bytes)
-        super().write(name, pack(text.encode()))
+        super().write(name, text)
         return name
 
     def load(self, task: str, *patterns: str, language: str = "en", **codes: str) -> list:
@@ -375,9 +368,7 @@ class FilesTest(Folder):
     def test_a_language_without_data(self):
         for code in ("sw", "de", "dde"):
             self.write(f"dev/{code}.tsv", self.text("x | 1"))
-        with self.assertRaisesRegex(
-            ValueError, "'th'; looked for .*dev/th.tsv; .*for dde, de, sw:"
-        ):
+        with self.assertRaisesRegex(ValueError, "'th'; looked .*dev/th.tsv; .*for dde, de, sw:"):
             self.load("cola", "dev/{language}.tsv", language="th")
         with self.assertRaisesRegex(ValueError, "no data .*.in English, .*files for de:"):
             self.load("cola", "dev/t?.tsv", "dev/d{language}.tsv", language="th")

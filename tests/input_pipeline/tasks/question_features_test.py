@@ -140,9 +140,8 @@ class WindowsTest(parameterized.TestCase):
                     for s in spans
                 ]
                 best = spans[int(np.argmax(scores))]
-                self.assertEqual(
-                    feature.has_max_context[len(head) + token - span.start], span == best
-                )
+                place = len(head) + token - span.start
+                self.assertEqual(feature.has_max_context[place], span == best)
 
     def test_a_long_question_is_cut(self):
         feature = self.features(("a" * 30, "bc"))[0]

@@ -83,9 +83,7 @@ class TfdsExamplesTest(FolderTest):
         labels = {"entailment": 0, "neutral": 1, "contradiction": 2}
         values = []
         for row in pair_rows("one", "two", NLI, labels):
-            premise = {
-                code: row["one"] if code == "de" else code for code in TASKS["xnli"].languages
-            }
+            premise = {c: row["one"] if c == "de" else c for c in TASKS["xnli"].languages}
             others = {"language": ["ar", "de", "zh"], "translation": ["x", row["two"], "y"]}
             values.append({"premise": premise, "hypothesis": others, "label": row["label"]})
         self.check("xnli", split, "de", values, NLI)

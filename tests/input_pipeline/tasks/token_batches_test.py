@@ -95,9 +95,7 @@ class TokenStreamTest(parameterized.TestCase):
         for step in range(stream.steps_per_epoch):
             whole = stream.batch(step)
             parts = [stream.batch(step, part, 3) for part in range(3)]
-            self.assertEqual(
-                {name: value.dtype for name, value in whole.items()}, dict(stream.types)
-            )
+            self.assertEqual({name: x.dtype for name, x in whole.items()}, dict(stream.types))
             for name, value in whole.items():
                 np.testing.assert_array_equal(value, np.concatenate([p[name] for p in parts]))
             described = [number for _, number in stream.describe_batch(step)]

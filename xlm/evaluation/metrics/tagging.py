@@ -5,6 +5,8 @@ word are. seqeval's default mode, that of conlleval, reads any sequence of tags:
 B-, and also at I- after O, after another type, or at the start of a sentence.
 """
 
+import itertools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,15 +47,14 @@ def part_of_speech_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
 def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return "macro_f1" (over tags in gold or predictions) and "accuracy", word by word."""
     _check(gold, predicted)
-    right, found = ([tag for tags in side for tag in tags] for side in (gold, predicted))
+    right, found = ([*itertools.chain(*side)] for side in (gold, predicted))
     f1 = metrics.f1_score(right, found, average="macro", zero_division=0) if right else 0.0
     return {"macro_f1": float(f1), "accuracy": _accuracy(gold, predicted)}
 
 
 def _accuracy(gold: Tags, predicted: Tags) -> float:
-    right = np.concatenate([np.asarray(tags, object) for tags in gold])
-    found = np.concatenate([np.asarray(tags, object) for tags in predicted])
-    return float(np.mean(right == found)) if len(right) else 0.0
+    is_right = [*map(operator.eq, itertools.chain(*gold), itertools.chain(*predicted))]
+    return float(np.mean(is_right)) if is_right else 0.0
 
 
 def _as_iobes(sentences: Tags) -> list[list[str]]:

@@ -57,10 +57,9 @@ def _metrics(language: str) -> dict[str, Any]:
     without_script = re.split("[-_]", language)[0].lower()
     tokenizer = _TOKENIZERS.get(without_script, _DEFAULT_TOKENIZER)
     # "force" does not change scores: no warning about text that looks tokenised.
+    options: dict[str, Any] = {"tokenize": tokenizer, "force": True}
     return {
-        "bleu": BLEU(tokenize=tokenizer, force=True),
+        "bleu": BLEU(**options),
         "chrf": CHRF(),
-        "tokenized_bleu": BLEU(
-            lowercase=True, tokenize=tokenizer, smooth_method="none", force=True
-        ),
+        "tokenized_bleu": BLEU(lowercase=True, smooth_method="none", **options),
     }
