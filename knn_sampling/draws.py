@@ -167,7 +167,14 @@ def draw_slots(
     arguments = jax.random.split(key, num_groups), hidden, table, bias, correction
     # Ids have no gradient; without this the loops would still be differentiated forward.
     arguments = jax.lax.stop_gradient(arguments)
-    search = functools.partial(_search, temperature=temperature, block_size=block_size)
+
+    def search(first: jax.Array, num_used: jax.Array, arguments) -> tuple[_Winner, _Winner]:
+        """Return drawn and likeliest classes of all groups among those with ids from `first` on."""
+        of_group = functools.partial(
+            _search_group, first, num_used, temperature=temperature, block_size=block_size
+        )
+        return jax.vmap(of_group)(*arguments)
+
     if sharding.splits_rows:
         leaders = _on_mesh(search, sharding, num_used, arguments)
     else:
@@ -213,21 +220,10 @@ def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Win
     return mapped(num_used, arguments)
 
 
-def _search(
-    first: jax.Array, num_used: jax.Array, arguments, *, temperature: float, block_size: int
-) -> tuple[_Winner, _Winner]:
-    """Return drawn and likeliest classes of all groups among those with ids from `first` on."""
-    of_group = functools.partial(
-        _search_group, first, num_used, temperature=temperature, block_size=block_size
-    )
-    return jax.vmap(of_group)(*arguments)
-
-
 class _Leader(NamedTuple):
-    """Tile with the highest score so far, of each of W positions.
+    """Tile with the highest score so far at each of W positions.
 
-    `first` [W] int32 is the id of its first class, `values` [TILE, W] are log masses of its
-    classes.
+    Its first class has the id `first` [W] int32, its classes the log masses `values` [TILE, W].
     """
 
     score: jax.Array

@@ -1,7 +1,6 @@
 """Output layers with the softmax over the whole vocabulary."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
@@ -15,9 +14,14 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 @dataclasses.dataclass(frozen=True)
 class _ExactSoftmax:
-    """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
+    """Softmax over the `num_valid` first rows of a table, by any computation of its loss.
+
+    Draws, and the loss of `BlockwiseSoftmax`, are in blocks of `block_size` classes.
+    """
 
     num_valid: int
+    sharding: TableSharding = ONE_DEVICE
+    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
     def sample(
         self,
@@ -61,42 +65,26 @@ class _ExactSoftmax:
             bias,
             temperature=temperature,
             num_valid=self.num_valid,
-            **self._blocks(),
+            block_size=self.block_size,
+            sharding=self.sharding,
         )
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         """Return losses [W] of hidden states [W, E], targets, weights, table and bias."""
         raise NotImplementedError
 
-    def _blocks(self) -> dict[str, Any]:
-        """Return the block size of draws, and the sharding of the table."""
-        raise NotImplementedError
 
-
-@dataclasses.dataclass(frozen=True)
 class FullSoftmax(_ExactSoftmax):
     """Softmax over all classes at once, with logits [W, V] in memory."""
-
-    sharding: TableSharding = ONE_DEVICE
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return full_softmax_loss(*arguments, num_valid=self.num_valid)
 
-    def _blocks(self) -> dict[str, Any]:
-        return {"block_size": vocabulary_block_size(), "sharding": self.sharding}
 
-
-@dataclasses.dataclass(frozen=True)
 class BlockwiseSoftmax(_ExactSoftmax):
-    """Softmax over all classes by blocks of `block_size`, without an array [W, V]."""
-
-    sharding: TableSharding = ONE_DEVICE
-    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
+    """Softmax over all classes by blocks, without an array [W, V]."""
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return blockwise_softmax_loss(
             *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
         )
-
-    def _blocks(self) -> dict[str, Any]:
-        return {"block_size": self.block_size, "sharding": self.sharding}
