@@ -14,17 +14,14 @@ _NUM_RESTARTS = 100
 
 
 def cluster_languages(
-    pieces: Mapping[str, Sequence[str]],
-    log_probs: Mapping[str, np.ndarray],
-    num_clusters: int,
-    seed: int = 0,
+    pieces: Mapping[str, Sequence[str]], log_probs: Mapping[str, np.ndarray], num_clusters: int
 ) -> dict[str, int]:
     """Group languages by k-means on the negative log probabilities of their pieces.
 
     A language's fingerprint has one entry for each piece of any language: -log p in its own unigram
     vocabulary, or, if it lacks the piece, ten nats more than the largest -log p of any language. So
-    languages are near if they share pieces, frequent ones above all. Of the restarts, which `seed`
-    draws, the one with the least sum of squared distances to the means wins.
+    languages are near if they share pieces, frequent ones above all. Of the
+    restarts, the one with the least sum of squared distances to the means wins.
 
     Returns the cluster of each language, languages in code point order. No cluster is empty;
     clusters are numbered from 0 in the order of their first languages. Raises ValueError if k is
@@ -39,7 +36,7 @@ def cluster_languages(
         )
     points = _points(languages, pieces, log_probs)
     distances = ((points[:, None] - points) ** 2).sum(axis=-1)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     best, best_inertia = np.zeros(len(languages), np.int64), np.inf
     for _ in range(_NUM_RESTARTS):
         labels, inertia = _refine(points, _first_labels(distances, num_clusters, rng))
