@@ -17,7 +17,7 @@ from knn_sampling.noise import (
     neg_loss,
     sample_classes,
 )
-from tests.knn_sampling.batches import assert_close
+from tests.knn_sampling.batches import assert_close, with_gradients
 
 W, D, C = 7, 5, 9
 NUM_NEGATIVES = 8
@@ -54,13 +54,7 @@ def losses_of(
 def value_and_gradients(kind, hidden, rows, bias, *more):
     """Losses [W], and gradients of their sum in hidden states, rows and bias."""
 
-    def with_aux(*inputs):
-        losses = losses_of(kind, *inputs, *more)
-        return losses.sum(), losses
-
-    grad = jax.grad(with_aux, argnums=(0, 1, 2), has_aux=True)
-    gradients, losses = grad(hidden, rows, bias)
-    return losses, gradients
+    return with_gradients(lambda *inputs: losses_of(kind, *inputs, *more), hidden, rows, bias)
 
 
 def slow_losses(kind, hidden, rows, bias) -> list[float]:

@@ -16,7 +16,7 @@ import numpy as np
 import sentencepiece as spm
 from absl.testing import parameterized
 
-from tests.vocap.texts import CORPUS, made_up
+from tests.vocap.texts import CORPUS, assert_same, made_up
 from vocap import building, comparison, entries, merge, methods, run_tables, runs, unigram
 from vocap.settings import METHODS, VocabularySettings
 
@@ -116,23 +116,6 @@ class BuildTest(parameterized.TestCase):
     def copy_of_first_cache(self) -> pathlib.Path:
         return pathlib.Path(shutil.copytree(self.first_cache, self.new_cache() / "copy"))
 
-    def assert_same(self, a: building.BuiltVocabulary, b: building.BuiltVocabulary) -> None:
-        self.assertEqual((a.model, a.scores), (b.model, b.scores))
-        for name in ("pieces", "groups", "allocation"):
-            self.assertEqual(getattr(a.choice, name), getattr(b.choice, name))
-        self.assertEqual(list(a.languages), list(b.languages))
-        for one, other in zip(a.languages.values(), b.languages.values(), strict=True):
-            self.assertEqual((one.amount, one.probability), (other.amount, other.probability))
-            for table, other_table in ((one.table, other.table), (one.heldout, other.heldout)):
-                self.assertEqual(table.runs(), other_table.runs())
-                np.testing.assert_array_equal(table.counts, other_table.counts)
-            found, expected = one.vocabularies, other.vocabularies
-            for name in ("sizes", "alp"):
-                self.assertEqual(getattr(found.curve, name), getattr(expected.curve, name))
-            for s in range(len(found.curve.sizes)):
-                self.assertEqual(found.curve.vocabulary(s), expected.curve.vocabulary(s))
-                np.testing.assert_array_equal(found.log_probs[s], expected.log_probs[s])
-
 
 class ResultTest(BuildTest):
     def test_the_model_has_the_target_size_and_just_the_chosen_pieces(self):
@@ -188,7 +171,7 @@ class ResultTest(BuildTest):
     def test_neither_workers_nor_the_order_of_languages_matter(self):
         cache = self.new_cache()
         shuffled = {language: TEXT[language] for language in sorted(TEXT, reverse=True)}
-        self.assert_same(run(cache, shuffled, num_workers=2), self.first)
+        assert_same(run(cache, shuffled, num_workers=2), self.first)
         self.assertEqual(set(stamps(cache)), set(stamps(self.first_cache)))
         for path in stamps(cache):
             self.assertEqual((cache / path).read_bytes(), (self.first_cache / path).read_bytes())
@@ -202,9 +185,9 @@ class ResultTest(BuildTest):
                 run_tables.write_table(path, runs.count_runs(text[language]))
         before = stamps(folder)
         with watched() as calls:
-            self.assert_same(run(cache, paths["train"], paths["heldout"]), self.first)
+            assert_same(run(cache, paths["train"], paths["heldout"]), self.first)
             calls["count_runs"].assert_not_called()
-        self.assert_same(run(cache, {**TEXT, "yc": paths["train"]["yc"]}), self.first)
+        assert_same(run(cache, {**TEXT, "yc": paths["train"]["yc"]}), self.first)
         self.assertEqual(stamps(folder), before)
 
     def test_amounts_given_take_the_place_of_the_bytes(self):
@@ -217,7 +200,7 @@ class ResultTest(BuildTest):
             self.assertAlmostEqual(language.probability, smoothed[name] / sum(smoothed.values()))
         self.assertNotEqual(given.choice.allocation.sizes, self.first.choice.allocation.sizes)
         sizes = {name: language.amount for name, language in self.first.languages.items()}
-        self.assert_same(run(cache, amounts=sizes), self.first)
+        assert_same(run(cache, amounts=sizes), self.first)
         with self.assertRaisesRegex(ValueError, "no amount or probability is given for yc"):
             run(cache, amounts={"xa": 1, "xb": 2})
 
@@ -277,7 +260,7 @@ class CacheTest(BuildTest):
     def test_text_that_moves_to_another_language_is_not_mistaken(self):
         text = {"xa": TEXT["xb"], "xb": TEXT["xa"], "yc": TEXT["yc"]}
         swapped = run(self.copy_of_first_cache(), text)
-        self.assert_same(swapped, run(self.new_cache(), text))
+        assert_same(swapped, run(self.new_cache(), text))
 
     def test_scores_are_cached_under_where_em_starts_too(self):
         cache = self.copy_of_first_cache()
@@ -307,7 +290,7 @@ class CacheTest(BuildTest):
         else:
             entry.write_bytes({"flipped": flipped, "cut": content[:-9], "empty": b""}[damage])
         with self.assertLogs(level="WARNING") as logs:
-            self.assert_same(run(cache), self.first)
+            assert_same(run(cache), self.first)
         self.assertLen(logs.output, 1)
         self.assertRegex(logs.output[0], f"{entry}: damaged.*built again")
         self.assertEqual(entry.read_bytes(), content)
@@ -332,7 +315,7 @@ class StoppedTest(BuildTest):
         self.assertEqual(killed.returncode, -signal.SIGKILL)
         self.assertLen(list(cache.glob("vocabularies/*.npz")), 2)  # one is half written
         with watched() as calls:
-            self.assert_same(run(cache), self.first)
+            assert_same(run(cache), self.first)
             # Two languages, joint, one cluster.
             self.assertEqual(calls["train_vocabularies"].call_count, 4)
 

@@ -6,6 +6,7 @@ import random
 import numpy as np
 from absl.testing import parameterized
 
+from tests.vocap.texts import assert_same
 from tests.vocap.texts import sentences as sentences_of
 from tests.vocap.texts import table as table_of
 from vocap import lattice, nested, runs, seeds, unigram
@@ -88,13 +89,6 @@ class AgreementTest(parameterized.TestCase):
 
 
 class NestedTest(parameterized.TestCase):
-    def assert_same(self, a: nested.NestedVocabularies, b: nested.NestedVocabularies):
-        self.assertEqual(strings(a), strings(b))
-        for one, other in zip(a.vocabularies, b.vocabularies, strict=True):
-            np.testing.assert_array_equal(one.log_probs, other.log_probs)
-            np.testing.assert_array_equal(one.counts, other.counts)
-        self.assertEqual(a.num_unknown, b.num_unknown)
-
     def assert_valid(self, found: nested.NestedVocabularies, table: runs.RunTable):
         """Properties of every vocabulary, in particular that its counts are those of its scores."""
         self.assertLen(set(found.pieces), len(found.pieces))
@@ -134,8 +128,8 @@ class NestedTest(parameterized.TestCase):
         sentences, sizes = sentences_of("es"), [80, 200, 700, 1100]
         found = train(sentences, sizes)
         self.assertEqual(sizes_of(found), sizes)
-        self.assert_same(found, train(random.Random(0).sample(sentences, len(sentences)), sizes))
-        self.assert_same(found, train(sentences, [*reversed(sizes), *sizes]))
+        assert_same(found, train(random.Random(0).sample(sentences, len(sentences)), sizes))
+        assert_same(found, train(sentences, [*reversed(sizes), *sizes]))
 
     @parameterized.product(seed=list(range(20)), coverage=[1.0, 0.8])
     def test_the_smallest_texts(self, seed, coverage):
