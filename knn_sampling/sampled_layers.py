@@ -287,20 +287,33 @@ class _SharedNegatives(_SampledLayer):
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
         return jax.vmap(self._losses)(**inputs).reshape(weights.shape)
 
-    def _losses(self, **inputs: jax.Array) -> jax.Array:
-        """Return losses [Wg] of a group from its part of `group_inputs`."""
-        raise NotImplementedError
-
-    def _select(
-        self, key: jax.Array, targets: jax.Array, weights: jax.Array, statistics: TokenStatistics
-    ) -> tuple[Candidates, jax.Array]:
-        """Return the targets and negatives of each group, and draw counts [G, C]."""
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample:
+        """Select targets and negatives, see `OutputLayer.sample`."""
+        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
         drawn = sample_classes(key, statistics.thresholds, num_groups * self.num_negatives)
         drawn = drawn.reshape(num_groups, self.num_negatives)
         candidates = union_of_classes(targets, weights, drawn, vocab_size)
         counts = jax.vmap(lambda one: jnp.bincount(one, length=vocab_size))(drawn)  # [G, V]
-        return candidates, jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)
+        counts = jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)
+        return self._sample(candidates, counts, _num_live(weights), statistics.probabilities)
+
+    def _losses(self, **inputs: jax.Array) -> jax.Array:
+        """Return losses [Wg] of a group from its part of `group_inputs`."""
+        raise NotImplementedError
+
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
+    ) -> Sample:
+        """Build the sample; negatives were drawn `counts` [G, C] times, `num_targets` is [G, 1]."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,21 +325,12 @@ class NCE(_SharedNegatives):
     the noise in `Sample.logit_bias`.
     """
 
-    def sample(
-        self,
-        key: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        statistics: TokenStatistics,
-        index: NeighbourIndex | None,
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
     ) -> Sample:
-        """Select targets and negatives, with their noise, see `OutputLayer.sample`."""
-        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        candidates, counts = self._select(key, targets, weights, statistics)
-        ids, log_noise = candidates.ids, jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
-        noise = values_at(log_noise, ids)
-        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + _num_live(weights))
-        return Sample(candidates, -noise, counts, ids, log_q)
+        noise = values_at(jnp.log(jnp.maximum(p, 1e-12)), candidates.ids)
+        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + num_targets)
+        return Sample(candidates, -noise, counts, candidates.ids, log_q)
 
     def _losses(self, **inputs: jax.Array) -> jax.Array:
         return nce_loss(**inputs, num_negatives=self.num_negatives)
@@ -341,17 +345,9 @@ class NegativeSampling(_SharedNegatives):
     these logits.
     """
 
-    def sample(
-        self,
-        key: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        statistics: TokenStatistics,
-        index: NeighbourIndex | None,
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
     ) -> Sample:
-        """Select targets and negatives, see `OutputLayer.sample`."""
-        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        candidates, counts = self._select(key, targets, weights, statistics)
         return Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
 
     def _losses(self, **inputs: jax.Array) -> jax.Array:

@@ -119,6 +119,23 @@ def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
     return with_gradients(loss, batch["hidden"], batch["table"], batch["bias"])
 
 
+def check_unused_positions(compute, inputs, targets, weights, state: float, target: int):
+    """Whatever state and target positions of weight zero have, they have neither loss nor effect.
+
+    `compute(hidden, *parameters, targets, weights)` gives losses, and gradients of `inputs` first.
+    """
+    used, (hidden, *parameters) = weights > 0, inputs
+    of_used = hidden[used], *parameters, targets[used], weights[used]
+    losses, expected = jax.device_get(compute(*of_used))
+    hidden = np.where(used[:, None], hidden, np.float32(state))
+    targets = np.where(used, targets, target).astype(np.int32)
+    found, gradients = jax.device_get(compute(hidden, *parameters, targets, weights))
+    for values in (found, gradients[0]):
+        np.testing.assert_array_equal(values[~used], 0)
+    assert_close(found[used], losses)
+    assert_close((gradients[0][used], *gradients[1 : len(inputs)]), expected[: len(inputs)])
+
+
 def sampled(layer: OutputLayer, batch=None, index=None):
     batch = batch or random_batch()
     index = index or index_of(layer)

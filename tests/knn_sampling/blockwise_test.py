@@ -13,12 +13,11 @@ from benchmarks.collectives import collectives_of
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
-from tests.knn_sampling.batches import assert_close, mesh_of, with_gradients
+from tests.knn_sampling.batches import assert_close, check_unused_positions, mesh_of, with_gradients
 
 W, D, V, VALID = 12, 8, 300, 290
 # Two positions do not count. The others differ, so that none can take another's gradient.
 WEIGHTS = np.array([1, 0, 0.95, 0.25, 0.9, 0.8, 0, 0.7, 0.6, 0.5, 0.4, 0.3], np.float32)
-USED = WEIGHTS > 0
 MESH = mesh_of(data=2, model=4)
 BY_DATA, BY_MODEL = (NamedSharding(MESH, PartitionSpec(axis)) for axis in MESH.axis_names)
 POSITIONS, LARGE = 64, 16 * DEFAULT_BLOCK_SIZE
@@ -94,18 +93,9 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
     @parameterized.parameters(
         (np.nan, 0, 0), (np.inf, V + 5, 64), (1e30, -100, 64), (np.nan, V - 1, 64)
     )
-    def test_positions_of_weight_zero_count_for_nothing(self, hidden_value, target, block_size):
-        hidden, table, bias = random_inputs()
+    def test_positions_of_weight_zero_count_for_nothing(self, state, target, block_size):
         compute = functools.partial(value_and_gradients, block_size=block_size)
-        losses, expected = compute(hidden[USED], table, bias, TARGETS[USED], WEIGHTS[USED])
-        hidden = np.where(USED[:, None], hidden, np.float32(hidden_value))
-        targets = np.where(USED, TARGETS, target)
-        changed, gradients = compute(hidden, table, bias, targets)
-        np.testing.assert_array_equal(changed[~USED], 0)
-        np.testing.assert_array_equal(gradients[0][~USED], 0)
-        assert_close(changed[USED], losses)
-        assert_close(gradients[0][USED], expected[0])
-        assert_close(gradients[1:3], expected[1:3])
+        check_unused_positions(compute, random_inputs(), TARGETS, WEIGHTS, state, target)
 
     @parameterized.parameters(-1e4, 1e4)
     def test_no_overflow(self, shift: float):

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 from knn_sampling.candidates import Candidates, union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
-from tests.knn_sampling.batches import assert_close, with_gradients
+from tests.knn_sampling.batches import assert_close, check_unused_positions, with_gradients
 
 W, D, V = 12, 8, 30
 TARGETS = np.random.default_rng(0).integers(0, 20, W).astype(np.int32)
@@ -124,16 +124,8 @@ class EitherLossTest(parameterized.TestCase):
         kind=("full", "knn"), values=((np.nan, 0), (np.inf, V + 5), (1e30, -100), (np.nan, V - 1))
     )
     def test_positions_of_weight_zero_count_for_nothing(self, kind, values):
-        hidden, *parameters = random_inputs()
-        of_used = hidden[USED], *parameters, TARGETS[USED], WEIGHTS[USED]
-        losses_of_used, expected = jax.device_get(evaluate(kind, *of_used))
-        hidden[~USED], target = values
-        targets = np.where(USED, TARGETS, target)
-        losses, found = jax.device_get(evaluate(kind, hidden, *parameters, targets))
-        np.testing.assert_array_equal(losses[~USED], 0)
-        np.testing.assert_array_equal(found[0][~USED], 0)
-        assert_close(losses[USED], losses_of_used)
-        assert_close((found[0][USED], *found[1:]), expected)
+        compute = functools.partial(evaluate, kind)
+        check_unused_positions(compute, random_inputs(), TARGETS, WEIGHTS, *values)
         zeros = evaluate(kind, *random_inputs(), weights=np.zeros_like(WEIGHTS))
         jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), zeros)
 

@@ -17,13 +17,12 @@ from knn_sampling.noise import (
     neg_loss,
     sample_classes,
 )
-from tests.knn_sampling.batches import assert_close, with_gradients
+from tests.knn_sampling.batches import assert_close, check_unused_positions, with_gradients
 
 W, D, C = 7, 5, 9
 NUM_NEGATIVES = 8
 # One fraction, and two positions that do not count.
 WEIGHTS = np.array([1, 0, 1, 0.25, 1, 0, 1], np.float32)
-USED = WEIGHTS > 0
 LABELS = np.array([0, 1, 2, 3, 3, 0, 6], np.int32)
 # Slots 1, 3 and 6 are targets only, two were drawn twice or more, the last two are unused.
 COUNTS = np.array([1, 0, 2, 0, 1, 3, 0, 0, 0], np.float32)
@@ -160,18 +159,10 @@ class LossTest(parameterized.TestCase):
         kind=KINDS, values=((np.nan, 0), (np.inf, C + 5), (1e30, -100), (np.nan, C - 1))
     )
     def test_positions_of_weight_zero_count_for_nothing(self, kind, values):
-        hidden, *parameters = random_inputs()
-        parameters[1][SLOTS_USED:] = -np.inf  # a label of no meaning may be a slot of none
-        losses, expected = jax.device_get(
-            value_and_gradients(kind, hidden[USED], *parameters, LABELS[USED], WEIGHTS[USED])
-        )
-        hidden[~USED], label = values
-        labels = np.where(USED, LABELS, label)
-        changed, gradients = jax.device_get(value_and_gradients(kind, hidden, *parameters, labels))
-        np.testing.assert_array_equal(changed[~USED], 0)
-        np.testing.assert_array_equal(gradients[0][~USED], 0)
-        assert_close(changed[USED], losses)
-        assert_close((gradients[0][USED], *gradients[1:]), expected)
+        hidden, rows, bias = random_inputs()
+        bias[SLOTS_USED:] = -np.inf  # a label of no meaning may be a slot of none
+        compute = functools.partial(value_and_gradients, kind)
+        check_unused_positions(compute, (hidden, rows, bias), LABELS, WEIGHTS, *values)
 
     @parameterized.product(kind=KINDS, size=(-1e5, 1e5))
     def test_extreme_logits(self, kind: str, size: float):

@@ -73,19 +73,14 @@ def stamps(cache: pathlib.Path) -> dict[str, int]:
     return {str(path.relative_to(cache)): path.stat().st_mtime_ns for path in files}
 
 
-def language_of(piece: str) -> str | None:
-    """The one language that has all letters of a run, if only one has."""
-    letters = set(piece) - {runs.SPACE}
-    found = [lang for lang, syllables in SYLLABLES.items() if letters <= set("".join(syllables))]
-    return found[0] if len(found) == 1 else None
-
-
 def shares_of(table: runs.RunTable) -> dict[str, float]:
-    """Share of the bytes of each language, as far as runs tell it."""
+    """Share of the bytes of each language, by runs whose letters only one language has."""
     sizes = dict.fromkeys(SYLLABLES, 0.0)
-    for piece, count in zip(table.runs(), table.counts.tolist(), strict=True):
-        if language := language_of(piece):
-            sizes[language] += count * len(piece.replace(runs.SPACE, " ").encode())
+    for run, count in zip(table.runs(), table.counts.tolist(), strict=True):
+        text = run.replace(runs.SPACE, " ")
+        found = [one for one, known in SYLLABLES.items() if set(text) <= set(" ".join(known))]
+        if len(found) == 1:
+            sizes[found[0]] += count * len(text.encode())
     return {language: size / sum(sizes.values()) for language, size in sizes.items()}
 
 
@@ -94,12 +89,9 @@ def watched() -> Iterator[dict[str, mock.Mock]]:
     """Lets all that costs time through, and counts it."""
     functions = ((unigram, "train_vocabularies"), (runs, "count_runs"), (merge, "fit_scores"))
     with contextlib.ExitStack() as stack:
-        patched = (
-            mock.patch.object(m, name, side_effect=getattr(m, name)) for m, name in functions
-        )
         yield {
-            name: stack.enter_context(one)
-            for (_, name), one in zip(functions, patched, strict=True)
+            name: stack.enter_context(mock.patch.object(module, name, wraps=getattr(module, name)))
+            for module, name in functions
         }
 
 
