@@ -25,8 +25,7 @@ def cluster_languages(
 
     Returns the cluster of each language, languages in code point order. No cluster is empty;
     clusters are numbered from 0 in the order of their first languages. Raises ValueError if k is
-    not between 1 and the number of languages, or a language's pieces and log probabilities differ
-    in number.
+    not between 1 and the number of languages.
     """
     languages = sorted(pieces)
     if not 1 <= num_clusters <= len(languages):
@@ -60,11 +59,6 @@ def _points(
     numbers: dict[str, int] = {}
     columns, rows, values = [], [], []
     for row, lang in enumerate(languages):
-        if len(pieces[lang]) != len(log_probs[lang]):
-            raise ValueError(
-                f"language {lang!r} has {len(pieces[lang])} pieces, but "
-                f"{len(log_probs[lang])} log probabilities"
-            )
         columns.append([numbers.setdefault(piece, len(numbers)) for piece in pieces[lang]])
         rows.append(np.full(len(pieces[lang]), row))
         values.append(-np.asarray(log_probs[lang], np.float64))

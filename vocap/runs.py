@@ -21,8 +21,15 @@ from fontTools import unicodedata
 
 NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
 SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
-# SentencePiece's trainer would silently skip longer lines, but the ALP counts them.
-MAX_LINE_BYTES = 1 << 20
+# Options of all trainings by SentencePiece, whose only special piece is the unknown.
+TRAINER = {
+    "max_sentence_length": 1 << 20,  # it would silently skip longer lines, but the ALP counts them
+    "unk_id": 0,
+    "bos_id": -1,
+    "eos_id": -1,
+    "num_threads": 1,  # with more, scores would depend on the machine by the order of float sums
+    "minloglevel": 2,
+}
 MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000

@@ -11,7 +11,7 @@ import sentencepiece as spm
 from vocap import entries, lattice, model_proto, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
-from vocap.runs import MAX_LINE_BYTES, RunTable, Text
+from vocap.runs import TRAINER, RunTable, Text
 from vocap.settings import TrainerSettings
 
 _NORMAL = model_proto.ModelProto.SentencePiece.NORMAL
@@ -126,12 +126,7 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
         character_coverage=settings.character_coverage,
         max_sentencepiece_length=settings.max_piece_length,
         seed_sentencepiece_size=settings.max_seeds,
-        max_sentence_length=MAX_LINE_BYTES,
-        unk_id=0,
-        bos_id=-1,
-        eos_id=-1,
-        num_threads=1,  # with more, scores would depend on the machine by the order of float sums
-        minloglevel=2,
+        **TRAINER,
     )
     return model.getvalue()
 
