@@ -1,27 +1,16 @@
 """Output layers with the softmax over the whole vocabulary."""
 
-import dataclasses
-
 import jax
 
-from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
-from knn_sampling.draws import Draws, draw_from_table
+from knn_sampling.blockwise import blockwise_softmax_loss
+from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.samples import Sample, TokenStatistics
-from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 
-@dataclasses.dataclass(frozen=True)
-class _ExactSoftmax:
-    """Softmax over the `num_valid` first rows of a table, by any computation of its loss.
-
-    Draws, and the loss of `BlockwiseSoftmax`, are in blocks of `block_size` classes.
-    """
-
-    num_valid: int
-    sharding: TableSharding = ONE_DEVICE
-    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
+class _ExactSoftmax(DrawingLayer):
+    """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
 
     def sample(
         self,
@@ -45,29 +34,6 @@ class _ExactSoftmax:
         """Return weighted losses [B, M], see `OutputLayer.loss`."""
         flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), weights.reshape(-1)
         return self._losses(*flat, table, bias).reshape(weights.shape)
-
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample | None,
-        temperature: float,
-    ) -> Draws:
-        """Draw from the softmax, always in blocks, see `OutputLayer.draw`."""
-        return draw_from_table(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            temperature=temperature,
-            num_valid=self.num_valid,
-            block_size=self.block_size,
-            sharding=self.sharding,
-        )
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         """Return losses [W] of hidden states [W, E], targets, weights, table and bias."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
-from knn_sampling.draws import Draws, draw_from_sample
+from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import (
     NeighbourIndex,
     inclusion,
@@ -32,7 +32,6 @@ from knn_sampling.samples import (
     in_groups,
     values_at,
 )
-from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 # Bucket sizes are multiples of this, for the tiles of accelerators' matrix units.
 _MULTIPLE = 128
@@ -64,51 +63,24 @@ def loss_in_bucket(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SampledLayer:
+class _SampledLayer(DrawingLayer):
     """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch.
 
-    Table rows from `num_valid` on are padding. Draws, and softmaxes on one device, are in blocks of
-    `block_size` classes.
+    Softmaxes on one device are in blocks of `block_size` classes, too.
     """
 
-    num_valid: int
     group_size: int
-    sharding: TableSharding = ONE_DEVICE
     block_size: int = DEFAULT_BLOCK_SIZE
-
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-        temperature: float,
-    ) -> Draws:
-        """Draw from V', see `OutputLayer.draw`."""
-        return draw_from_sample(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            sample,
-            temperature=temperature,
-            block_size=self.block_size,
-            sharding=self.sharding,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CandidateSoftmax(_SampledLayer):
     """Softmax over V' (Eq. 4) of each group.
 
-    `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The paper does
-    not; without it the loss leaves rare classes too probable. The softmax is in blocks, up to the
-    last candidate. Only for a table with sharded rows, where blocks would be gathered one by one,
-    the devices share the logits of all candidates at once. A step then takes the smallest of
-    `num_buckets` sizes, evenly spaced up to the capacity, that its candidates fit into.
+    `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The softmax is
+    in blocks, up to the last candidate. Only for a table with sharded rows, where blocks would be
+    gathered one by one, the devices share the logits of all candidates at once. A step then takes
+    the smallest of `num_buckets` evenly spaced sizes up to the capacity that holds its candidates.
     """
 
     log_q_correction: bool
