@@ -13,6 +13,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -22,7 +23,7 @@ from fontTools import unicodedata
 NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
 SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
 # Options of all trainings by SentencePiece, whose only special piece is the unknown.
-TRAINER = {
+TRAINER: dict[str, Any] = {
     "max_sentence_length": 1 << 20,  # it would silently skip longer lines, but the ALP counts them
     "unk_id": 0,
     "bos_id": -1,
