@@ -184,14 +184,12 @@ def _size(source: Source) -> int:
 
 
 def source_digest(source: Source) -> str:
-    digest = hashlib.sha256()
     if isinstance(source, pathlib.Path):
         with source.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    else:
-        for sentence in source:
-            digest.update(sentence.encode() + b"\n")
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    digest = hashlib.sha256()
+    for sentence in source:
+        digest.update(sentence.encode() + b"\n")
     return digest.hexdigest()[:16]
 
 
