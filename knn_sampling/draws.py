@@ -9,6 +9,7 @@ and the class is drawn from them by the same rule. One random number per tile is
 logit, which would take longer than the logits.
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from knn_sampling.blockwise import vocabulary_block_size
 from knn_sampling.losses import ABSENT
 from knn_sampling.samples import Sample, group_inputs
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
@@ -35,76 +37,63 @@ class Draws(NamedTuple):
     best: jax.Array
 
 
-def draw_from_table(
-    key: jax.Array,
-    hidden: jax.Array,
-    weights: jax.Array,
-    table: jax.Array,
-    bias: jax.Array,
-    *,
-    temperature: float,
-    num_valid: int,
-    block_size: int,
-    sharding: TableSharding = ONE_DEVICE,
-) -> Draws:
-    """Draw from softmax((h . v + b) / T) over `num_valid` table rows; see `OutputLayer.draw`."""
-    is_class = jnp.arange(bias.shape[0]) < num_valid
-    ids, best = draw_slots(
-        key,
-        hidden.reshape(1, -1, hidden.shape[-1]),
-        weights.reshape(1, -1),
-        table[None],
-        jnp.where(is_class, bias.astype(jnp.float32), ABSENT)[None],
-        temperature=temperature,
-        block_size=block_size,
-        sharding=sharding,
-    )
-    ids, best = ids.reshape(weights.shape), best.reshape(weights.shape)
-    return Draws(ids, ids, best)
+@dataclasses.dataclass(frozen=True)
+class DrawingLayer:
+    """Output layer that draws in blocks of `block_size` classes.
 
-
-def draw_from_sample(
-    key: jax.Array,
-    hidden: jax.Array,
-    weights: jax.Array,
-    table: jax.Array,
-    bias: jax.Array,
-    sample: Sample,
-    *,
-    temperature: float,
-    block_size: int,
-    sharding: TableSharding = ONE_DEVICE,
-) -> Draws:
-    """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
-
-    Q is of `Sample.log_q`, 1 where that is None. The target y of a position is in V' with certainty
-    and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the sum over all
-    classes, as far as the other classes are independent of y. Slots that are unused, or have no row
-    in the table, are never drawn. Arguments are those of `OutputLayer.draw`, block size and errors
-    those of `draw_slots`.
+    Table rows from `num_valid` on are padding.
     """
-    if sharding.splits_rows:
-        sample = _in_whole_tiles(sample, table.shape[0], bias.shape[0], sharding)
-    plain = sample._replace(logit_bias=jnp.zeros_like(sample.logit_bias), counts=None)
-    inputs = group_inputs(plain, hidden, weights, table, bias, sharding)
-    labels = inputs.pop("targets")
-    slots, best = draw_slots(
-        key,
-        **inputs,
-        temperature=temperature,
-        block_size=block_size,
-        sharding=sharding,
-        correction=None if sample.log_q is None else (-sample.log_q, labels),
-        num_used=sample.candidates.union_size.max(),
-    )
 
-    def at(values: jax.Array, slots: jax.Array) -> jax.Array:
-        found = jnp.take_along_axis(values, slots, axis=1).reshape(weights.shape)
-        return jnp.where(weights > 0, found, 0)
+    num_valid: int
+    sharding: TableSharding = ONE_DEVICE
+    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
-    ids, rows = sample.candidates.ids, sample.candidate_rows
-    row = slots.reshape(weights.shape) if rows is None else at(rows, slots)
-    return Draws(at(ids, slots), row, at(ids, best))
+    def draw(
+        self,
+        key: jax.Array,
+        hidden: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Sample | None,
+        temperature: float,
+    ) -> Draws:
+        """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
+
+        Q is of `Sample.log_q`, 1 where that is None. The target y of a position is in V' with
+        certainty and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the
+        sum over all classes, as far as the other classes are independent of y. Slots that are
+        unused, or have no row in the table, are never drawn. Without a sample all classes are
+        candidates. Arguments are those of `OutputLayer.draw`, errors those of `draw_slots`.
+        """
+        search = functools.partial(
+            draw_slots, key, temperature=temperature, block_size=self.block_size,
+            sharding=self.sharding,
+        )  # fmt: skip
+        if sample is None:
+            is_class = jnp.arange(bias.shape[0]) < self.num_valid
+            bias = jnp.where(is_class, bias.astype(jnp.float32), ABSENT)[None]
+            inputs = hidden.reshape(1, -1, hidden.shape[-1]), weights.reshape(1, -1), table[None]
+            ids, best = (x.reshape(weights.shape) for x in search(*inputs, bias))
+            return Draws(ids, ids, best)
+        if self.sharding.splits_rows:
+            sample = _in_whole_tiles(sample, table.shape[0], bias.shape[0], self.sharding)
+        plain = sample._replace(logit_bias=jnp.zeros_like(sample.logit_bias), counts=None)
+        of_groups = group_inputs(plain, hidden, weights, table, bias, self.sharding)
+        labels = of_groups.pop("targets")
+        slots, best = search(
+            **of_groups,
+            correction=None if sample.log_q is None else (-sample.log_q, labels),
+            num_used=sample.candidates.union_size.max(),
+        )
+
+        def at(values: jax.Array, slots: jax.Array) -> jax.Array:
+            found = jnp.take_along_axis(values, slots, axis=1).reshape(weights.shape)
+            return jnp.where(weights > 0, found, 0)
+
+        ids, rows = sample.candidates.ids, sample.candidate_rows
+        row = slots.reshape(weights.shape) if rows is None else at(rows, slots)
+        return Draws(at(ids, slots), row, at(ids, best))
 
 
 def _in_whole_tiles(
@@ -167,7 +156,14 @@ def draw_slots(
     arguments = jax.random.split(key, num_groups), hidden, table, bias, correction
     # Ids have no gradient; without this the loops would still be differentiated forward.
     arguments = jax.lax.stop_gradient(arguments)
-    search = functools.partial(_search, temperature=temperature, block_size=block_size)
+
+    def search(first: jax.Array, num_used: jax.Array, arguments) -> tuple[_Winner, _Winner]:
+        """Return drawn and likeliest classes of all groups among those with ids from `first` on."""
+        of_group = functools.partial(
+            _search_group, first, num_used, temperature=temperature, block_size=block_size
+        )
+        return jax.vmap(of_group)(*arguments)
+
     if sharding.splits_rows:
         leaders = _on_mesh(search, sharding, num_used, arguments)
     else:
@@ -213,21 +209,10 @@ def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Win
     return mapped(num_used, arguments)
 
 
-def _search(
-    first: jax.Array, num_used: jax.Array, arguments, *, temperature: float, block_size: int
-) -> tuple[_Winner, _Winner]:
-    """Return drawn and likeliest classes of all groups among those with ids from `first` on."""
-    of_group = functools.partial(
-        _search_group, first, num_used, temperature=temperature, block_size=block_size
-    )
-    return jax.vmap(of_group)(*arguments)
-
-
 class _Leader(NamedTuple):
-    """Tile with the highest score so far, of each of W positions.
+    """Tile with the highest score so far at each of W positions.
 
-    `first` [W] int32 is the id of its first class, `values` [TILE, W] are log masses of its
-    classes.
+    Its first class has the id `first` [W] int32, its classes the log masses `values` [TILE, W].
     """
 
     score: jax.Array

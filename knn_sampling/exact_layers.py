@@ -1,23 +1,16 @@
 """Output layers with the softmax over the whole vocabulary."""
 
-import dataclasses
-from typing import Any
-
 import jax
 
-from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
-from knn_sampling.draws import Draws, draw_from_table
+from knn_sampling.blockwise import blockwise_softmax_loss
+from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.samples import Sample, TokenStatistics
-from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 
-@dataclasses.dataclass(frozen=True)
-class _ExactSoftmax:
+class _ExactSoftmax(DrawingLayer):
     """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
-
-    num_valid: int
 
     def sample(
         self,
@@ -42,61 +35,22 @@ class _ExactSoftmax:
         flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), weights.reshape(-1)
         return self._losses(*flat, table, bias).reshape(weights.shape)
 
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample | None,
-        temperature: float,
-    ) -> Draws:
-        """Draw from the softmax, always in blocks, see `OutputLayer.draw`."""
-        return draw_from_table(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            temperature=temperature,
-            num_valid=self.num_valid,
-            **self._blocks(),
-        )
-
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         """Return losses [W] of hidden states [W, E], targets, weights, table and bias."""
         raise NotImplementedError
 
-    def _blocks(self) -> dict[str, Any]:
-        """Return the block size of draws, and the sharding of the table."""
-        raise NotImplementedError
 
-
-@dataclasses.dataclass(frozen=True)
 class FullSoftmax(_ExactSoftmax):
     """Softmax over all classes at once, with logits [W, V] in memory."""
-
-    sharding: TableSharding = ONE_DEVICE
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return full_softmax_loss(*arguments, num_valid=self.num_valid)
 
-    def _blocks(self) -> dict[str, Any]:
-        return {"block_size": vocabulary_block_size(), "sharding": self.sharding}
 
-
-@dataclasses.dataclass(frozen=True)
 class BlockwiseSoftmax(_ExactSoftmax):
-    """Softmax over all classes by blocks of `block_size`, without an array [W, V]."""
-
-    sharding: TableSharding = ONE_DEVICE
-    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
+    """Softmax over all classes by blocks, without an array [W, V]."""
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
         return blockwise_softmax_loss(
             *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
         )
-
-    def _blocks(self) -> dict[str, Any]:
-        return {"block_size": self.block_size, "sharding": self.sharding}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
-from knn_sampling.draws import Draws, draw_from_sample
+from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import (
     NeighbourIndex,
     inclusion,
@@ -32,7 +32,6 @@ from knn_sampling.samples import (
     in_groups,
     values_at,
 )
-from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 # Bucket sizes are multiples of this, for the tiles of accelerators' matrix units.
 _MULTIPLE = 128
@@ -64,22 +63,27 @@ def loss_in_bucket(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _CandidateSoftmax:
-    """Softmax over V' (Eq. 4) of each group of `group_size` sequences, 0 for the whole batch.
+class _SampledLayer(DrawingLayer):
+    """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch.
 
-    Table rows from `num_valid` on are padding. `log_q_correction` corrects the logits by
-    `inclusion.log_inclusion`. The paper does not; without it the loss leaves rare classes too
-    probable. The softmax is in blocks of `block_size` classes, up to the last candidate. Only for a
-    table with sharded rows, where blocks would be gathered one by one, the devices share the logits
-    of all candidates at once. A step then takes the smallest of `num_buckets` sizes, evenly spaced
-    up to the capacity, that its candidates fit into.
+    Softmaxes on one device are in blocks of `block_size` classes, too.
     """
 
-    num_valid: int
     group_size: int
-    log_q_correction: bool
-    sharding: TableSharding = ONE_DEVICE
     block_size: int = DEFAULT_BLOCK_SIZE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _CandidateSoftmax(_SampledLayer):
+    """Softmax over V' (Eq. 4) of each group.
+
+    `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The softmax is
+    in blocks, up to the last candidate. Only for a table with sharded rows, where blocks would be
+    gathered one by one, the devices share the logits of all candidates at once. A step then takes
+    the smallest of `num_buckets` evenly spaced sizes up to the capacity that holds its candidates.
+    """
+
+    log_q_correction: bool
     num_buckets: int = 4
 
     def loss(
@@ -111,29 +115,6 @@ class _CandidateSoftmax:
 
         sizes = bucket_sizes(capacity, self.num_buckets)
         return loss_in_bucket(over_slots, sizes, largest, hidden, table, bias)
-
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-        temperature: float,
-    ) -> Draws:
-        """Draw from V', corrected if the loss is, see `OutputLayer.draw`."""
-        return draw_from_sample(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            sample,
-            temperature=temperature,
-            block_size=self.block_size,
-            sharding=self.sharding,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,66 +238,13 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SharedNegatives:
+class _SharedNegatives(_SampledLayer):
     """Logistic regressions against negatives that a group of sequences shares.
 
-    Each group, of `group_size` sequences or the whole batch for 0, has S = `num_negatives` classes
-    drawn from the unigram distribution. Table rows from `num_valid` on are padding.
+    Each group has S = `num_negatives` classes drawn from the unigram distribution.
     """
 
-    num_valid: int
-    group_size: int
     num_negatives: int
-    sharding: TableSharding = ONE_DEVICE
-
-    def draw(
-        self,
-        key: jax.Array,
-        hidden: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-        temperature: float,
-    ) -> Draws:
-        """Draw from V', see `OutputLayer.draw`."""
-        return draw_from_sample(
-            key,
-            hidden,
-            weights,
-            table,
-            bias,
-            sample,
-            temperature=temperature,
-            block_size=DEFAULT_BLOCK_SIZE,
-            sharding=self.sharding,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NCE(_SharedNegatives):
-    """Noise-contrastive estimation with shared negatives, of Table 2.
-
-    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative.
-    So Q is the probability of at least one among the negatives and the targets of the group, not
-    the noise in `Sample.logit_bias`.
-    """
-
-    def sample(
-        self,
-        key: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        statistics: TokenStatistics,
-        index: NeighbourIndex | None,
-    ) -> Sample:
-        """Select targets and negatives, with their noise, see `OutputLayer.sample`."""
-        targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
-        ids, log_noise = candidates.ids, jnp.log(jnp.maximum(statistics.probabilities, 1e-12))
-        noise = values_at(log_noise, ids)
-        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + _num_live(weights))
-        return Sample(candidates, -noise, counts, ids, log_q)
 
     def loss(
         self,
@@ -329,18 +257,7 @@ class NCE(_SharedNegatives):
     ) -> jax.Array:
         """Return weighted losses [B, M], not log-likelihoods, see `OutputLayer.loss`."""
         inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
-        loss = functools.partial(nce_loss, num_negatives=self.num_negatives)
-        return jax.vmap(loss)(**inputs).reshape(weights.shape)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NegativeSampling(_SharedNegatives):
-    """Negative sampling: NCE without the noise correction of the logits, of Table 2.
-
-    Draws are not corrected. At the optimum a logit is log p(c | h) - log(S p_c), and V' holds a
-    rare class with probability about S p_c. Together they draw from p(c | h), unlike the softmax of
-    these logits.
-    """
+        return jax.vmap(self._losses)(**inputs).reshape(weights.shape)
 
     def sample(
         self,
@@ -352,34 +269,58 @@ class NegativeSampling(_SharedNegatives):
     ) -> Sample:
         """Select targets and negatives, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        candidates, counts = _draw(key, targets, weights, statistics, self.num_negatives)
+        num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
+        drawn = sample_classes(key, statistics.thresholds, num_groups * self.num_negatives)
+        drawn = drawn.reshape(num_groups, self.num_negatives)
+        candidates = union_of_classes(targets, weights, drawn, vocab_size)
+        counts = jax.vmap(lambda one: jnp.bincount(one, length=vocab_size))(drawn)  # [G, V]
+        counts = jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)
+        return self._sample(candidates, counts, _num_live(weights), statistics.probabilities)
+
+    def _losses(self, **inputs: jax.Array) -> jax.Array:
+        """Return losses [Wg] of a group from its part of `group_inputs`."""
+        raise NotImplementedError
+
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
+    ) -> Sample:
+        """Build the sample; negatives were drawn `counts` [G, C] times, `num_targets` is [G, 1]."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NCE(_SharedNegatives):
+    """Noise-contrastive estimation with shared negatives, of Table 2.
+
+    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative.
+    So Q is the probability of at least one among the negatives and the targets of the group, not
+    the noise in `Sample.logit_bias`.
+    """
+
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
+    ) -> Sample:
+        noise = values_at(jnp.log(jnp.maximum(p, 1e-12)), candidates.ids)
+        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + num_targets)
+        return Sample(candidates, -noise, counts, candidates.ids, log_q)
+
+    def _losses(self, **inputs: jax.Array) -> jax.Array:
+        return nce_loss(**inputs, num_negatives=self.num_negatives)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NegativeSampling(_SharedNegatives):
+    """Negative sampling: NCE without the noise correction of the logits, of Table 2.
+
+    Draws are not corrected. At the optimum a logit is log p(c | h) - log(S p_c), and V' holds a
+    rare class with probability about S p_c. Together they draw from p(c | h), unlike the softmax of
+    these logits.
+    """
+
+    def _sample(
+        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
+    ) -> Sample:
         return Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
 
-    def loss(
-        self,
-        hidden: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        table: jax.Array,
-        bias: jax.Array,
-        sample: Sample,
-    ) -> jax.Array:
-        """Return weighted losses [B, M], not log-likelihoods, see `OutputLayer.loss`."""
-        inputs = group_inputs(sample, hidden, weights, table, bias, self.sharding)
-        return jax.vmap(neg_loss)(**inputs).reshape(weights.shape)
-
-
-def _draw(
-    key: jax.Array,
-    targets: jax.Array,
-    weights: jax.Array,
-    statistics: TokenStatistics,
-    num_negatives: int,
-) -> tuple[Candidates, jax.Array]:
-    """Draw the negatives of each group; return targets and negatives, and draw counts [G, C]."""
-    num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
-    drawn = sample_classes(key, statistics.thresholds, num_groups * num_negatives)
-    drawn = drawn.reshape(num_groups, num_negatives)
-    candidates = union_of_classes(targets, weights, drawn, vocab_size)
-    counts = jax.vmap(lambda one: jnp.bincount(one, length=vocab_size))(drawn)  # [G, V]
-    return candidates, jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)
+    def _losses(self, **inputs: jax.Array) -> jax.Array:
+        return neg_loss(**inputs)

@@ -76,17 +76,8 @@ def example_axes(sample: Sample, num_shards: int) -> Sample | None:
 
 def first_slots(sample: Sample, size: int) -> Sample:
     """Truncate a sample to the first `size` slots of each group."""
-
-    def first(array: jax.Array | None) -> jax.Array | None:
-        return None if array is None else array[:, :size]
-
-    return Sample(
-        sample.candidates._replace(ids=sample.candidates.ids[:, :size]),
-        sample.logit_bias[:, :size],
-        first(sample.counts),
-        first(sample.candidate_rows),
-        first(sample.log_q),
-    )
+    ids, *others = jax.tree.map(lambda one: one[:, :size], (sample.candidates.ids, *sample[1:]))
+    return Sample(sample.candidates._replace(ids=ids), *others)
 
 
 def group_inputs(

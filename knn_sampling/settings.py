@@ -4,11 +4,7 @@ import dataclasses
 from typing import Any
 
 EXACT = ("full", "blockwise")
-
-
 SAMPLED = ("knn", "target_sampling", "nce", "neg")
-
-
 KINDS = (*EXACT, *SAMPLED)
 
 
@@ -75,20 +71,12 @@ class OutputLayerSettings:
         return self.kind in SAMPLED
 
     def num_groups(self, batch_size: int) -> int:
-        """G, number of groups in a batch of sequences.
-
-        Raises:
-          ValueError: the group size does not divide the batch size.
-        """
+        """G, see `num_groups`."""
         return num_groups(batch_size, self.group_size)
 
 
 def num_groups(batch_size: int, group_size: int) -> int:
-    """G, number of groups in a batch of sequences.
-
-    Raises:
-      ValueError: the group size does not divide the batch size.
-    """
+    """G, number of groups in a batch; ValueError if the group size does not divide it."""
     if not group_size:
         return 1
     if batch_size % group_size:

@@ -248,13 +248,6 @@ def _starts(curves: Mapping[str, Curve], initial_sizes: Mapping[str, int]) -> di
     return starts
 
 
-def _weight(language: str, probabilities: Mapping[str, float]) -> float:
-    weight = probabilities.get(language)
-    if weight is None or not 0 < weight < math.inf:
-        raise ValueError(f"language {language!r} has probability {weight}; must be positive")
-    return weight
-
-
 @dataclasses.dataclass(frozen=True)
 class _Path:
     """Sizes that a language visits: `vertices` [N] are indices into the curve's sizes.
@@ -277,10 +270,13 @@ def _make_paths(
     method: str,
     starts: Mapping[str, int],
 ) -> dict[str, _Path]:
-    return {
-        lang: _make_path(curves[lang], _weight(lang, probabilities), beta, method, starts[lang])
-        for lang in sorted(curves)
-    }
+    paths = {}
+    for lang in sorted(curves):
+        q = probabilities.get(lang)
+        if q is None or not 0 < q < math.inf:
+            raise ValueError(f"language {lang!r} has probability {q}; must be positive")
+        paths[lang] = _make_path(curves[lang], q, beta, method, starts[lang])
+    return paths
 
 
 def _make_path(curve: Curve, probability: float, beta: float, method: str, first: int) -> _Path:

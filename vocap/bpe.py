@@ -12,7 +12,7 @@ import numpy as np
 import sentencepiece as spm
 
 from vocap import model_proto
-from vocap.runs import MAX_LINE_BYTES, RunTable
+from vocap.runs import TRAINER, RunTable
 
 _KINDS = model_proto.ModelProto.SentencePiece
 # Counts of a mixture are fractions, those of the trainer integers.
@@ -40,16 +40,11 @@ def train(
             vocab_size=size + 1,
             character_coverage=character_coverage,
             max_sentencepiece_length=max_piece_length,
-            max_sentence_length=MAX_LINE_BYTES,
             # Runs are normalised, and begin with a visible space where there was one.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            num_threads=1,
-            minloglevel=2,
+            **TRAINER,
         )
     except RuntimeError as error:
         if any(sign in str(error) for sign in ("smaller than required_chars", "too high")):

@@ -184,14 +184,12 @@ def _size(source: Source) -> int:
 
 
 def source_digest(source: Source) -> str:
-    digest = hashlib.sha256()
     if isinstance(source, pathlib.Path):
         with source.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    else:
-        for sentence in source:
-            digest.update(sentence.encode() + b"\n")
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    digest = hashlib.sha256()
+    for sentence in source:
+        digest.update(sentence.encode() + b"\n")
     return digest.hexdigest()[:16]
 
 
@@ -242,36 +240,30 @@ def _score(
     return comparison.score(counts_of, tables, heldout)
 
 
+@dataclasses.dataclass(frozen=True)
 class MixtureTrainer:
     """Trainer and scorer on the mixture of several languages."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, Source],
-        languages: Mapping[str, Language],
-        prepared: Mapping[str, _Prepared],
-        settings: VocabularySettings,
-        cache: pathlib.Path,
-    ) -> None:
-        self._sources, self._languages, self._prepared = sources, languages, prepared
-        self._settings, self._cache = settings, cache
+    sources: Mapping[str, Source]
+    languages: Mapping[str, Language]
+    prepared: Mapping[str, _Prepared]
+    settings: VocabularySettings
+    cache: pathlib.Path
 
     def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
         """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
-        settings = dataclasses.replace(self._settings.training, sizes=sizes)
+        settings = dataclasses.replace(self.settings.training, sizes=sizes)
         draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
         key = artifacts.fingerprint(
             self._text_key(languages),
             dataclasses.asdict(settings),
-            self._settings.seed if draws else None,
+            self.settings.seed if draws else None,
         )
-        path = self._cache / "together" / f"{key}.npz"
+        path = self.cache / "together" / f"{key}.npz"
         if not entries.is_whole(path):
             if draws:
                 sentences = self._sentences(languages)
-                table = runs.most_frequent(
-                    runs.count_runs(sentences), self._settings.max_characters
-                )
+                table = runs.most_frequent(runs.count_runs(sentences), self.settings.max_characters)
             else:
                 sentences, table = None, self._mixture(languages)
             vocabularies = unigram.train_vocabularies(table, settings, sentences)
@@ -287,10 +279,10 @@ class MixtureTrainer:
 
     def train_merges(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
         """Train the merges of all languages' mixture; see `methods.TrainMerges`."""
-        coverage, longest = self._settings.character_coverage, self._settings.max_piece_length
-        languages = tuple(self._languages)
+        coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
+        languages = tuple(self.languages)
         key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
-        path = self._cache / "merges" / f"{key}.npz"
+        path = self.cache / "merges" / f"{key}.npz"
         if not entries.is_whole(path):
             merges = bpe.train(
                 self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
@@ -311,36 +303,34 @@ class MixtureTrainer:
         if choice.kind == BPE:
             return choice.initial_scores
         key = artifacts.fingerprint(
-            self._text_key(tuple(self._languages)),
+            self._text_key(tuple(self.languages)),
             choice.pieces,
             choice.initial_scores.tolist(),
-            self._settings.em_iterations,
+            self.settings.em_iterations,
         )
-        path = self._cache / "scores" / f"{key}.npy"
+        path = self.cache / "scores" / f"{key}.npy"
         if not entries.is_whole(path):
             log_probs = merge.fit_scores(
                 choice.pieces, choice.initial_scores, self._mixture_of_all,
-                self._settings.em_iterations,
+                self.settings.em_iterations,
             )  # fmt: skip
             with entries.written(path) as aside:
                 np.save(aside, log_probs)
         return np.load(path, allow_pickle=False)
 
     def _text_key(self, languages: tuple[str, ...]) -> str:
-        digests = {language: self._prepared[language].digest for language in languages}
-        return artifacts.fingerprint(
-            digests, self._shares(languages), self._settings.max_characters
-        )
+        digests = {language: self.prepared[language].digest for language in languages}
+        return artifacts.fingerprint(digests, self._shares(languages), self.settings.max_characters)
 
     def _shares(self, languages: tuple[str, ...]) -> dict[str, float]:
         """Return the languages' probabilities, renormalised to sum to one."""
         return language_probabilities(
-            {language: self._languages[language].probability for language in languages}, alpha=1
+            {language: self.languages[language].probability for language in languages}, alpha=1
         )
 
     @functools.cached_property
     def _mixture_of_all(self) -> runs.RunTable:
-        return self._mixture(tuple(self._languages))
+        return self._mixture(tuple(self.languages))
 
     def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
         """Return the mixture, truncated to about `max_characters`.
@@ -349,8 +339,8 @@ class MixtureTrainer:
         mixture itself would discriminate against languages without spaces, since most of their runs
         occur once.
         """
-        tables = {language: self._languages[language].table for language in languages}
-        limit = self._settings.max_characters
+        tables = {language: self.languages[language].table for language in languages}
+        limit = self.settings.max_characters
         total = sum(len(table.text.characters) for table in tables.values())
         if 0 < limit < total:
             tables = {
@@ -363,16 +353,16 @@ class MixtureTrainer:
 
     def _sentences(self, languages: tuple[str, ...]) -> list[str]:
         """Draw sentences so that language i makes up the share q_i of the bytes."""
-        total = sum(self._languages[language].table.num_bytes for language in languages)
-        generator = np.random.default_rng(self._settings.seed)
+        total = sum(self.languages[language].table.num_bytes for language in languages)
+        generator = np.random.default_rng(self.settings.seed)
         drawn: list[str] = []
         for language, share in self._shares(languages).items():
-            source = self._sources[language]
+            source = self.sources[language]
             if isinstance(source, pathlib.Path):
                 raise ValueError(
                     "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
                 )
-            copies = share * total / self._languages[language].table.num_bytes
+            copies = share * total / self.languages[language].table.num_bytes
             drawn.extend(sentence for sentence in source for _ in range(int(copies)))
             rest = generator.random(len(source)) < copies % 1
             drawn.extend(sentence for sentence, keep in zip(source, rest, strict=True) if keep)

@@ -14,22 +14,18 @@ _NUM_RESTARTS = 100
 
 
 def cluster_languages(
-    pieces: Mapping[str, Sequence[str]],
-    log_probs: Mapping[str, np.ndarray],
-    num_clusters: int,
-    seed: int = 0,
+    pieces: Mapping[str, Sequence[str]], log_probs: Mapping[str, np.ndarray], num_clusters: int
 ) -> dict[str, int]:
     """Group languages by k-means on the negative log probabilities of their pieces.
 
     A language's fingerprint has one entry for each piece of any language: -log p in its own unigram
     vocabulary, or, if it lacks the piece, ten nats more than the largest -log p of any language. So
-    languages are near if they share pieces, frequent ones above all. Of the restarts, which `seed`
-    draws, the one with the least sum of squared distances to the means wins.
+    languages are near if they share pieces, frequent ones above all. Of the
+    restarts, the one with the least sum of squared distances to the means wins.
 
     Returns the cluster of each language, languages in code point order. No cluster is empty;
     clusters are numbered from 0 in the order of their first languages. Raises ValueError if k is
-    not between 1 and the number of languages, or a language's pieces and log probabilities differ
-    in number.
+    not between 1 and the number of languages.
     """
     languages = sorted(pieces)
     if not 1 <= num_clusters <= len(languages):
@@ -39,7 +35,7 @@ def cluster_languages(
         )
     points = _points(languages, pieces, log_probs)
     distances = ((points[:, None] - points) ** 2).sum(axis=-1)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     best, best_inertia = np.zeros(len(languages), np.int64), np.inf
     for _ in range(_NUM_RESTARTS):
         labels, inertia = _refine(points, _first_labels(distances, num_clusters, rng))
@@ -63,11 +59,6 @@ def _points(
     numbers: dict[str, int] = {}
     columns, rows, values = [], [], []
     for row, lang in enumerate(languages):
-        if len(pieces[lang]) != len(log_probs[lang]):
-            raise ValueError(
-                f"language {lang!r} has {len(pieces[lang])} pieces, but "
-                f"{len(log_probs[lang])} log probabilities"
-            )
         columns.append([numbers.setdefault(piece, len(numbers)) for piece in pieces[lang]])
         rows.append(np.full(len(pieces[lang]), row))
         values.append(-np.asarray(log_probs[lang], np.float64))

@@ -72,7 +72,9 @@ def choose(
     `initial_sizes` "vocap" (see `allocation.allocate`).
     """
     if method == "joint":
-        return _joint(vocabularies, budget, train_together)
+        joint = train_together(tuple(sorted(vocabularies)), (budget,))
+        log_probs = joint.log_probs[0].astype(np.float64)
+        return _together(vocabularies, joint.curve.vocabulary(0), log_probs, UNIGRAM)
     if method == "bpe":
         pieces, scores = train_merges(budget)
         return _together(vocabularies, pieces, scores, BPE)
@@ -85,14 +87,6 @@ def choose(
     )  # fmt: skip
     groups: dict[str, tuple[str, ...]] = {language: (language,) for language in curves}
     return _allocated(allocation, vocabularies, probabilities, groups)
-
-
-def _joint(
-    vocabularies: Mapping[str, Vocabularies], budget: int, train_together: TrainTogether
-) -> Choice:
-    joint = train_together(tuple(sorted(vocabularies)), (budget,))
-    log_probs = joint.log_probs[0].astype(np.float64)
-    return _together(vocabularies, joint.curve.vocabulary(0), log_probs, UNIGRAM)
 
 
 def _together(
@@ -129,12 +123,10 @@ def _clustered(
     capacities = {name: sum(capacity_of[lang] for lang in group) for name, group in groups.items()}
     together = {}
     for name, group in groups.items():
-        if len(group) == 1:
-            together[name] = vocabularies[group[0]]
-            continue
         target = budget * capacities[name] / sum(capacities.values())
         sizes = _sizes_around(target, [curves[language] for language in group])
-        together[name] = train_together(group, sizes)
+        alone = len(group) == 1
+        together[name] = vocabularies[group[0]] if alone else train_together(group, sizes)
     shares = {
         name: sum(probabilities[language] for language in group) for name, group in groups.items()
     }
@@ -154,10 +146,10 @@ def _groups(
     """Return languages of similar vocabularies, by the names of their clusters."""
     # Vocabularies of different sizes would look dissimilar whatever their pieces.
     common = min(_FINGERPRINT, *(v.curve.sizes[-1] for v in vocabularies.values()))
-    at = {}
-    for language, v in vocabularies.items():
-        distances = np.abs(np.array(v.curve.sizes) - common)
-        at[language] = int(distances.argmin())
+    at = {
+        language: int(np.abs(np.array(v.curve.sizes) - common).argmin())
+        for language, v in vocabularies.items()
+    }
     cluster_of = clusters.cluster_languages(
         {language: v.curve.vocabulary(at[language]) for language, v in vocabularies.items()},
         {language: v.log_probs[at[language]] for language, v in vocabularies.items()},
@@ -184,16 +176,7 @@ def _allocated(
     probabilities: Mapping[str, float],
     groups: dict[str, tuple[str, ...]],
 ) -> Choice:
-    initial = _initial(allocation, vocabularies, probabilities)
-    return Choice(allocation.pieces, initial, allocation, groups)
-
-
-def _initial(
-    allocation: Allocation,
-    vocabularies: Mapping[str, Vocabularies],
-    probabilities: Mapping[str, float],
-) -> np.ndarray:
-    """Compute log of sum_i q_i p_i(piece), the initial values of EM, in the order of the pieces."""
+    """Choose the pieces of an allocation; EM starts from log of sum_i q_i p_i(piece)."""
     mixed = dict.fromkeys(allocation.pieces, 0.0)
     for name, size in allocation.sizes.items():
         vocabulary = vocabularies[name]
@@ -205,4 +188,5 @@ def _initial(
                 mixed[piece] += probabilities[name] * float(np.exp(log_prob))
     values = np.fromiter(mixed.values(), np.float64, len(mixed))
     # Pieces of the step before a partial last one may no longer be in any chosen vocabulary.
-    return np.log(np.maximum(values, values[values > 0].min()))
+    initial = np.log(np.maximum(values, values[values > 0].min()))
+    return Choice(allocation.pieces, initial, allocation, groups)

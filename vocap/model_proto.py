@@ -55,7 +55,8 @@ _ENUMS = {
 }  # fmt: skip
 
 
-def _classes() -> dict[str, Any]:
+def _classes() -> tuple[Any, ...]:
+    """Make the classes of the outermost messages, in the order of `_FIELDS`."""
     file = descriptor_pb2.FileDescriptorProto(
         name="vocap/sentencepiece_model.proto", package="sentencepiece", syntax="proto2"
     )
@@ -86,14 +87,10 @@ def _classes() -> dict[str, Any]:
     # A pool of its own: the default one refuses a second description of the same messages.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"sentencepiece.{name}"))
-        for name in _FIELDS
-        if "." not in name
-    }
+    return tuple(
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"sentencepiece.{message.name}"))
+        for message in file.message_type
+    )
 
 
-_made = _classes()
-ModelProto = _made["ModelProto"]
-TrainerSpec = _made["TrainerSpec"]
-NormalizerSpec = _made["NormalizerSpec"]
+ModelProto, TrainerSpec, NormalizerSpec = _classes()

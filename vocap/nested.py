@@ -46,13 +46,11 @@ class SizedVocabulary:
 class NestedVocabularies:
     """Vocabularies of one text by ascending size, and the distinct `pieces` of all of them.
 
-    Every vocabulary holds the `num_required` characters. Other characters occur `num_unknown`
-    times.
+    Every vocabulary holds all required characters; others occur `num_unknown` times.
     """
 
     pieces: tuple[str, ...]
     vocabularies: tuple[SizedVocabulary, ...]
-    num_required: int
     num_unknown: float
 
 
@@ -69,7 +67,7 @@ def train(
     size = len(text.alphabet)
     targets = sorted(target for target in set(sizes) if target >= size > 0)
     if not targets:
-        return NestedVocabularies((), (), size, text.num_unknown)
+        return NestedVocabularies((), (), text.num_unknown)
     trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
     cuts: list[SizedVocabulary] = []  # ids are those of the seeds until all cuts are known
     while targets:
@@ -88,7 +86,6 @@ def train(
             dataclasses.replace(cut, ids=np.searchsorted(used, cut.ids).astype(np.int32))
             for cut in reversed(cuts)
         ),
-        num_required=size,
         num_unknown=text.num_unknown,
     )
 

@@ -210,7 +210,7 @@ def _of_allocation(allocation: Allocation | None, name: str, weight: float) -> d
             return None
         # Not `change.gain`: its weight depends on the method, here it is always q^beta.
         gain = weight * change.alp / (change.size - size)
-        return {"size": change.size, "alp": change.alp, "gain": gain, "pieces": change.pieces}
+        return dataclasses.asdict(change) | {"gain": gain}
 
     return {
         "allocated": size,
@@ -230,6 +230,8 @@ def _course(
     # Initial sizes, which every language gets, are not decisions.
     first = [step for step in allocation.steps if np.isinf(step.gain)]
     steps = [step for step in allocation.steps if np.isfinite(step.gain)]
+    # Gains of clusters are weighted by their capacities and so have no meaning.
+    unknown = {} if of_languages else {"gain": None}
     partial: dict[str, Any] | None = None
     if allocation.partial is not None:
         partial = {"name": allocation.partial, "missing": None}
@@ -242,14 +244,5 @@ def _course(
         "first_pieces": first[-1].union,
         "cut": steps[-1].gain if steps and method == "vocap" else None,
         "partial": partial,
-        "steps": [
-            {
-                "language": step.language,
-                "size": step.size,
-                # For clusters it is weighted by their capacities and so has no meaning.
-                "gain": step.gain if of_languages else None,
-                "union": step.union,
-            }
-            for step in steps
-        ],
+        "steps": [dataclasses.asdict(step) | unknown for step in steps],
     }

@@ -12,6 +12,18 @@ _UNLIKE = 1.5  # factor between the sentence lengths, or the gains, of languages
 _ROUNDING = 2**-23  # of a coverage, which is compared in single precision
 _NAMED = 8  # languages named in a warning
 
+# Of curves that ended before the budget was used up, and of those not begun.
+_ENDS = {
+    "offered": "At the largest of vocab.sizes, and might deserve more: {names}. Offer larger "
+    "sizes.",
+    "filled": "At the largest size that their text can fill, and might deserve more: {names}. Add "
+    "text.",
+    "forced": "Took no step beyond the smallest size that holds all their characters: {names}, "
+    "{share:.0%} of all pieces. Lower vocab.character_coverage if that is too much.",
+    "stayed": "Took no step from the smallest of vocab.sizes, {lowest:,}: {names}. Offer smaller "
+    "sizes if they should be able to get less.",
+}
+
 
 def enumerated(names: Sequence[str]) -> str:
     """Format the first few names, and the number of the others."""
@@ -28,8 +40,7 @@ def warnings(record: Record) -> list[str]:
 
 
 def _ends_of_curves(record: Record) -> Iterator[str]:
-    """Warn of curves that ended before the budget was used up, and of those not begun."""
-    found: dict[str, list[str]] = {end: [] for end in ("offered", "filled", "forced", "stayed")}
+    found: dict[str, list[str]] = {end: [] for end in _ENDS}
     share = 0.0
     lowest, highest = record["settings"]["sizes"][0], record["settings"]["sizes"][-1]
     for name, one in allocated(record):
@@ -46,27 +57,9 @@ def _ends_of_curves(record: Record) -> Iterator[str]:
                 share += size / record["pieces"]
             elif one["sizes"][0] == lowest:
                 found["stayed"].append(name)
-    if offered := found["offered"]:
-        yield (
-            f"At the largest of vocab.sizes, and might deserve more: {enumerated(offered)}. Offer "
-            "larger sizes."
-        )
-    if filled := found["filled"]:
-        yield (
-            f"At the largest size that their text can fill, and might deserve more: "
-            f"{enumerated(filled)}. Add text."
-        )
-    if forced := found["forced"]:
-        yield (
-            "Took no step beyond the smallest size that holds all their characters: "
-            f"{enumerated(forced)}, {share:.0%} of all pieces. Lower vocab.character_coverage if "
-            "that is too much."
-        )
-    if stayed := found["stayed"]:
-        yield (
-            f"Took no step from the smallest of vocab.sizes, {lowest:,}: {enumerated(stayed)}. "
-            "Offer smaller sizes if they should be able to get less."
-        )
+    for end, names in found.items():
+        if names:
+            yield _ENDS[end].format(names=enumerated(names), share=share, lowest=lowest)
 
 
 def _sentence_lengths(record: Record) -> Iterator[str]:

@@ -138,13 +138,9 @@ def count_split(
     max_runs: int = DEFAULT_MAX_RUNS,
 ) -> tuple[Size, Size]:
     """Count text and its held-out part into separate tables, each with `max_runs` in memory."""
-    with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
-        for batch in batches(sentences):
-            batch_kept, batch_aside = heldout.split(batch)
-            kept.add(batch_kept)
-            aside.add(batch_aside)
-        heldout_size = aside.write()
-        return kept.write(), heldout_size
+    sides = (enumerate(heldout.split(batch)) for batch in batches(sentences))
+    groups = ((part, bool(side)) for split in sides for side, part in split)
+    return count_groups(groups, out, heldout_out, max_runs)
 
 
 def count_groups(
@@ -171,24 +167,18 @@ def count_groups(
         return kept.write(), heldout_size
 
 
-class BoundedCounter:
+class BoundedCounter(contextlib.ExitStack):
     """Counter of runs with bounded memory: a context manager with temporary tables beside `out`."""
 
-    def __init__(self, out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> None:
+    def __init__(self, out: Path, max_runs: int) -> None:
+        super().__init__()
         if max_runs < 1:
             raise ValueError(f"max_runs is {max_runs}, must be at least 1")
         self._out = pathlib.Path(out)
         self._max_runs = max_runs
         self._counter = runs.RunCounter()
         self._parts: list[pathlib.Path] = []
-        self._cleanup = contextlib.ExitStack()
         self._folder: pathlib.Path | None = None
-
-    def __enter__(self) -> "BoundedCounter":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._cleanup.close()
 
     def add(self, sentences: Sequence[str]) -> None:
         self._counter.add(sentences)
@@ -209,7 +199,7 @@ class BoundedCounter:
 
     def _spill(self, packed: Mapping[str, int]) -> None:
         if self._folder is None:
-            self._folder = self._cleanup.enter_context(_temporary_folder(self._out))
+            self._folder = self.enter_context(_temporary_folder(self._out))
         part = self._folder / f"counted-{len(self._parts)}"
         _write_packed(part, self._counter.num_sentences, packed, _PART_COMPRESSION)
         self._parts.append(part)
@@ -334,17 +324,16 @@ def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -
 
 
 def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
-    current = next(entries, None)
-    if current is None:
-        return
-    run, value = current
+    # A plain loop: groupby makes merges a sixth slower.
+    run, value = next(entries, (b"", 0))
     for next_run, next_value in entries:
         if next_run == run:
             value = runs.merge_counts(value, next_value)
         else:
             yield run, value
             run, value = next_run, next_value
-    yield run, value
+    if run:
+        yield run, value
 
 
 def _write_packed(

@@ -13,6 +13,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -21,8 +22,15 @@ from fontTools import unicodedata
 
 NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
 SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
-# SentencePiece's trainer would silently skip longer lines, but the ALP counts them.
-MAX_LINE_BYTES = 1 << 20
+# Options of all trainings by SentencePiece, whose only special piece is the unknown.
+TRAINER: dict[str, Any] = {
+    "max_sentence_length": 1 << 20,  # it would silently skip longer lines, but the ALP counts them
+    "unk_id": 0,
+    "bos_id": -1,
+    "eos_id": -1,
+    "num_threads": 1,  # with more, scores would depend on the machine by the order of float sums
+    "minloglevel": 2,
+}
 MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000
@@ -30,6 +38,7 @@ _MAX_PENDING_WORDS = 2_000_000
 _END = "\n"  # end of a sentence; normalised text contains none
 _FOLLOW_BITS = 9  # low bits of a packed (count, follow)
 _FOLLOW_MASK = (1 << _FOLLOW_BITS) - 1
+_SCRIPTS = np.full(sys.maxunicode + 1, -1, np.int16)  # of code points, as far as they were met
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +171,6 @@ class RunCounter:
 
     def __init__(self) -> None:
         self._normalize = normalizer().normalize
-        self._scripts = _Scripts()
         self._words: collections.Counter[str] = collections.Counter()
         self._runs: dict[str, int] = {}  # run -> count << _FOLLOW_BITS | follow
         self.num_sentences = 0
@@ -198,7 +206,7 @@ class RunCounter:
             return
         joined = SPACE + SPACE.join(words)
         characters = np.frombuffer(joined.encode("utf-32-le"), np.int32)
-        begins, ends, follow, word = _split(characters, self._scripts.of(characters), ord(SPACE))
+        begins, ends, follow, word = _split(characters, _scripts_of(characters), ord(SPACE))
         packed = counts[word] << _FOLLOW_BITS | follow
         runs = self._runs
         for begin, end, value in zip(begins.tolist(), ends.tolist(), packed.tolist(), strict=True):
@@ -248,20 +256,13 @@ def _script_number(script: str) -> int:
     return 1 + sorted(unicodedata.Scripts.NAMES).index(script)
 
 
-class _Scripts:
-    """Cache of the script numbers of code points; see `_script_number`."""
-
-    def __init__(self) -> None:
-        self._numbers = np.full(sys.maxunicode + 1, -1, np.int16)
-
-    def of(self, characters: np.ndarray) -> np.ndarray:
-        """Return [C] int16 script numbers."""
-        numbers = self._numbers[characters]
-        for c in set(characters[numbers < 0].tolist()):
-            # The prolonged sound mark belongs to Katakana and Hiragana, formally to neither.
-            script = "Kana" if c == 0x30FC else unicodedata.script(chr(c))
-            self._numbers[c] = _script_number(script)
-        return self._numbers[characters]
+def _scripts_of(characters: np.ndarray) -> np.ndarray:
+    """Return [C] int16 script numbers; see `_script_number`."""
+    for c in set(characters[_SCRIPTS[characters] < 0].tolist()):
+        # The prolonged sound mark belongs to Katakana and Hiragana, formally to neither.
+        script = "Kana" if c == 0x30FC else unicodedata.script(chr(c))
+        _SCRIPTS[c] = _script_number(script)
+    return _SCRIPTS[characters]
 
 
 @numba.njit(cache=True)

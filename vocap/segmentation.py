@@ -65,16 +65,13 @@ def score_text(
     tokens, characters = max(int(counts.sum()), 1), sum(map(len, sentences))
     words = sum(len(sentence.split()) for sentence in sentences)
     has_words = characters <= _LONGEST_WORD * words
-    alp = None
-    if is_unigram:
-        alp = average_log_probability_of_halves(halves, numbers, unknown)
     score = TextScore(
         sentences=len(sentences),
         tokens_per_sentence=tokens / len(sentences),
         tokens_per_word=tokens / words if has_words else None,
         characters_per_token=characters / tokens,
         unknown_rate=float(counts[unknown] / tokens) if unknown is not None else 0.0,
-        alp=alp,
+        alp=average_log_probability_of_halves(halves, numbers, unknown) if is_unigram else None,
     )
     return score, counts
 

@@ -11,7 +11,7 @@ import sentencepiece as spm
 from vocap import entries, lattice, model_proto, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
-from vocap.runs import MAX_LINE_BYTES, RunTable, Text
+from vocap.runs import TRAINER, RunTable, Text
 from vocap.settings import TrainerSettings
 
 _NORMAL = model_proto.ModelProto.SentencePiece.NORMAL
@@ -37,14 +37,12 @@ def train_vocabularies(
     """
     if not len(table.text):
         return None
-    if settings.trainer == "nested":
-        return _train_nested(table, settings)
-    if sentences is None:
-        raise ValueError("vocab.trainer = sentencepiece needs text; tables of runs do not suffice")
-    return _train_reference(list(sentences), table, settings)
-
-
-def _train_nested(table: RunTable, settings: TrainerSettings) -> Vocabularies | None:
+    if settings.trainer == "sentencepiece":
+        if sentences is None:
+            raise ValueError(
+                "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
+            )
+        return _train_reference(list(sentences), table, settings)
     found = nested.train(
         table,
         settings.sizes,
@@ -54,42 +52,29 @@ def _train_nested(table: RunTable, settings: TrainerSettings) -> Vocabularies | 
     )
     if not found.vocabularies:
         return None
-    return _measured(
-        found.pieces,
-        [(v.ids, v.log_probs, v.counts) for v in found.vocabularies],
-        found.num_unknown,
-        table.num_sentences,
-        settings.alp_probabilities,
-    )
+    return _measured(found, table.num_sentences, settings.alp_probabilities)
 
 
 def _measured(
-    pieces: Sequence[str],
-    vocabularies: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    num_unknown: float,
-    num_sentences: int,
-    alp_probabilities: str,
+    found: nested.NestedVocabularies, num_sentences: int, alp_probabilities: str
 ) -> Vocabularies:
-    """Build vocabularies from the ids, log probabilities and counts of each size's pieces."""
     alp = []
-    for _, log_probs, counts in vocabularies:
-        with_unknown = np.append(counts, num_unknown)
+    for one in found.vocabularies:
+        with_unknown = np.append(one.counts, found.num_unknown)
         if alp_probabilities == "model":
-            probabilities = nested.with_unknown(log_probs)
+            probabilities = nested.with_unknown(one.log_probs)
         else:
             # Pieces that do not occur have no share, but their log probability is never read.
             shares = np.where(with_unknown > 0, with_unknown, 1) / with_unknown.sum()
             probabilities = np.log(shares)
         alp.append(average_log_probability(with_unknown, probabilities, num_sentences))
     curve = Curve(
-        sizes=tuple(len(ids) for ids, _, _ in vocabularies),
+        sizes=tuple(len(one.ids) for one in found.vocabularies),
         alp=tuple(alp),
-        pieces=tuple(pieces),
-        members=tuple(ids for ids, _, _ in vocabularies),
+        pieces=found.pieces,
+        members=tuple(one.ids for one in found.vocabularies),
     )
-    return Vocabularies(
-        curve, tuple(log_probs.astype(np.float32) for _, log_probs, _ in vocabularies)
-    )
+    return Vocabularies(curve, tuple(v.log_probs.astype(np.float32) for v in found.vocabularies))
 
 
 def _train_reference(
@@ -124,10 +109,10 @@ def measure_models(
         num_unknown = counts[-1]
         ids = np.array([index.setdefault(piece, len(index)) for piece in pieces], np.int32)
         by_score = np.argsort(-scores, kind="stable")
-        vocabularies.append((ids[by_score], scores[by_score], counts[:-1][by_score]))
-    return _measured(
-        list(index), vocabularies, num_unknown, table.num_sentences, settings.alp_probabilities
-    )
+        of_size = ids[by_score], scores[by_score], counts[:-1][by_score]
+        vocabularies.append(nested.SizedVocabulary(*of_size))
+    found = nested.NestedVocabularies(tuple(index), tuple(vocabularies), num_unknown)
+    return _measured(found, table.num_sentences, settings.alp_probabilities)
 
 
 def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSettings) -> bytes:
@@ -141,12 +126,7 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
         character_coverage=settings.character_coverage,
         max_sentencepiece_length=settings.max_piece_length,
         seed_sentencepiece_size=settings.max_seeds,
-        max_sentence_length=MAX_LINE_BYTES,
-        unk_id=0,
-        bos_id=-1,
-        eos_id=-1,
-        num_threads=1,  # with more, scores would depend on the machine by the order of float sums
-        minloglevel=2,
+        **TRAINER,
     )
     return model.getvalue()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +16,16 @@ from knn_sampling.settings import OutputLayerSettings
 
 # B sequences of M masked positions, in G groups of WG positions each.
 B, M, G, WG, D, V, NUM_VALID = 4, 3, 2, 6, 4, 24, 21
-SETTINGS = OutputLayerSettings(
-    kind="knn",
-    k=4,
-    capacity=V,
-    num_negatives=10,
-    group_size=B // G,
-    refresh_every=5,
-    log_q_correction=False,
-    full_softmax_fraction=0.0,
-    frequency_bias=False,
-    row_capacity=0,
-)
+SETTINGS = OutputLayerSettings("knn", k=4, capacity=V, num_negatives=10, group_size=B // G)
+
+
+def mesh_of(**axes: int) -> jax.sharding.Mesh:
+    sizes, auto = tuple(axes.values()), (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.make_mesh(sizes, tuple(axes), auto, devices=jax.devices()[: math.prod(sizes)])
 
 
 def layer_of(
-    kind: str = "knn",
-    *,
-    num_valid: int = NUM_VALID,
-    mesh: jax.sharding.Mesh | None = None,
-    vocab_axes: tuple[str, ...] = (),
-    **changes,
+    kind: str = "knn", *, num_valid: int = NUM_VALID, mesh=None, vocab_axes=(), **changes
 ) -> OutputLayer:
     settings = dataclasses.replace(SETTINGS, kind=kind, **changes)
     return make_output_layer(settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes)
@@ -107,18 +97,43 @@ def losses_of(layer: OutputLayer, batch, sample: Sample | None) -> jax.Array:
     return layer.loss(*(batch[name] for name in names), sample)
 
 
+def with_gradients(loss, *inputs):
+    """Losses, and gradients of their sum in each of the inputs."""
+
+    def with_aux(*inputs):
+        losses = loss(*inputs)
+        return losses.sum(), losses
+
+    every_one = tuple(range(len(inputs)))
+    gradients, losses = jax.grad(with_aux, every_one, has_aux=True)(*inputs)
+    return losses, gradients
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def value_and_gradients(layer: OutputLayer, batch, sample: Sample | None):
     """Losses [B, M], and gradients of their sum in hidden states, table and bias."""
 
     def loss(hidden, table, bias):
-        args = hidden, batch["targets"], batch["weights"], table, bias
-        losses = layer.loss(*args, sample)
-        return losses.sum(), losses
+        return layer.loss(hidden, batch["targets"], batch["weights"], table, bias, sample)
 
-    parameters = (batch["hidden"], batch["table"], batch["bias"])
-    gradients, losses = jax.grad(loss, (0, 1, 2), has_aux=True)(*parameters)
-    return losses, gradients
+    return with_gradients(loss, batch["hidden"], batch["table"], batch["bias"])
+
+
+def check_unused_positions(compute, inputs, targets, weights, state: float, target: int):
+    """Whatever state and target positions of weight zero have, they have neither loss nor effect.
+
+    `compute(hidden, *parameters, targets, weights)` gives losses, and gradients of `inputs` first.
+    """
+    used, (hidden, *parameters) = weights > 0, inputs
+    of_used = hidden[used], *parameters, targets[used], weights[used]
+    losses, expected = jax.device_get(compute(*of_used))
+    hidden = np.where(used[:, None], hidden, np.float32(state))
+    targets = np.where(used, targets, target).astype(np.int32)
+    found, gradients = jax.device_get(compute(hidden, *parameters, targets, weights))
+    for values in (found, gradients[0]):
+        np.testing.assert_array_equal(values[~used], 0)
+    assert_close(found[used], losses)
+    assert_close((gradients[0][used], *gradients[1 : len(inputs)]), expected[: len(inputs)])
 
 
 def sampled(layer: OutputLayer, batch=None, index=None):

@@ -13,13 +13,12 @@ from benchmarks.collectives import collectives_of
 from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
 from knn_sampling.losses import full_softmax_loss
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
-from tests.knn_sampling.batches import assert_close
+from tests.knn_sampling.batches import assert_close, check_unused_positions, mesh_of, with_gradients
 
 W, D, V, VALID = 12, 8, 300, 290
-# One fraction, and two positions that do not count.
-WEIGHTS = np.array([1, 0, 1, 0.25, 1, 1, 0, 1, 1, 1, 1, 1], np.float32)
-USED = WEIGHTS > 0
-MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+# Two positions do not count. The others differ, so that none can take another's gradient.
+WEIGHTS = np.array([1, 0, 0.95, 0.25, 0.9, 0.8, 0, 0.7, 0.6, 0.5, 0.4, 0.3], np.float32)
+MESH = mesh_of(data=2, model=4)
 BY_DATA, BY_MODEL = (NamedSharding(MESH, PartitionSpec(axis)) for axis in MESH.axis_names)
 POSITIONS, LARGE = 64, 16 * DEFAULT_BLOCK_SIZE
 # First, last and some in between, next to where blocks of 128 end and where the last one begins.
@@ -42,19 +41,14 @@ def _value_and_gradients(
     A `block_size` of None is the full softmax.
     """
 
-    def with_aux(hidden, table, bias, weights):
+    def loss(hidden, table, bias, weights):
+        args = hidden, targets, weights, table, bias
         if block_size is None:
-            losses = full_softmax_loss(hidden, targets, weights, table, bias, num_valid=num_valid)
-        else:
-            losses = blockwise_softmax_loss(
-                hidden, targets, weights, table, bias,
-                num_valid=num_valid, block_size=block_size, sharding=sharding,
-            )  # fmt: skip
-        return losses.sum(), losses
+            return full_softmax_loss(*args, num_valid=num_valid)
+        options = {"num_valid": num_valid, "block_size": block_size, "sharding": sharding}
+        return blockwise_softmax_loss(*args, **options)
 
-    grad = jax.grad(with_aux, argnums=(0, 1, 2, 3), has_aux=True)
-    gradients, losses = grad(hidden, table, bias, weights)
-    return losses, gradients
+    return with_gradients(loss, hidden, table, bias, weights)
 
 
 def value_and_gradients(*inputs, **options):
@@ -85,20 +79,6 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
         self.assertEqual(actual[0].dtype, jnp.float32)
         assert_close(actual, expected)
 
-    def test_gradients_of_each_position(self):
-        # Each loss with a factor of its own, so that no position can take another's.
-        factors, inputs = jnp.linspace(-1.0, 2.0, W), random_inputs()
-
-        def gradients(loss, **options):
-            def total(hidden, *output):
-                losses = loss(hidden, TARGETS, jnp.asarray(WEIGHTS), *output, **options)
-                return factors @ losses
-
-            return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*inputs)
-
-        found = gradients(blockwise_softmax_loss, num_valid=VALID, block_size=64)
-        assert_close(found, gradients(full_softmax_loss, num_valid=VALID))
-
     @parameterized.parameters(0, 64, 128)
     def test_padding_rows_have_no_influence_and_no_gradient(self, block_size: int):
         hidden, table, bias = random_inputs()
@@ -113,18 +93,9 @@ class BlockwiseSoftmaxLossTest(parameterized.TestCase):
     @parameterized.parameters(
         (np.nan, 0, 0), (np.inf, V + 5, 64), (1e30, -100, 64), (np.nan, V - 1, 64)
     )
-    def test_positions_of_weight_zero_count_for_nothing(self, hidden_value, target, block_size):
-        hidden, table, bias = random_inputs()
+    def test_positions_of_weight_zero_count_for_nothing(self, state, target, block_size):
         compute = functools.partial(value_and_gradients, block_size=block_size)
-        losses, expected = compute(hidden[USED], table, bias, TARGETS[USED], WEIGHTS[USED])
-        hidden = np.where(USED[:, None], hidden, np.float32(hidden_value))
-        targets = np.where(USED, TARGETS, target)
-        changed, gradients = compute(hidden, table, bias, targets)
-        np.testing.assert_array_equal(changed[~USED], 0)
-        np.testing.assert_array_equal(gradients[0][~USED], 0)
-        assert_close(changed[USED], losses)
-        assert_close(gradients[0][USED], expected[0])
-        assert_close(gradients[1:3], expected[1:3])
+        check_unused_positions(compute, random_inputs(), TARGETS, WEIGHTS, state, target)
 
     @parameterized.parameters(-1e4, 1e4)
     def test_no_overflow(self, shift: float):

@@ -17,21 +17,6 @@ class BucketSizesTest(parameterized.TestCase):
     def test_by_hand(self, capacity: int, num_buckets: int, sizes: tuple[int, ...]):
         self.assertEqual(bucket_sizes(capacity, num_buckets), sizes)
 
-    def test_the_largest_is_the_capacity_the_others_whole_tiles(self):
-        for capacity in range(1, 1500, 37):
-            for num_buckets in (1, 2, 3, 8):
-                *smaller, largest = bucket_sizes(capacity, num_buckets)
-                self.assertEqual(largest, capacity)
-                self.assertLess(len(smaller), num_buckets)
-                self.assertEqual(smaller, sorted(set(smaller)))
-                self.assertEqual([size % 128 for size in smaller], [0] * len(smaller))
-                self.assertLess(max(smaller, default=0), capacity)
-                # Even: what needs a share of the capacity gets at most a tile more than that.
-                for share in range(1, num_buckets + 1):
-                    needed = capacity * share / num_buckets
-                    size = min(size for size in (*smaller, largest) if size >= needed)
-                    self.assertLess(size - needed, 128)
-
     @parameterized.parameters((0, 3), (3, 3), (4, 5), (5, 5), (6, 12), (12, 12), (999, 12))
     def test_the_smallest_that_fits_is_computed_and_no_other(self, needed: int, size: int):
         computed = []

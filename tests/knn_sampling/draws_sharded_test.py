@@ -14,7 +14,7 @@ from knn_sampling.draws import TILE, draw_slots
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.settings import KINDS
 from knn_sampling.table_sharding import TableSharding
-from tests.knn_sampling.batches import B, M, layer_of
+from tests.knn_sampling.batches import B, M, layer_of, mesh_of
 from tests.knn_sampling.drawing import (
     CHANGES,
     LEAST,
@@ -28,25 +28,20 @@ from tests.knn_sampling.drawing import (
     unlikeliness,
 )
 
-
-def mesh_of(data: int, model: int) -> jax.sharding.Mesh:
-    auto = (jax.sharding.AxisType.Auto,) * 3
-    return jax.make_mesh((data, 1, model), ("data", "fsdp", "model"), axis_types=auto)
+MESH = mesh_of(data=2, fsdp=1, model=4)
 
 
 class ShardedTest(parameterized.TestCase):
-    mesh = mesh_of(2, 4)
-
     def placed(self, batch):
         axes = {"table": "model", "hidden": "data", "weights": "data"}
         return {
-            name: jax.device_put(x, NamedSharding(self.mesh, PartitionSpec(axes.get(name))))
+            name: jax.device_put(x, NamedSharding(MESH, PartitionSpec(axes.get(name))))
             for name, x in batch.items()
         }
 
     def layers(self, kind: str, num_valid: int, **more) -> tuple[OutputLayer, OutputLayer]:
         changes = CHANGES | {"num_valid": num_valid, "log_q_correction": True} | more
-        split = layer_of(kind, mesh=self.mesh, vocab_axes=("model",), **changes)
+        split = layer_of(kind, mesh=MESH, vocab_axes=("model",), **changes)
         return layer_of(kind, **changes), split
 
     @parameterized.parameters(*KINDS)
@@ -77,7 +72,7 @@ class ShardedTest(parameterized.TestCase):
             )[0]  # fmt: skip
 
         single = jax.jit(search)
-        split = jax.jit(functools.partial(search, sharding=TableSharding(self.mesh, ("model",))))
+        split = jax.jit(functools.partial(search, sharding=TableSharding(MESH, ("model",))))
         for label in (target, target - TILE):
             found = np.asarray(split(label))
             np.testing.assert_array_equal(found, single(label))
@@ -108,7 +103,7 @@ class ShardedTest(parameterized.TestCase):
 
         @jax.jit
         def mapped(hidden, weights, labels, table):
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            with jax.sharding.use_abstract_mesh(MESH.abstract_mesh):
                 return jax.shard_map(
                     of_shard,
                     in_specs=(spec, spec, PartitionSpec(None, "data"), PartitionSpec()),
@@ -153,11 +148,10 @@ class MemoryTest(parameterized.TestCase):
         self.assertLess(held, 4 * self.positions * self.num_rows / 8)
 
     def test_neither_are_they_by_devices_nor_the_table(self):
-        mesh = mesh_of(2, 4)
-        layer = layer_of("full", num_valid=self.num_rows, mesh=mesh, vocab_axes=("model",))
+        layer = layer_of("full", num_valid=self.num_rows, mesh=MESH, vocab_axes=("model",))
         placed = {}
         for name, x in self.shapes().items():
-            layout = NamedSharding(mesh, PartitionSpec("model" if name == "table" else None))
+            layout = NamedSharding(MESH, PartitionSpec("model" if name == "table" else None))
             placed[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
         compiled = draw.lower(layer, placed, None).compile()
         held = compiled.memory_analysis().temp_size_in_bytes

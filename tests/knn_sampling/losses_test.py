@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 from knn_sampling.candidates import Candidates, union_of_neighbours
 from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
-from tests.knn_sampling.batches import assert_close
+from tests.knn_sampling.batches import assert_close, check_unused_positions, with_gradients
 
 W, D, V = 12, 8, 30
 TARGETS = np.random.default_rng(0).integers(0, 20, W).astype(np.int32)
@@ -26,22 +26,11 @@ def random_inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return hidden.astype(np.float32), table.astype(np.float32), bias.astype(np.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("capacity", "num_valid", "k"))
-def candidates_of(table, capacity: int, num_valid: int = V, k: int = 3) -> Candidates:
+@functools.partial(jax.jit, static_argnames="capacity")
+def candidates_of(table, capacity: int) -> Candidates:
     """V' of all positions, as one group."""
-    index = nearest_neighbours(table, k=k, num_valid=num_valid)
+    index = nearest_neighbours(table, k=3, num_valid=V)
     return union_of_neighbours(index, *map(jnp.asarray, (TARGETS[None], WEIGHTS[None])), capacity)
-
-
-def value_and_gradients(loss, *inputs):
-    """Losses [W], and gradients of their sum in hidden states, table and bias."""
-
-    def with_aux(*inputs):
-        losses = loss(*inputs)
-        return losses.sum(), losses
-
-    gradients, losses = jax.grad(with_aux, argnums=(0, 1, 2), has_aux=True)(*inputs)
-    return losses, gradients
 
 
 @functools.partial(jax.jit, static_argnames="num_valid")
@@ -49,7 +38,7 @@ def full(hidden, table, bias, num_valid: int = V, targets=TARGETS, weights=WEIGH
     def loss(hidden, table, bias):
         return full_softmax_loss(hidden, targets, weights, table, bias, num_valid=num_valid)
 
-    return value_and_gradients(loss, hidden, table, bias)
+    return with_gradients(loss, hidden, table, bias)
 
 
 def restricted_loss(candidates: Candidates, hidden, table, bias, weights, unused: float = 0.0):
@@ -65,7 +54,7 @@ def restricted(candidates, hidden, table, bias, weights=WEIGHTS, unused: float =
     def loss(hidden, table, bias):
         return restricted_loss(candidates, hidden, table, bias, weights, unused)
 
-    return value_and_gradients(loss, hidden, table, bias)
+    return with_gradients(loss, hidden, table, bias)
 
 
 def evaluate(kind: str, hidden, table, bias, targets=TARGETS, weights=WEIGHTS):
@@ -107,13 +96,6 @@ class FullSoftmaxLossTest(parameterized.TestCase):
         expected = slow_value_and_gradients(np.arange(num_valid), *inputs)
         assert_close(full(*inputs, num_valid=num_valid), expected)
 
-    @parameterized.parameters(V, 20)
-    def test_all_classes_give_the_full_softmax(self, num_valid: int):
-        inputs = random_inputs()
-        candidates = candidates_of(inputs[1], capacity=V, num_valid=num_valid, k=num_valid)
-        self.assertEqual(candidates.union_size.tolist(), [num_valid])
-        assert_close(restricted(candidates, *inputs), full(*inputs, num_valid=num_valid))
-
 
 class CandidateSoftmaxLossTest(parameterized.TestCase):
     @parameterized.parameters(W, 16, 25)
@@ -142,16 +124,8 @@ class EitherLossTest(parameterized.TestCase):
         kind=("full", "knn"), values=((np.nan, 0), (np.inf, V + 5), (1e30, -100), (np.nan, V - 1))
     )
     def test_positions_of_weight_zero_count_for_nothing(self, kind, values):
-        hidden, *parameters = random_inputs()
-        of_used = hidden[USED], *parameters, TARGETS[USED], WEIGHTS[USED]
-        losses_of_used, expected = jax.device_get(evaluate(kind, *of_used))
-        hidden[~USED], target = values
-        targets = np.where(USED, TARGETS, target)
-        losses, found = jax.device_get(evaluate(kind, hidden, *parameters, targets))
-        np.testing.assert_array_equal(losses[~USED], 0)
-        np.testing.assert_array_equal(found[0][~USED], 0)
-        assert_close(losses[USED], losses_of_used)
-        assert_close((found[0][USED], *found[1:]), expected)
+        compute = functools.partial(evaluate, kind)
+        check_unused_positions(compute, random_inputs(), TARGETS, WEIGHTS, *values)
         zeros = evaluate(kind, *random_inputs(), weights=np.zeros_like(WEIGHTS))
         jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), zeros)
 

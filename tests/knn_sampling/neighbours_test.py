@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from knn_sampling import neighbours
 from knn_sampling.neighbours import SCORES, nearest_neighbours
+from tests.knn_sampling.batches import mesh_of
 
 
 def small_integers(vocab_size: int, width: int, seed: int = 0) -> np.ndarray:
@@ -70,6 +71,8 @@ def duplicates() -> np.ndarray:
     return np.random.default_rng(1).permutation(np.repeat(small_integers(8, 16), 3, axis=0))
 
 
+# Scores are 1e-5 apart, so that rounding in float32 swaps none of the best.
+REAL_NUMBERS = np.random.default_rng(2).normal(size=(200, 32)).astype(np.float32)
 PADDED = with_rows(small_integers(24, 3), slice(21, None), 100.0)
 # Name, table, tokens in it, k, queries at a time.
 TABLES = (
@@ -86,6 +89,7 @@ TABLES = (
     ("zeros_of_either_sign", zeros_of_either_sign(40), 40, 10, 256),
     ("zeros_in_two_stages", zeros_of_either_sign(720), 720, 10, 256),
     ("duplicates", duplicates(), 24, 24, 5),
+    ("real_numbers", REAL_NUMBERS, 200, 10, 64),
     ("padding_that_would_win", PADDED, 21, 21, 9),
     ("nan_before_padding", with_rows(PADDED, [0, 7], np.nan), 21, 21, 9),
     ("all_equal", np.ones((720, 16), np.float32), 701, 7, 32),
@@ -108,15 +112,6 @@ class NearestNeighboursTest(parameterized.TestCase):
                 expected = sorted_ids(table, num_valid)[:, :k]
                 np.testing.assert_array_equal(index[:num_valid], expected)
                 self.assertLess(index.max(), num_valid)
-
-    def test_equals_a_sort_of_real_numbers(self):
-        table = np.random.default_rng(2).normal(size=(200, 32)).astype(np.float32)
-        scores = np.sort(table.astype(np.float64) @ table.T.astype(np.float64), axis=1)
-        # Otherwise rounding in float32 may swap two of them.
-        self.assertGreater(np.diff(scores[:, -11:]).min(), 1e-5)
-        for choice in SCORES:
-            index = nearest_neighbours(table, k=10, num_valid=200, block_size=64, scores=choice)
-            np.testing.assert_array_equal(index, sorted_ids(table, 200)[:, :10])
 
     @parameterized.parameters(*SCORES)
     def test_values_of_padding_have_no_influence(self, scores: str):
@@ -225,11 +220,6 @@ class NearestNeighboursTest(parameterized.TestCase):
     def test_errors(self, options: dict, message: str):
         with self.assertRaisesRegex(ValueError, message):
             nearest_neighbours(small_integers(10, 2), **({"k": 2, "num_valid": 10} | options))
-
-
-def mesh_of(**axes: int) -> jax.sharding.Mesh:
-    sizes, auto = tuple(axes.values()), (AxisType.Auto,) * len(axes)
-    return jax.make_mesh(sizes, tuple(axes), auto, devices=jax.devices()[: math.prod(sizes)])
 
 
 # Mesh, vocab_axes, embed_axes.

@@ -38,19 +38,14 @@ from tests.knn_sampling.batches import (
     jitted_inclusion,
     layer_of,
     losses_of,
+    mesh_of,
     random_batch,
     sample_of,
     sampled,
     statistics_of,
     value_and_gradients,
+    with_gradients,
 )
-
-
-def mesh_of(data: int, model: int) -> jax.sharding.Mesh:
-    axes = ("data", "fsdp", "model")
-    auto = (jax.sharding.AxisType.Auto,) * 3
-    devices = jax.devices()[: data * model]
-    return jax.make_mesh((data, 1, model), axes, axis_types=auto, devices=devices)
 
 
 @functools.cache
@@ -61,12 +56,9 @@ def softmax_losses_and_gradients():
     def loss(hidden, table, bias):
         targets, weights = (batch[name].reshape(-1) for name in ("targets", "weights"))
         args = (hidden.reshape(-1, D), targets, weights, table, bias)
-        losses = full_softmax_loss(*args, num_valid=NUM_VALID).reshape(B, M)
-        return losses.sum(), losses
+        return full_softmax_loss(*args, num_valid=NUM_VALID).reshape(B, M)
 
-    arguments = (batch[name] for name in ("hidden", "table", "bias"))
-    gradients, losses = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arguments)
-    return losses, gradients
+    return with_gradients(jax.jit(loss), *(batch[name] for name in ("hidden", "table", "bias")))
 
 
 class ExactTest(parameterized.TestCase):
@@ -79,7 +71,11 @@ class ExactTest(parameterized.TestCase):
 
     @parameterized.product(kind=KINDS, model=(None, 1, 2))
     def test_logits_are_whole_only_where_asked_for(self, kind: str, model: int | None):
-        where = {} if model is None else {"mesh": mesh_of(2, model), "vocab_axes": ("model",)}
+        where = (
+            {}
+            if model is None
+            else {"mesh": mesh_of(data=2, fsdp=1, model=model), "vocab_axes": ("model",)}
+        )
         settings = dataclasses.replace(SETTINGS, kind=kind)
         layer = make_exact_layer(settings, num_valid=NUM_VALID, **where)
         self.assertIsInstance(layer, FullSoftmax if kind == "full" else BlockwiseSoftmax)
@@ -88,9 +84,13 @@ class ExactTest(parameterized.TestCase):
 
 
 class SampledTest(parameterized.TestCase):
-    @parameterized.parameters((False, 10 * V), (True, V))
-    def test_knn_over_all_classes_equals_full(self, corrects: bool, capacity: int):
-        layer = layer_of(k=NUM_VALID, capacity=capacity, log_q_correction=corrects)
+    @parameterized.product(
+        changes=({"kind": "knn", "k": NUM_VALID, "capacity": 10 * V},
+                 {"kind": "target_sampling", "num_negatives": V}),
+        corrects=(False, True),
+    )  # fmt: skip
+    def test_over_all_classes_equals_full(self, changes: dict, corrects: bool):
+        layer = layer_of(log_q_correction=corrects, **changes)
         assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
 
     @parameterized.parameters(False, True)
@@ -214,11 +214,6 @@ class TargetSamplingTest(parameterized.TestCase):
             found = -sample.logit_bias[group][: len(ids)]
             np.testing.assert_allclose(found, np.log(1 - missing), rtol=1e-5)
 
-    @parameterized.parameters(False, True)
-    def test_all_classes_equal_the_full_softmax(self, corrects: bool):
-        layer = layer_of("target_sampling", num_negatives=V, log_q_correction=corrects)
-        assert_close(sampled(layer), value_and_gradients(FULL, random_batch(), None))
-
 
 class NegativesTest(parameterized.TestCase):
     @parameterized.product(kind=("nce", "neg"), num_negatives=(1, 10, 1000))
@@ -319,7 +314,7 @@ class BlocksAndBucketsTest(parameterized.TestCase):
             self.assertEqual((fitting or [capacity])[0], bucket)  # the cases are worth trying
         expected = value_and_gradients(single, batch, sample)
 
-        mesh = mesh_of(2, 4)
+        mesh = mesh_of(data=2, fsdp=1, model=4)
         split = layer_of(kind, mesh=mesh, vocab_axes=("model",), **changes)
         axes = {"table": ("model",), "hidden": ("data",), "targets": ("data",)}
         placed = {

@@ -229,14 +229,6 @@ class RandomCurvesTest(parameterized.TestCase):
             self.assertIsNone(result.partial)
 
 
-class OptimumTest(parameterized.TestCase):
-    def test_a_step_that_overshoots_only_before_it_drops_its_old_pieces_is_taken_whole(self):
-        curve = make_curve((2, 3, 5), (-9.0, -5.0, -4.0), ("xy", "zuv", "xyzuv"))
-        result = allocate({"en": curve}, {"en": 1.0}, beta=0.7, budget=3)
-        self.assertEqual((result.sizes, result.pieces), ({"en": 3}, ("u", "v", "z")))
-        self.assertIsNone(result.partial)
-
-
 class AllocateTest(parameterized.TestCase):
     def test_reports_skipped_sizes_and_languages_at_their_largest(self):
         curves = {
@@ -252,26 +244,6 @@ class AllocateTest(parameterized.TestCase):
         visited = allocate(curves, q, beta=0.7, budget=12, method="uniform")
         self.assertEqual([step.size for step in visited.steps], [2, 2, 4, 4, 6, 8])
         self.assertEqual(visited.not_concave, {})
-
-    def test_beta_0_ignores_the_probabilities_and_beta_1_heeds_them(self):
-        curves = {
-            "a": disjoint_curve("a", (2, 4), (-9.0, -5.0)),
-            "b": disjoint_curve("b", (2, 4), (-9.0, -4.0)),
-        }
-        rich_a = {"a": 0.9, "b": 0.1}
-        self.assertEqual(
-            allocate(curves, rich_a, beta=0.0, budget=6).sizes,
-            allocate(curves, {"a": 0.5, "b": 0.5}, beta=1.0, budget=6).sizes,
-        )
-        self.assertEqual(allocate(curves, rich_a, beta=1.0, budget=6).sizes, {"a": 4, "b": 2})
-
-    def test_a_last_step_that_overshoots_gives_its_most_probable_new_pieces(self):
-        curve = make_curve((2, 5), (-9.0, -5.0), ("ab", "zaxby"))
-        result = allocate({"en": curve}, {"en": 1.0}, beta=0.7, budget=4)
-        self.assertEqual(result.pieces, ("a", "b", "x", "z"))
-        self.assertEqual((result.sizes, result.partial), ({"en": 5}, "en"))
-        self.assertEqual(result.margins["en"].less, Change(2, -4.0, 4 / 3, -2))
-        self.assertIsNone(result.margins["en"].more)
 
     def test_budgets_out_of_reach_name_the_numbers_and_the_remedies(self):
         curves = {lang: disjoint_curve(lang, (2, 4), (-9.0, -5.0)) for lang in ("a", "b")}

@@ -76,23 +76,6 @@ class ScoreTest(parameterized.TestCase):
         self.assertAlmostEqual(score.tokens_per_sentence, counts.total() / len(heldout))
         self.assertAlmostEqual(score.unknown_rate, counts[None] / counts.total())
 
-    def test_a_language_is_scored_whatever_the_others_are(self):
-        for language in self.text:
-            text = ({language: one[language]} for one in (self.train, self.heldout))
-            alone = self.score(self.pieces, self.log_probs, *text)
-            self.assertEqual(alone, {language: self.scores[language]})
-        backwards = {language: self.train[language] for language in reversed(self.train)}
-        self.assertEqual(
-            self.score(self.pieces, self.log_probs, backwards, self.heldout), self.scores
-        )
-
-    def test_pieces_that_no_text_has_cost_nothing(self):
-        foreign = [chr(0xAC00 + i) for i in range(5000)]
-        pieces, log_probs = [*self.pieces, *foreign], np.append(self.log_probs, np.full(5000, -13))
-        few = self.score(self.pieces, self.log_probs, self.train, self.train)
-        self.assertGreater(few["hi"].unknown_rate, 0)
-        self.assertEqual(self.score(pieces, log_probs, self.train, self.train), few)
-
     def test_languages_without_heldout_text_have_no_score(self):
         heldout = {"cy": runs.count_runs(["", "  "]), "hi": self.heldout["hi"]}
         scores = self.score(self.pieces, self.log_probs, self.train, heldout)

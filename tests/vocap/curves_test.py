@@ -25,11 +25,6 @@ def slow_envelope(sizes, alp) -> list[int]:
 
 
 class CurveTest(parameterized.TestCase):
-    def test_a_vocabulary_lists_its_pieces_most_probable_first(self):
-        curve = Curve((1, 3), (-5.0, -4.0), ("a", "b", "c"), (np.array([1]), np.array([2, 0, 1])))
-        self.assertEqual(curve.vocabulary(0), ("b",))
-        self.assertEqual(curve.vocabulary(1), ("c", "a", "b"))
-
     @parameterized.parameters(
         ((), (), (), "must be one or more, ascending"),
         ((2, 1), (-2.0, -1.0), (2, 1), "must be one or more, ascending"),

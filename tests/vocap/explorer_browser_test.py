@@ -29,14 +29,10 @@ window.onerror = (message) => { seen.errors.push(message); };
 """
 
 
-def find_browser() -> str | None:
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
 class BrowserTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        self.browser = find_browser()
+        self.browser = next(filter(None, map(shutil.which, BROWSERS)), None)
         if self.browser is None:
             self.skipTest(
                 f"none of the browsers {', '.join(BROWSERS)} is installed; on Debian: apt-get "

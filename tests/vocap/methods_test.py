@@ -134,26 +134,19 @@ class ChooseTest(parameterized.TestCase):
             choose(method, 100_000)
 
 
-class JointTest(absltest.TestCase):
+class TogetherTest(absltest.TestCase):
     def test_pieces_and_scores_are_the_trainers(self):
-        (trained,) = train_together(LANGUAGES, (BUDGET,)).log_probs
-        pieces = train_together(LANGUAGES, (BUDGET,)).curve.vocabulary(0)
-        choice = choose("joint")
-        self.assertEqual(
-            dict(zip(choice.pieces, choice.initial_scores, strict=True)),
-            dict(zip(pieces, trained, strict=True)),
-        )
-        self.assertIsNone(choice.allocation)
-        self.assertEqual(choice.groups, {"all": LANGUAGES})
-
-
-class BytePairTest(absltest.TestCase):
-    def test_pieces_and_their_order_are_the_trainers(self):
-        choice = choose("bpe")
-        order = np.argsort(-choice.initial_scores)
-        self.assertEqual([choice.pieces[i] for i in order], [*train_merges(BUDGET)[0]])
-        self.assertIsNone(choice.allocation)
-        self.assertEqual(choice.groups, {"all": LANGUAGES})
+        joint = train_together(LANGUAGES, (BUDGET,))
+        trained = {"joint": (joint.curve.vocabulary(0), joint.log_probs[0])}
+        trained["bpe"] = train_merges(BUDGET)
+        for method, (pieces, scores) in trained.items():
+            choice = choose(method)
+            self.assertEqual(
+                dict(zip(choice.pieces, choice.initial_scores, strict=True)),
+                dict(zip(pieces, scores, strict=True)),
+            )
+            self.assertIsNone(choice.allocation)
+            self.assertEqual(choice.groups, {"all": LANGUAGES})
 
 
 class ClusteredTest(parameterized.TestCase):

@@ -1,21 +1,18 @@
 """Tests of training all sizes at once, against SentencePiece and against itself."""
 
 import dataclasses
-import pathlib
 import random
 
 import numpy as np
 from absl.testing import parameterized
 
-from vocap import lattice, nested, runs, unigram
+from tests.vocap.texts import assert_same
+from tests.vocap.texts import sentences as sentences_of
+from tests.vocap.texts import table as table_of
+from vocap import lattice, nested, runs, seeds, unigram
 from vocap.settings import TrainerSettings
 
-CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 OPTIONS = {"character_coverage": 0.9995, "max_piece_length": 16, "max_seeds": 10**6}
-
-
-def sentences_of(language: str) -> list[str]:
-    return (CORPUS / f"{language}.txt").read_text(encoding="utf-8").splitlines()
 
 
 def train(sentences, sizes, **options) -> nested.NestedVocabularies:
@@ -24,6 +21,10 @@ def train(sentences, sizes, **options) -> nested.NestedVocabularies:
 
 def sizes_of(found: nested.NestedVocabularies) -> list[int]:
     return [len(vocabulary.ids) for vocabulary in found.vocabularies]
+
+
+def num_required(table: runs.RunTable, coverage: float = 0.9995) -> int:
+    return len(seeds.cover(table, coverage).alphabet)
 
 
 def strings(found: nested.NestedVocabularies) -> list[list[str]]:
@@ -75,7 +76,7 @@ class AgreementTest(parameterized.TestCase):
         found = train(sentences, range(1, 1000))
         smallest, largest = sizes_of(found)[0], sizes_of(found)[-1]
         self.assertEqual(sizes_of(found), list(range(smallest, largest + 1)))
-        self.assertEqual(smallest, found.num_required)
+        self.assertEqual(smallest, num_required(table_of(language)))
         for size in (smallest - 1, smallest, largest, largest + 1):
             settings = TrainerSettings(
                 "sentencepiece", (size,), alp_probabilities="model", **OPTIONS
@@ -88,13 +89,6 @@ class AgreementTest(parameterized.TestCase):
 
 
 class NestedTest(parameterized.TestCase):
-    def assert_same(self, a: nested.NestedVocabularies, b: nested.NestedVocabularies):
-        self.assertEqual(strings(a), strings(b))
-        for one, other in zip(a.vocabularies, b.vocabularies, strict=True):
-            np.testing.assert_array_equal(one.log_probs, other.log_probs)
-            np.testing.assert_array_equal(one.counts, other.counts)
-        self.assertEqual((a.num_required, a.num_unknown), (b.num_required, b.num_unknown))
-
     def assert_valid(self, found: nested.NestedVocabularies, table: runs.RunTable):
         """Properties of every vocabulary, in particular that its counts are those of its scores."""
         self.assertLen(set(found.pieces), len(found.pieces))
@@ -112,13 +106,11 @@ class NestedTest(parameterized.TestCase):
 
     @parameterized.product(language=["en", "zh", "ar", "th"], coverage=[1.0, 0.995, 0.9])
     def test_counts_are_those_of_the_best_segmentation(self, language, coverage):
-        table = runs.count_runs(sentences_of(language))
-        found = nested.train(
-            table, range(20, 2500, 40), **(OPTIONS | {"character_coverage": coverage})
-        )
+        sizes = range(20, 2500, 40)
+        found = train(sentences_of(language), sizes, character_coverage=coverage)
         self.assertGreater(len(found.vocabularies), 3)
         self.assertEqual(found.num_unknown > 0, coverage < 1)
-        self.assert_valid(found, table)
+        self.assert_valid(found, table_of(language))
 
     def test_each_size_alone_gives_the_same(self):
         sentences = sentences_of("de")
@@ -136,8 +128,8 @@ class NestedTest(parameterized.TestCase):
         sentences, sizes = sentences_of("es"), [80, 200, 700, 1100]
         found = train(sentences, sizes)
         self.assertEqual(sizes_of(found), sizes)
-        self.assert_same(found, train(random.Random(0).sample(sentences, len(sentences)), sizes))
-        self.assert_same(found, train(sentences, [*reversed(sizes), *sizes]))
+        assert_same(found, train(random.Random(0).sample(sentences, len(sentences)), sizes))
+        assert_same(found, train(sentences, [*reversed(sizes), *sizes]))
 
     @parameterized.product(seed=list(range(20)), coverage=[1.0, 0.8])
     def test_the_smallest_texts(self, seed, coverage):
@@ -146,8 +138,9 @@ class NestedTest(parameterized.TestCase):
         words = ["".join(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(4)]
         sentences = [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(5 * seed + 1)]
         found = train(sentences, range(1, 40), character_coverage=coverage)
-        self.assertEqual(sizes_of(found)[0], found.num_required)
-        self.assert_valid(found, runs.count_runs(sentences))
+        table = runs.count_runs(sentences)
+        self.assertEqual(sizes_of(found)[0], num_required(table, coverage))
+        self.assert_valid(found, table)
 
     def test_a_text_whose_characters_all_drop_out_of_the_model(self):
         # Every word is a piece; characters come back at the end.
@@ -158,20 +151,19 @@ class NestedTest(parameterized.TestCase):
 
 
 class MixtureTest(parameterized.TestCase):
-    def tables(self) -> dict[str, runs.RunTable]:
-        return {language: runs.count_runs(sentences_of(language)) for language in ("de", "ru")}
+    tables = {language: table_of(language) for language in ("de", "ru")}
 
     @parameterized.parameters(0.5, 0.01)
     def test_counts_are_those_of_the_best_segmentation(self, share):
-        mixed = runs.mixture(self.tables(), {"de": share, "ru": 1 - share})
+        mixed = runs.mixture(self.tables, {"de": share, "ru": 1 - share})
         found = nested.train(mixed, range(50, 2000, 150), **OPTIONS)
         for vocabulary in found.vocabularies:
             self.assertGreater(vocabulary.counts.min(), -1e-6)
         NestedTest.assert_valid(self, found, mixed)
 
     def test_in_their_own_shares_the_mixture_is_the_text(self):
-        tables = self.tables()
-        mixed = runs.mixture(tables, {name: table.num_bytes for name, table in tables.items()})
+        shares = {name: table.num_bytes for name, table in self.tables.items()}
+        mixed = runs.mixture(self.tables, shares)
         sizes = range(100, 2000, 300)
         found = nested.train(mixed, sizes, **OPTIONS)
         expected = train(sentences_of("de") + sentences_of("ru"), sizes)

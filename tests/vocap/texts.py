@@ -1,9 +1,13 @@
-"""Text of the embedded corpus, and of made-up words."""
+"""Text of the embedded corpus and of made-up words, and a comparison of what is made of it."""
 
+import dataclasses
 import functools
 import pathlib
 import random
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from vocap import runs
 
@@ -28,3 +32,8 @@ def made_up(syllables: Sequence[str], count: int, language: str, seed: str = "")
     weights = [1 / (rank + 1) for rank in range(len(lexicon))]
     rng = random.Random(language + seed) if seed else rng
     return [" ".join(rng.choices(lexicon, weights, k=rng.randint(3, 9))) for _ in range(count)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Dataclasses whose fields, and theirs, have equal values, bit for bit."""
+    np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(expected))
