@@ -63,15 +63,10 @@ def of_kind(kind: str, length: int = L) -> dict[str, np.ndarray]:
     tokens = np.ones((B, length), np.int32)
     tokens[:, :L] = np.where(is_text[:, :L], rng.integers(5, VOCAB, (B, L)), 1)
     arrays = {
-        "tokens": tokens,
-        "segments": is_text,
-        "positions": np.tile(index, (B, 1)),
-        "words": words,
-        "tags": tags,
-        "starts": np.array([0, 2, 2, 3]),
-        "ends": np.array([0, 4, 3, 3]),
+        "tokens": tokens, "segments": is_text, "positions": np.tile(index, (B, 1)), "words": words,
+        "tags": tags, "starts": np.array([0, 2, 2, 3]), "ends": np.array([0, 4, 3, 3]),
         "labels": np.array([0, 2, 1, 2]),
-    }
+    }  # fmt: skip
     arrays = {name: array.astype(np.int32) for name, array in arrays.items()}
     if kind == "regression":
         arrays["labels"] = np.array([0.5, 4.0, 2.5, 1.0], np.float32)

@@ -31,11 +31,11 @@ class CompilationTest(folders.FolderTest):
         self.assertTrue((self.folder / ".cache" / "vocap" / "compiled").is_dir())
 
     def test_jax_has_precedence_and_no_place_is_a_warning(self):
-        (self.folder / "cache").touch()
         for value in ("", str(self.folder / "mine")):
             self.environment[compilation.VARIABLE] = value
             compilation.use_cache()
-        self.assertLen(list(self.folder.iterdir()), 1)
+        self.assertEmpty(list(self.folder.iterdir()))
+        (self.folder / "cache").touch()
         del self.environment[compilation.VARIABLE]
         with self.assertLogs(level="WARNING") as logs:
             compilation.use_cache()

@@ -105,6 +105,13 @@ class NotFiniteTest(TestCase):
         self.assertTrue(all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state)))
         self.assertLess(max(self.steps_with("train/loss")), step)
 
+    def test_it_is_noticed_one_step_later(self):
+        settings, seen = dataclasses.replace(SETTINGS, evaluate_every=10, checkpoint_every=10), []
+        data = Data(GOOD, NAN_LOSS)
+        with self.assertRaisesRegex(FloatingPointError, "the loss of step 2 is nan"):
+            train(self.functions, settings, self.folder, data, should_stop=seen.append)
+        self.assertEqual(seen, [1, 2])
+
     @parameterized.parameters(1, 10)
     @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of the rate
     def test_a_state_that_is_not_finite_is_not_evaluated_nor_saved(self, num_steps):

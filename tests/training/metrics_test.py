@@ -24,11 +24,10 @@ class MetricsTest(folders.FolderTest):
         writer = MetricsWriter(self.path)
         self.assertEmpty(read_metrics(self.path))
         writer.write(1, {"loss": 0.5, "none": math.nan, "much": math.inf})
-        self.assertEqual(read_metrics(self.path), [{"step": 1, "loss": 0.5}])
+        self.assertEqual(self.path.read_text(), '{"step": 1, "loss": 0.5}\n')
         writer.write(1, {"eval": 0.1})
-        self.assertEqual(
-            read_metrics(self.path), [{"step": 1, "loss": 0.5}, {"step": 1, "eval": 0.1}]
-        )
+        records = [{"step": 1, "loss": 0.5}, {"step": 1, "eval": 0.1}]
+        self.assertEqual(read_metrics(self.path), records)
 
     def test_a_resumed_run_writes_the_same_bytes(self):
         self.write_steps(range(1, 11))
