@@ -6,7 +6,7 @@ published at ACL 2021 both masked sequences see all of themselves: `context` "fu
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +61,7 @@ class CrossMLM(OnMaskedLM):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Return the axes of the sequences; None if masked LM has none."""
         axes = self.masked_lm.example_axes(plan.masked_lm, num_shards)
-        by_sequence: Any = 0
-        return None if axes is None else Plan(axes, by_sequence)
+        return None if axes is None else Plan(axes, 0)  # type: ignore[arg-type]
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Return the weighted sum of the terms over masked tokens; without a key, no dropout."""

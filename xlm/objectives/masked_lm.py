@@ -163,10 +163,9 @@ class MaskedLM(Objective):
         crosses_shards = plan.sample is not None and sample is None
         if crosses_shards or not self.encoder.settings.can_map_shards():
             return None
-        zero: Any = 0
         return Plan(
-            masked=zero, segments=zero, positions=zero, tokens=zero, sample=sample,
-            num_rows=None, language=zero, mask_rate=None,
+            masked=0, segments=0, positions=0, tokens=0, sample=sample,  # type: ignore[arg-type]
+            num_rows=None, language=0, mask_rate=None,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:

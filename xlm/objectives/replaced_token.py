@@ -143,10 +143,7 @@ class ReplacedToken(OnMaskedLM):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Return the axes of the sequences; None if the generator has none."""
         axes = self.generator.example_axes(plan.generator, num_shards)
-        by_sequence: Any = 0
-        if axes is None:
-            return None
-        return Plan(axes, by_sequence, None, by_sequence)  # type: ignore[arg-type]
+        return None if axes is None else Plan(axes, 0, None, 0)  # type: ignore[arg-type]
 
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
