@@ -8,7 +8,6 @@ import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 import unicodedata
 from unittest import mock
 
@@ -134,30 +133,47 @@ def small_json(model: bytes) -> dict:
     return corpus_json() | {"model": corpus_json()["model"] | {"vocab": vocab}}
 
 
+@functools.cache
+def bpe_model() -> bytes:
+    table = runs.count_runs(corpus_sentences())
+    pieces, scores = bpe.train(table, 4000, character_coverage=0.999, max_piece_length=16)
+    return merge.write_model(pieces, scores, BPE)
+
+
+@functools.cache
+def bpe_json() -> dict:
+    return huggingface.tokenizer_json(bpe_model())
+
+
 class SameIdsTest(parameterized.TestCase):
+    """Of a unigram model, and of one of byte-pair encoding, whose normaliser is the same."""
+
+    KINDS = {"unigram": (corpus_model, corpus_json), "bpe": (bpe_model, bpe_json)}
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.model, cls.json = corpus_model(), corpus_json()
-        cls.processor = spm.SentencePieceProcessor(model_proto=cls.model)
-        cls.tokenizer = load(cls.json)
+        cls.processor = spm.SentencePieceProcessor(model_proto=corpus_model())
+        cls.tokenizer = load(corpus_json())
 
-    def assert_same(self, texts):
+    def assert_same(self, texts, kind: str = "unigram"):
         for text in texts:  # where pieces are unknown, ids say little
             normalized = self.tokenizer.normalizer.normalize_str(text)
             self.assertEqual(normalized, self.processor.normalize(text), ascii(text[:200]))
-        self.assertEqual(huggingface.compare(self.model, self.json, texts), [])
+        model, value = self.KINDS[kind]
+        self.assertEqual(huggingface.compare(model(), value(), texts), [])
 
-    def test_on_the_embedded_corpus(self):
+    @parameterized.parameters(*KINDS)
+    def test_on_the_embedded_corpus(self, kind):
         sentences = corpus_sentences()
         self.assertGreater(len(sentences), 5000)
-        self.assert_same(sentences)
+        self.assert_same(sentences, kind)
 
-    @parameterized.named_parameters(NASTY.items())
-    def test_on_nasty_text(self, texts):
-        self.assert_same(texts)
-        self.assert_same([f"ab {text} cd" for text in texts])
-        self.assert_same([f"{text}{text}" for text in texts])
+    @parameterized.product(kind=tuple(KINDS), what=tuple(NASTY))
+    def test_on_nasty_text(self, kind, what):
+        self.assert_same(NASTY[what], kind)
+        self.assert_same([f"ab {text} cd" for text in NASTY[what]], kind)
+        self.assert_same([f"{text}{text}" for text in NASTY[what]], kind)
 
     @parameterized.parameters(*range(4))
     def test_on_random_text_of_a_mixed_alphabet(self, seed):
@@ -195,13 +211,15 @@ class SameIdsTest(parameterized.TestCase):
         spared = {c for c in compatible - rules().keys() if not "\ud800" <= c <= "\udfff"}
         self.assertEqual(spared, {"\uff5e"})
 
-    def test_decoding_gives_the_text_of_sentencepiece(self):
+    @parameterized.parameters(*KINDS)
+    def test_decoding_gives_the_text_of_sentencepiece(self, kind):
+        model, value = self.KINDS[kind]
+        processor, tokenizer = spm.SentencePieceProcessor(model_proto=model()), load(value())
         for text in corpus_sentences()[::20]:
-            ids = self.processor.encode(text)
-            if merge.UNK_ID in ids:
-                continue
-            encoded = self.tokenizer.encode(text).ids
-            self.assertEqual(self.tokenizer.decode(encoded), self.processor.decode(ids))
+            ids = processor.encode(text)
+            if merge.UNK_ID not in ids:
+                encoded = tokenizer.encode(text).ids
+                self.assertEqual(tokenizer.decode(encoded), processor.decode(ids))
 
     def test_special_tokens_go_around_texts_and_pairs(self):
         a, b = (self.processor.encode(text) for text in ("Guten Morgen", "zwei Katzen"))
@@ -221,40 +239,10 @@ class SameIdsTest(parameterized.TestCase):
         tail = "".join(encoding.tokens[i] for i, s in enumerate(starts) if s >= start)
         self.assertEqual(tail.lstrip("\u2581"), "Katzen")
 
-
-class SameMergesTest(parameterized.TestCase):
-    """The same of a model of byte-pair encoding, whose normaliser is that of all."""
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        table = runs.count_runs(corpus_sentences())
-        pieces, scores = bpe.train(table, 4000, character_coverage=0.999, max_piece_length=16)
-        cls.model = merge.write_model(pieces, scores, BPE)
-        cls.json = huggingface.tokenizer_json(cls.model)
-
-    def assert_same(self, texts):
-        self.assertEqual(huggingface.compare(self.model, self.json, texts), [])
-
-    def test_on_the_embedded_corpus(self):
-        self.assert_same(corpus_sentences())
-
-    @parameterized.named_parameters(NASTY.items())
-    def test_on_nasty_text(self, texts):
-        self.assert_same(texts)
-        self.assert_same([f"ab {text} cd" for text in texts])
-
-    def test_on_random_text_of_pieces(self):
+    def test_merges_on_random_text_of_pieces(self):
         rng, pieces = random.Random(0), corpus_pieces()[0]
         texts = ["".join(rng.choices(pieces, k=rng.randint(1, 9))) for _ in range(3000)]
-        self.assert_same([text.replace("\u2581", " ") for text in texts])
-
-    def test_decoding_gives_the_text_of_sentencepiece(self):
-        processor, tokenizer = spm.SentencePieceProcessor(model_proto=self.model), load(self.json)
-        for text in corpus_sentences()[::20]:
-            ids = processor.encode(text)
-            if merge.UNK_ID not in ids:
-                self.assertEqual(tokenizer.decode(ids), processor.decode(ids))
+        self.assert_same([text.replace("\u2581", " ") for text in texts], "bpe")
 
     def test_pieces_with_the_first_characters_of_a_special_token(self):
         pieces = ["<s", "\u2581", "<", "s", ">"]
@@ -346,11 +334,10 @@ class CompareTest(absltest.TestCase):
             huggingface.compare(corpus_model(), corpus_json(), ["a"])
 
 
-class ExportTest(parameterized.TestCase):
+class ExportTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        temporary = self.enter_context(tempfile.TemporaryDirectory())
-        self.folder = pathlib.Path(temporary) / "new" / "folder"
+        self.folder = self.folder / "new" / "folder"
 
     def test_the_folder_says_what_the_model_says(self):
         huggingface.export_tokenizer(corpus_model(), self.folder)

@@ -7,7 +7,6 @@ import itertools
 import json
 import pathlib
 import random
-import tempfile
 from typing import Any
 from unittest import mock
 
@@ -18,6 +17,7 @@ import transformers
 from absl.testing import parameterized
 from google.protobuf.message import Message
 
+from tests import folders
 from vocap import merge, model_proto
 from xlm.interop import charsmap, huggingface, tokenizer_json, vocabulary
 
@@ -83,7 +83,7 @@ def parsed(value: dict[str, Any]) -> tokenizer_json.Tokenizer:
 _read_once = functools.cache(charsmap.read_charsmap)
 
 
-class MapCase(parameterized.TestCase):
+class MapCase(folders.FolderTest):
     """Tests that read each character map once for all."""
 
     def setUp(self):
@@ -92,10 +92,6 @@ class MapCase(parameterized.TestCase):
 
 
 class RebuiltTest(MapCase):
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def assert_segments_as(self, rebuilt: bytes, expected: bytes) -> None:
         found, of_model = (
             spm.SentencePieceProcessor(model_proto=model).encode(texts(), out_type=str)
@@ -191,21 +187,17 @@ class BlanksTest(MapCase):
 
     def value(self, steps: tuple, splits: tuple, pieces: str = "") -> dict[str, Any]:
         vocab = [*merge.SPECIALS, *("▁", "▁a", "▁b", "a", "b", "▁ab", "ab"), *pieces.split()]
-        special = {"special": True, "normalized": False, "single_word": False, "lstrip": False,
-                   "rstrip": False}  # fmt: skip
+        options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+        scored = [[piece, -2 - i / 10] for i, piece in enumerate(vocab)]
         return {
             "version": "1.0",
             "added_tokens": [
-                {"id": i, "content": token, **special} for i, token in enumerate(merge.SPECIALS)
+                {"id": i, "content": token, "special": True, **options}
+                for i, token in enumerate(merge.SPECIALS)
             ],
             "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-            "model": {
-                "type": "Unigram",
-                "unk_id": 3,
-                "vocab": [[piece, -2 - i / 10] for i, piece in enumerate(vocab)],
-                "byte_fallback": False,
-            },
+            "model": {"type": "Unigram", "unk_id": 3, "vocab": scored, "byte_fallback": False},
         }
 
     @parameterized.parameters(
@@ -227,9 +219,9 @@ class BlanksTest(MapCase):
     def test_they_are_as_in_the_tokenizer(self, steps, splits, pieces=""):
         value = self.value(steps, splits, pieces)
         theirs = tokenizers.Tokenizer.from_str(json.dumps(value))
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "tokenizer.json").write_text(json.dumps(value), encoding="utf-8")
-        processor = spm.SentencePieceProcessor(model_proto=vocabulary.sentencepiece_model(folder))
+        self.write("tokenizer.json", json.dumps(value))
+        model = vocabulary.sentencepiece_model(self.folder)
+        processor = spm.SentencePieceProcessor(model_proto=model)
         for size in range(6):
             for text in map("".join, itertools.product("ab \t", repeat=size)):
                 if text[-1:].isspace() and splits[0] != SPLIT:

@@ -123,45 +123,30 @@ class ReadTest(FolderTest):
         sizes, params = model_folder.read_model(self.write_theirs(theirs))
         self.assertEqual(EncoderSettings(**sizes, dtype="float32"), SETTINGS)
 
-        def layers(name: str, turned: bool = False) -> np.ndarray:
-            found = [theirs[f"roberta.encoder.layer.{i}.{name}"] for i in range(LAYERS)]
-            return np.stack([x.T if turned else x for x in found])
-
-        def dense(name: str) -> dict[str, np.ndarray]:
-            return {"kernel": layers(name + ".weight", True), "bias": layers(name + ".bias")}
-
-        def norm(name: str) -> dict[str, np.ndarray]:
-            return {"scale": layers(name + ".weight"), "bias": layers(name + ".bias")}
-
-        embeddings = "roberta.embeddings."
-        positions = theirs[embeddings + "position_embeddings.weight"][2:]
-        own_norm = lambda name: {  # noqa: E731
-            "scale": theirs[name + ".weight"], "bias": theirs[name + ".bias"]
-        }  # fmt: skip
-        expected = {
-            "embeddings": {
-                "table": theirs[embeddings + "word_embeddings.weight"],
-                "positions": positions + theirs[embeddings + "token_type_embeddings.weight"],
-                "norm": own_norm(embeddings + "LayerNorm"),
-            },
-            "layers": {
-                "attention": {
-                    **{name: dense(f"attention.self.{name}") for name in ("query", "key", "value")},
-                    "output": dense("attention.output.dense"),
-                },
-                "attention_norm": norm("attention.output.LayerNorm"),
-                "mlp": {"wide": dense("intermediate.dense"), "output": dense("output.dense")},
-                "mlp_norm": norm("output.LayerNorm"),
-            },
-            "head": {
-                "dense": {
-                    "kernel": theirs["lm_head.dense.weight"].T,
-                    "bias": theirs["lm_head.dense.bias"],
-                },
-                "norm": own_norm("lm_head.layer_norm"),
-                "bias": theirs["lm_head.bias"],
-            },
+        of_layer = "roberta.encoder.layer.{}."
+        modules = {
+            f"attention/{name}": f"attention.self.{name}" for name in ("query", "key", "value")
         }
+        modules |= {
+            "attention/output": "attention.output.dense", "mlp/wide": "intermediate.dense",
+            "mlp/output": "output.dense", "attention_norm": "attention.output.LayerNorm",
+            "mlp_norm": "output.LayerNorm",
+        }  # fmt: skip
+        modules = {f"layers/{ours}": of_layer + name for ours, name in modules.items()}
+        modules |= {"embeddings/norm": "roberta.embeddings.LayerNorm"}
+        modules |= {"head/dense": "lm_head.dense", "head/norm": "lm_head.layer_norm"}
+        embeddings = "roberta.embeddings.{}_embeddings.weight".format
+        positions = theirs[embeddings("position")][2:] + theirs[embeddings("token_type")]
+        expected = {
+            "embeddings/table": theirs[embeddings("word")], "embeddings/positions": positions,
+            "head/bias": theirs["lm_head.bias"],
+        }  # fmt: skip
+        for ours, module in modules.items():
+            for kind in ("weight", "bias"):
+                numbers = range(LAYERS) if ours.startswith("layers/") else range(1)
+                found = [theirs[f"{module}.{kind}".format(number)].T for number in numbers]
+                name = "bias" if kind == "bias" else "scale" if ours.endswith("norm") else "kernel"
+                expected[f"{ours}/{name}"] = np.stack(found) if "{}" in module else found[0]
         self.assert_same_bits(params, expected)
         self.assertEqual(jax.tree.structure(params), jax.tree.structure(params_of(SETTINGS)))
 

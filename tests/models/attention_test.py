@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from tests.models.factories import random_like
+from tests.models.factories import random, random_like
 from xlm.models import attention
 from xlm.models.attention import Attention
 from xlm.models.segment_attention import segment_attention
@@ -24,10 +24,6 @@ PLAIN = Attention(D, H, 0.0, "float32", "xla")
 WEIGHTS, BLOCKS = (Attention(D, H, 1e-9, "float32", kernel) for kernel in ("xla", "cudnn"))
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 2, 1]])
 OF_KEYS = jnp.array([[1, 1, 2, 2, 2], [2, 1, 1, 2, 0]])
-
-
-def random(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 X, CONTEXT = random(B, Q, D), random(B, K, D, seed=1)

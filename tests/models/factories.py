@@ -11,19 +11,15 @@ from xlm.models.encoder import Encoder, EncoderSettings, init_params
 
 def encoder_settings(**changes) -> EncoderSettings:
     settings = {
-        "vocab_size": 40,
-        "embedding_size": 8,
-        "hidden_size": 16,
-        "num_layers": 2,
-        "num_heads": 2,
-        "mlp_size": 24,
-        "max_length": 12,
-        "norm_position": "post",
-        "dropout_rate": 0.0,
-        "attention_dropout_rate": 0.0,
-        "dtype": "float32",
-    }
+        "vocab_size": 40, "embedding_size": 8, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
+        "mlp_size": 24, "max_length": 12, "norm_position": "post", "dropout_rate": 0.0,
+        "attention_dropout_rate": 0.0, "dtype": "float32",
+    }  # fmt: skip
     return EncoderSettings(**(settings | changes))
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 @functools.cache

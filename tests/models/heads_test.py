@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests.models.factories import random_like
-from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead, pooled_words
+from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(3, 7, 4)).astype(np.float32)
@@ -16,9 +16,6 @@ HIDDEN = RNG.normal(size=(3, 7, 4)).astype(np.float32)
 WORDS = np.array(
     [[-1, 0, 0, 0, 1, 2, -1], [-1, -1, -1, -1, -1, -1, -1], [-1, 0, 1, 1, -1, -1, -1]], np.int32
 )
-
-
-pool = jax.jit(pooled_words, static_argnames="pooling")
 
 
 @functools.partial(jax.jit, static_argnames=("head", "deterministic"))
@@ -33,19 +30,6 @@ def pooled_slowly(hidden: np.ndarray, words: np.ndarray, pooling: str) -> np.nda
             states = [hidden[row, i] for i in range(len(numbers)) if numbers[i] == word]
             found[row, word] = states[0] if pooling == "first" else np.mean(states, axis=0)
     return found
-
-
-class PooledWordsTest(parameterized.TestCase):
-    @parameterized.parameters("mean", "first")
-    def test_against_a_loop(self, pooling):
-        expected = pooled_slowly(HIDDEN, WORDS, pooling)
-        # Padding and specials do not matter.
-        others = np.where(WORDS[:, :, None] < 0, 1e6, HIDDEN)
-        wider = np.pad(others, ((0, 0), (0, 3), (0, 0)), constant_values=1e6)
-        words = np.pad(WORDS, ((0, 0), (0, 3)), constant_values=-1)
-        found = pool(wider, words, pooling=pooling)
-        np.testing.assert_allclose(found[:, :7], expected, rtol=1e-6, atol=1e-7)
-        self.assertFalse(np.any(found[:, 7:]))
 
 
 class HeadsTest(parameterized.TestCase):
@@ -74,8 +58,13 @@ class HeadsTest(parameterized.TestCase):
 
     @parameterized.parameters("mean", "first")
     def test_tags_are_those_of_the_words(self, pooling):
-        params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": WORDS})
+        wider = (0, 0), (0, 3)
+        words = np.pad(WORDS, wider, constant_values=-1)
+        others = np.where(WORDS[:, :, None] < 0, 1e6, HIDDEN)  # padding and specials do not matter
+        others = np.pad(others, (*wider, (0, 0)), constant_values=1e6)
+        params, found = self.apply(TaggingHead(3, 0.1, pooling), {"words": words}, others)
         pooled, output = pooled_slowly(HIDDEN, WORDS, pooling), params["output"]
+        pooled = np.pad(pooled, (*wider, (0, 0)))
         expected = pooled @ output["kernel"] + output["bias"]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

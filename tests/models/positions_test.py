@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from tests.models.factories import encoder_settings, random_params
+from tests.models.factories import encoder_settings, random, random_params
 from xlm.models.encoder import Encoder
 from xlm.models.positions import (
     DistanceBias,
@@ -21,10 +21,6 @@ from xlm.models.positions import (
 L = 12
 matrix_of = jax.jit(DistanceBias.matrix)
 turn = jax.jit(rotate, static_argnames="theta")
-
-
-def random(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 class BucketsTest(parameterized.TestCase):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
+from tests.models.factories import random
 from xlm.models.segments import segment_mask
 from xlm.models.softmax_attention import attend
 
@@ -15,10 +16,6 @@ B, Q, K, H, D = 4, 5, 6, 2, 3
 SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [1] * 5, [1, 2, 3, 4, 5], [1, 1, 1, 2, 2]])
 # The last query of the first sequence sees nothing.
 OF_KEYS = jnp.array([[1, 1, 2, 2, 2, 1], [1] * 6, [5, 4, 3, 2, 1, 1], [1, 2, 1, 2, 1, 2]])
-
-
-def random(*shape: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def plain(query, keys, values, mask=None, bias=None, gate=None) -> jax.Array:

@@ -39,13 +39,9 @@ KINDS = (PACKED, SEPARATE_PAIRS)
 
 @functools.cache
 def cross_mlm(
-    kind: str,
-    layer: str = "full",
-    restart: bool = False,
-    encoder: EncoderSettings = ENCODER,
-    changes: tuple[tuple[str, object], ...] = (),
-    **settings,
-) -> CrossMLM:
+    kind: str, layer: str = "full", restart: bool = False, encoder: EncoderSettings = ENCODER,
+    changes: tuple[tuple[str, object], ...] = (), **settings,
+) -> CrossMLM:  # fmt: skip
     """Of a kind of batch, with changes of its masked LM and its settings."""
     masked_lm = factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),

@@ -5,13 +5,10 @@ import numpy as np
 import optax
 from absl.testing import parameterized
 
+from tests.models.factories import random
 from xlm.objectives.label_smoothing import smoothing_penalty
 
 B, L, E, R, V = 3, 5, 4, 12, 9
-
-
-def random(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 HIDDEN, TABLE, BIAS = 2 * random(B, L, E), random(R, E, seed=1), random(R, seed=2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 from tests import factories
 from xlm.objectives.mixture import Mixture, Term
-from xlm.objectives.objective import Batch, Objective
+from xlm.objectives.objective import Batch, Objective, means
 from xlm.training.step import TrainFunctions
 
 
@@ -102,6 +103,13 @@ class TermsTest(parameterized.TestCase):
         kinds = {"a": ("x", "y"), "b": ("y", "z")}
         terms = {k: Term(Toward(1.0, tables=tables), k) for k, tables in kinds.items()}
         self.assertEqual(Mixture(terms).tables, ("x", "y", "z"))
+
+
+class MeansTest(absltest.TestCase):
+    def test_each_metric_has_its_own_weight(self):
+        found = means({"loss": (jnp.float32(6), 4.0), "overflow": (3.0, 1.0), "none": (0.0, 0.0)})
+        self.assertEqual((found["loss"], found["overflow"]), (1.5, 3.0))
+        self.assertTrue(math.isnan(found["none"]))
 
 
 class ExtraTest(absltest.TestCase):

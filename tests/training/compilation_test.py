@@ -1,23 +1,21 @@
 """The cache of compiled programs, and flags of XLA."""
 
 import os
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from absl.testing import absltest
 
+from tests import folders
 from xlm.experiment import model
 from xlm.experiment.schema import default_config
 from xlm.training import compilation
 
 
-class CompilationTest(absltest.TestCase):
+class CompilationTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.update = self.enter_context(mock.patch.object(jax.config, "update"))
         self.environment = self.enter_context(mock.patch.dict(os.environ))
         self.environment.pop(compilation.VARIABLE, None)
@@ -33,11 +31,11 @@ class CompilationTest(absltest.TestCase):
         self.assertTrue((self.folder / ".cache" / "vocap" / "compiled").is_dir())
 
     def test_jax_has_precedence_and_no_place_is_a_warning(self):
-        (self.folder / "cache").touch()
         for value in ("", str(self.folder / "mine")):
             self.environment[compilation.VARIABLE] = value
             compilation.use_cache()
-        self.assertLen(list(self.folder.iterdir()), 1)
+        self.assertEmpty(list(self.folder.iterdir()))
+        (self.folder / "cache").touch()
         del self.environment[compilation.VARIABLE]
         with self.assertLogs(level="WARNING") as logs:
             compilation.use_cache()

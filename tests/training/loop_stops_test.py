@@ -1,9 +1,8 @@
-"""Runs of the loop that end early: stops, damaged checkpoints, losses that are not finite."""
+"""Runs of the loop that end early: stops, full disks, losses that are not finite."""
 
 import dataclasses
 import errno
 import json
-import shutil
 from unittest import mock
 
 import jax
@@ -21,7 +20,6 @@ from tests.training.toy_runs import (
     TestCase,
     Toy,
     toy_functions,
-    whole_run,
 )  # fmt: skip
 from xlm.training.checkpoint import Checkpoints, SaveError, restore_latest
 from xlm.training.loop import train
@@ -63,19 +61,7 @@ class StopTest(TestCase):
         self.assert_is_whole_run(self.train())
 
 
-class DamageTest(TestCase):
-    # Orbax drops the reads that were under way when one failed.
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_the_run_goes_on_from_the_checkpoint_before(self):
-        shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
-        for path in (self.folder / "checkpoints" / "10").rglob("manifest.ocdbt"):
-            path.write_bytes(path.read_bytes()[:50])
-        with self.assertLogs(level="INFO") as logs:
-            state = self.train()
-        self.assertIn("resumed after step 9", "\n".join(logs.output))
-        self.assert_is_whole_run(state)
-        self.assertEqual(self.latest()[0], 10)
-
+class UnwritableTest(TestCase):
     def test_a_checkpoint_that_cannot_be_written_stops_the_run_soon(self):
         steps = []
 
@@ -118,6 +104,13 @@ class NotFiniteTest(TestCase):
         self.assertEqual(saved_at, 3 * ((step - 1) // 3))
         self.assertTrue(all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state)))
         self.assertLess(max(self.steps_with("train/loss")), step)
+
+    def test_it_is_noticed_one_step_later(self):
+        settings, seen = dataclasses.replace(SETTINGS, evaluate_every=10, checkpoint_every=10), []
+        data = Data(GOOD, NAN_LOSS)
+        with self.assertRaisesRegex(FloatingPointError, "the loss of step 2 is nan"):
+            train(self.functions, settings, self.folder, data, should_stop=seen.append)
+        self.assertEqual(seen, [1, 2])
 
     @parameterized.parameters(1, 10)
     @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of the rate

@@ -1,21 +1,19 @@
 """Metrics on disk, after kills and resumes."""
 
 import math
-import pathlib
-import tempfile
 
 from absl.testing import parameterized
 
+from tests import folders
 from xlm.training.metrics import MetricsWriter, read_metrics
 
 
-class MetricsTest(parameterized.TestCase):
+class MetricsTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = self.enter_context(tempfile.TemporaryDirectory())
-        self.path = pathlib.Path(folder) / "train" / "metrics.jsonl"
+        self.path = self.folder / "train" / "metrics.jsonl"
 
-    def write(self, steps: range, resume_step: int = 0) -> None:
+    def write_steps(self, steps: range, resume_step: int = 0) -> None:
         writer = MetricsWriter(self.path, resume_step)
         for step in steps:
             writer.write(step, {"loss": 1 / step})
@@ -26,29 +24,28 @@ class MetricsTest(parameterized.TestCase):
         writer = MetricsWriter(self.path)
         self.assertEmpty(read_metrics(self.path))
         writer.write(1, {"loss": 0.5, "none": math.nan, "much": math.inf})
-        self.assertEqual(read_metrics(self.path), [{"step": 1, "loss": 0.5}])
+        self.assertEqual(self.path.read_text(), '{"step": 1, "loss": 0.5}\n')
         writer.write(1, {"eval": 0.1})
-        self.assertEqual(
-            read_metrics(self.path), [{"step": 1, "loss": 0.5}, {"step": 1, "eval": 0.1}]
-        )
+        records = [{"step": 1, "loss": 0.5}, {"step": 1, "eval": 0.1}]
+        self.assertEqual(read_metrics(self.path), records)
 
     def test_a_resumed_run_writes_the_same_bytes(self):
-        self.write(range(1, 11))
+        self.write_steps(range(1, 11))
         uninterrupted = self.path.read_bytes()
         for resume_step in (9, 4, 0):
-            self.write(range(resume_step + 1, 11), resume_step)
+            self.write_steps(range(resume_step + 1, 11), resume_step)
             self.assertEqual(self.path.read_bytes(), uninterrupted)
         MetricsWriter(self.path)  # another run starts from nothing
         self.assertEqual(self.path.read_bytes(), b"")
 
     def test_a_line_that_was_cut_off_is_left_out(self):
-        self.write(range(1, 4))
+        self.write_steps(range(1, 4))
         whole = self.path.read_bytes()
         lines = whole.splitlines(keepends=True)
         for cut in range(len(lines[-1])):
             self.path.write_bytes(b"".join(lines[:-1]) + lines[-1][:cut])
             self.assertLen(read_metrics(self.path), len(lines) - 1)
-        self.write(range(3, 4), resume_step=2)
+        self.write_steps(range(3, 4), resume_step=2)
         self.assertEqual(self.path.read_bytes(), whole)
 
     def test_not_finite_numbers_of_earlier_releases_are_left_out(self):
@@ -62,7 +59,7 @@ class MetricsTest(parameterized.TestCase):
         (b"5\n", "is 5"), (b'{"step": 0.5}\n', "step must be a whole"),
     )  # fmt: skip
     def test_a_damaged_line_is_named(self, line, error):
-        self.write(range(1, 3))
+        self.write_steps(range(1, 3))
         content = self.path.read_bytes()
         self.path.write_bytes(content + line + content)
         error = rf"metrics.jsonl, line 5: .*{error}.*; move the file away"

@@ -66,16 +66,13 @@ def tearDownModule():
         one.cache_clear()  # or their programs would stay loaded
 
 
-class RunTest(parameterized.TestCase):
+class RunTest(program_test.TestCase):
     def run_to_the_end(
         self, folder: pathlib.Path, axes: tuple[int, int, int] = program_test.SINGLE, **kwargs
     ):
         settings, compiled = builders.train_settings(config()), functions(axes)
         data = robust.training_data(config(), store(), compiled.mesh, folder)
         return train(compiled, settings, folder, data, detection(axes), **kwargs)
-
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "train"
 
     @classmethod
     def setUpClass(cls):

@@ -156,17 +156,6 @@ class PendingUpdatesTest(absltest.TestCase):
             every = slice(None) if ids is None else ids
             np.testing.assert_array_equal(found.values, np.asarray(current)[every])
 
-    def test_doing_so_on_the_way_hardly_matters(self):
-        optimizer, table, state = after_steps()
-        ids, grads = sparse_steps()
-        run = compiled()[1]
-        straight, _ = optimizer.apply_pending_updates(*run(table, state, ids, grads))
-        by_way, _ = optimizer.apply_pending_updates(
-            *run(*optimizer.apply_pending_updates(table, state), ids, grads)
-        )
-        distance = np.linalg.norm(straight - by_way) / np.linalg.norm(straight - start())
-        self.assertLess(distance, 1e-4)
-
 
 class SlotsTest(parameterized.TestCase):
     def test_unused_slots_read_zeros_and_write_nothing(self):

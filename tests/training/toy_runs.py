@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import parameterized
 
-from tests import factories
+from tests import factories, folders
 from xlm.objectives.objective import Objective
 from xlm.training.checkpoint import restore_latest
 from xlm.training.loop import train
@@ -96,15 +95,11 @@ def whole_run() -> tuple[pathlib.Path, TrainState]:
     return path, jax.device_get(train(toy_functions(), SETTINGS, path, Data()))
 
 
-class TestCase(parameterized.TestCase):
+class TestCase(folders.FolderTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.functions = toy_functions()
-
-    def setUp(self):
-        super().setUp()
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
 
     def train(self, *values: float, functions: TrainFunctions | None = None, **kwargs):
         functions = functions or self.functions

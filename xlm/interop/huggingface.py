@@ -82,8 +82,7 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
 
 def mark_unreadable(folder: pathlib.Path) -> None:
     """Write a file that makes `AutoTokenizer` refuse a folder, not make an empty tokenizer."""
-    config = {"tokenizer_class": _CLASS}
-    artifacts.write_json(folder / "tokenizer_config.json", config)
+    artifacts.write_json(folder / "tokenizer_config.json", {"tokenizer_class": _CLASS})
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:

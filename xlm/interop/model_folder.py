@@ -83,8 +83,7 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises ValueError if a file is missing or damaged, the format does not support a setting, or a
     tensor is missing, unknown, or of another shape.
     """
-    form, config = _read_config(folder)
-    sizes = form.read_sizes(config, folder / _CONFIG)
+    form, config, sizes = _read_config(folder)
     arrays = form.read_arrays(folder, config)
     if (path := folder / TOKENIZER).exists():
         read_seal(folder / WEIGHTS).check(TOKENIZER, artifacts.read_bytes(path), path)
@@ -93,8 +92,7 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
     """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
-    form, config = _read_config(folder)
-    return form.read_sizes(config, folder / _CONFIG)
+    return _read_config(folder)[2]
 
 
 def why_not_transformers(
@@ -199,8 +197,7 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
             f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "
             "the model this vocabulary: xlm import --vocabulary=WORKDIR/vocab/spm.model"
         )
-    form, config = _read_config(folder)
-    sizes = form.read_sizes(config, folder / _CONFIG)
+    form, _, sizes = _read_config(folder)
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
     differing = [key for key in keys if settings[key] != sizes[key]]
     if differing:
@@ -246,8 +243,8 @@ class _AnyConfig(msgspec.Struct, frozen=True):
     model_type: Any = None
 
 
-def _read_config(folder: pathlib.Path) -> tuple[_Form, Any]:
-    """Return the format of a folder, and its config.json as that format declares it."""
+def _read_config(folder: pathlib.Path) -> tuple[_Form, Any, dict[str, Any]]:
+    """Return the format of a folder, config.json as that format declares it, and its sizes."""
     path = folder / _CONFIG
     if not path.exists():
         raise ValueError(
@@ -263,4 +260,5 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, Any]:
             "wrote, can be read"
         )
     form = _FORMS[model_type]
-    return form, parse_as(form.DECLARATION, remedy=form.REMEDY)
+    config = parse_as(form.DECLARATION, remedy=form.REMEDY)
+    return form, config, form.read_sizes(config, path)

@@ -133,9 +133,7 @@ def nested(arrays: Mapping[str, np.ndarray], separator: str = ".") -> dict[str, 
         *path, last = name.split(separator)
         place = params
         for key in path:
-            place = place.setdefault(key, {})
-            if not isinstance(place, dict):
-                break
+            place = place.setdefault(key, {}) if isinstance(place, dict) else place
         if not isinstance(place, dict) or last in place:
             raise ValueError(f"parameter {name} is in the place of another; copy the file again")
         place[last] = array

@@ -48,10 +48,8 @@ class Notes(Artefact, frozen=True, kw_only=True):
 
 def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
     """Write nested dicts of arrays with `Notes`, atomically; ValueError for non-finite numbers."""
-    tensors, text = (
-        dict(parameters.flattened(params, "/")),
-        json.dumps(dict(notes), allow_nan=False),
-    )
+    tensors = dict(parameters.flattened(params, "/"))
+    text = json.dumps(dict(notes), allow_nan=False)
     with artifacts.atomic_path(path) as aside, declarations.of_file(path):
         weights.write(aside, tensors, {_NOTES: text}, {_NOTES: text.encode()})
 

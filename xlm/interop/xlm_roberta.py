@@ -237,18 +237,13 @@ class XLMRoberta:
         del has_head  # there is one or a task head, or the model has another format
         name = f"{self.prefix}For{task_head.class_suffix}" if task_head else self.class_name
         return {
-            "architectures": [name],
-            "model_type": self.MODEL_TYPE,
-            **_FIXED,
+            "architectures": [name], "model_type": self.MODEL_TYPE, **_FIXED,
             **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
             "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
-            "type_vocab_size": 1,
-            "layer_norm_eps": sizes.get("norm_epsilon", 1e-5),
-            "bos_token_id": BOS_ID,
-            "pad_token_id": PAD_ID,
-            "eos_token_id": EOS_ID,
+            "type_vocab_size": 1, "layer_norm_eps": sizes.get("norm_epsilon", 1e-5),
+            "bos_token_id": BOS_ID, "pad_token_id": PAD_ID, "eos_token_id": EOS_ID,
             **(task_head.their_config() if task_head else {}),
-        }
+        }  # fmt: skip
 
     def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
         """Return the sizes of config.json; ValueError if a setting is not one of the class's."""
@@ -313,8 +308,8 @@ def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.nd
     # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
     # The first layer is read before memory is taken, since config.json may give a wrong shape.
     layers = map(read, parameter.names)
-    first = next(layers, None)
+    first = next(layers)
     stack = np.empty(parameter.shape, np.float32)
-    for number, layer in enumerate(itertools.chain([] if first is None else [first], layers)):
+    for number, layer in enumerate(itertools.chain([first], layers)):
         stack[number] = layer
     return stack

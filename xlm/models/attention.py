@@ -114,17 +114,11 @@ class Attention(nn.Module):
 
     @nn.compact  # for the name of the dropout, which is part of its random key
     def __call__(
-        self,
-        x: jax.Array,
-        *,
-        context: jax.Array | KeysValues | None = None,
-        mask: jax.Array | None = None,
-        bias: jax.Array | DistanceBias | None = None,
-        positions: jax.Array | None = None,
-        segments: jax.Array | None = None,
-        cache: Cache | None = None,
-        deterministic: bool,
-    ) -> tuple[jax.Array, Cache | None]:
+        self, x: jax.Array, *, context: jax.Array | KeysValues | None = None,
+        mask: jax.Array | None = None, bias: jax.Array | DistanceBias | None = None,
+        positions: jax.Array | None = None, segments: jax.Array | None = None,
+        cache: Cache | None = None, deterministic: bool,
+    ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply attention of `x` [B, Q, D] to itself, to `context`, or to `cache` and itself.
 
         Returns [B, Q, D], and the cache extended by the tokens of `x`, None without one. Raises
@@ -161,16 +155,10 @@ class Attention(nn.Module):
         return self.output(mixed.reshape(x.shape)), cache
 
     def _mixed(
-        self,
-        query: jax.Array,
-        pair: KeysValues,
-        mask: jax.Array | None,
-        bias: jax.Array | DistanceBias | None,
-        gate: jax.Array | None,
-        segments: jax.Array | None,
-        deterministic: bool,
-        kernel: Kernel,
-    ) -> jax.Array:
+        self, query: jax.Array, pair: KeysValues, mask: jax.Array | None,
+        bias: jax.Array | DistanceBias | None, gate: jax.Array | None, segments: jax.Array | None,
+        deterministic: bool, kernel: Kernel,
+    ) -> jax.Array:  # fmt: skip
         """Return values averaged by attention weights, [B, Q, H, D / H]."""
         has_dropout = self.dropout_rate and not deterministic
         if kernel == "splash" and segments is not None and bias is None and not has_dropout:
@@ -207,13 +195,9 @@ def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array) -> jax.Arra
 
 
 def _cudnn(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
-    gate: jax.Array | None,
-) -> jax.Array:
+    query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
+    bias: jax.Array | None, gate: jax.Array | None,
+) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D / H] by the fused kernel: no gradient for a gated bias."""
     assert gate is None
     # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
@@ -225,15 +209,9 @@ def _cudnn(
 
 
 def _blockwise(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
-    gate: jax.Array | None,
-    key: jax.Array,
-    dropout_rate: float,
-) -> jax.Array:
+    query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
+    bias: jax.Array | None, gate: jax.Array | None, key: jax.Array, dropout_rate: float,
+) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D / H] with dropout, holding the weights of a block at a time."""
     # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
     # dropout depends on the number of calls on the device instead of a key: in a scan over layers,

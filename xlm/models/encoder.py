@@ -40,12 +40,9 @@ class Embeddings(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        deterministic: bool,
+        self, tokens: jax.Array, positions: jax.Array, deterministic: bool,
         table: Tables | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         s = self.settings
         if table is None:
             table = self.param(
@@ -104,16 +101,9 @@ class Encoder(nn.Module):
         self.head = MaskedLMHead(self.settings)
 
     def encode(
-        self,
-        tokens: jax.Array,
-        segments: jax.Array,
-        positions: jax.Array,
-        *,
-        deterministic: bool,
-        num_layers: int | None = None,
-        table: Tables | None = None,
-        positions_restart: bool = False,
-    ) -> jax.Array:
+        self, tokens: jax.Array, segments: jax.Array, positions: jax.Array, *, deterministic: bool,
+        num_layers: int | None = None, table: Tables | None = None, positions_restart: bool = False,
+    ) -> jax.Array:  # fmt: skip
         """Return hidden states [B, L, D] after `num_layers` layers, all by default.
 
         Raises ValueError if the encoder has fewer layers.
@@ -143,17 +133,10 @@ class Encoder(nn.Module):
         return x
 
     def decode(
-        self,
-        tokens: jax.Array,
-        segments: jax.Array,
-        positions: jax.Array,
-        context: Context,
-        *,
-        is_causal: bool = True,
-        deterministic: bool,
-        table: Tables | None = None,
+        self, tokens: jax.Array, segments: jax.Array, positions: jax.Array, context: Context, *,
+        is_causal: bool = True, deterministic: bool, table: Tables | None = None,
         positions_restart: bool = False,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Return hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
 
         Each layer is self-attention with the encoder's position encoding, cross-attention without
@@ -252,6 +235,17 @@ def init_params(
         return encoder.init(key, row, row, row)["params"]
     encode = {"deterministic": True, "table": table, "method": "encode"}
     return encoder.init(key, row, row, row, **encode)["params"]
+
+
+def run_encoder(
+    encoder: Encoder, params: Any, *inputs: Any, key: jax.Array | None, method: str = "encode",
+    **options: Any,
+) -> jax.Array:  # fmt: skip
+    """Return the states [B, L, D] of `Encoder.encode` or `decode`; no dropout without a `key`."""
+    rngs = None if key is None else {"dropout": key}
+    return encoder.apply(
+        {"params": params}, *inputs, **options, deterministic=key is None, method=method, rngs=rngs
+    )
 
 
 def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,17 +5,15 @@ import jax
 import jax.numpy as jnp
 
 from xlm.models.encoder import EncoderSettings
-from xlm.models.layers import dense, gelu
+from xlm.models.layers import INIT_STDDEV, dense, gelu
 from xlm.models.layout import split_batch
 from xlm.models.segments import mean_state
-
-_INIT_STDDEV = 0.02
 
 
 def _dense(features: int, name: str) -> nn.Dense:
     # In float32: heads are small, and rounding could change the order of their logits.
     return nn.Dense(
-        features, dtype=jnp.float32, kernel_init=nn.initializers.normal(_INIT_STDDEV), name=name
+        features, dtype=jnp.float32, kernel_init=nn.initializers.normal(INIT_STDDEV), name=name
     )
 
 

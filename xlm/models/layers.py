@@ -10,7 +10,6 @@ from flax.linen.spmd import with_logical_partitioning
 
 INIT_STDDEV = 0.02
 
-
 # Kernel initializers of dense layers, by model.initializer: that of XLM-R, and one by the number of
 # inputs, with a standard deviation of one over its root.
 _INITIALIZERS = {
@@ -41,12 +40,9 @@ class Dense(nn.Module):
 
 
 def dense(
-    features: int,
-    axes: tuple[str, str],
-    dtype: str,
-    initializer: str = "normal",
+    features: int, axes: tuple[str, str], dtype: str, initializer: str = "normal",
     name: str | None = None,
-) -> Dense:
+) -> Dense:  # fmt: skip
     """Build a dense layer; `axes` are the logical axis names of its kernel, [input, output]."""
     kernel_init = with_logical_partitioning(_INITIALIZERS[initializer], axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])

@@ -45,17 +45,16 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def on_each_shard(
-    function: Callable[..., jax.Array], inputs: Sequence[jax.Array | None], axes: Sequence, out_axes
+    function: Callable[..., jax.Array], inputs: Sequence[jax.Array], axes: Sequence, out_axes
 ) -> jax.Array:
     """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
     It must be independent across sequences and heads. `axes` has `SEQUENCES`, `HEADS` or None for
     each axis of each input, up to the last sharded one.
     """
-    query = inputs[0]
-    assert query is not None
     if _num_shards() == 1 and _mesh_size(HEADS) == 1:
         return function(*inputs)
+    query = inputs[0]
     sequences = _auto_axes() if _splits(len(query)) else None
     heads = HEADS if query.shape[2] % _mesh_size(HEADS) == 0 else None
     split_over = {SEQUENCES: sequences, HEADS: heads, None: None}
@@ -63,15 +62,11 @@ def on_each_shard(
     def spec(names) -> P:
         return P(*(split_over[name] for name in names))
 
-    return jax.shard_map(
-        function,
-        in_specs=tuple(
-            None if x is None else spec(names) for x, names in zip(inputs, axes, strict=True)
-        ),
-        out_specs=spec(out_axes),
-        axis_names={*_auto_axes(), HEADS},
-        check_vma=False,
-    )(*inputs)
+    mapped = jax.shard_map(
+        function, in_specs=tuple(map(spec, axes)), out_specs=spec(out_axes),
+        axis_names={*_auto_axes(), HEADS}, check_vma=False,
+    )  # fmt: skip
+    return mapped(*inputs)
 
 
 def gathered(parameter: jax.Array) -> jax.Array:

@@ -26,13 +26,9 @@ _NO_SEGMENT = -(2**31)
 
 
 def segment_attention(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    segments: jax.Array,
-    *,
+    query: jax.Array, keys: jax.Array, values: jax.Array, segments: jax.Array, *,
     interpret: bool = False,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Return self-attention [B, L, H, D] in the dtype of `values`; no gradient for `segments`.
 
     Query, keys and values are [B, L, H, D], all float32 or all bfloat16. A query sees the keys of

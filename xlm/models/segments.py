@@ -53,6 +53,11 @@ def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.A
     return segments[:, None, :, None] == of_keys[:, None, None, :]
 
 
+def other_segment_mask(segments: jax.Array) -> jax.Array:
+    """Return the mask [B, 1, L, L] of tokens that see all other segments [B, L], not padding, 0."""
+    return ((segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :])[:, None]
+
+
 def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:
     """Return the mask [1, 1, Q, K] of tokens that see themselves and all tokens before them."""
     queries = first + jnp.arange(num_queries)  # as indices of the keys

@@ -11,7 +11,8 @@ Kernel = Literal["xla", "cudnn", "splash"]
 KERNELS = get_args(Kernel)
 INITIALIZERS = ("normal", "fan_in")
 
-POSITIONS = ("learned", "rotary", "relative", "gated")
+Position = Literal["learned", "rotary", "relative", "gated"]
+POSITIONS = get_args(Position)
 
 # Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of
 # this, up to the first on any GPU that has the kernel, up to the second on Hopper and later ones.
@@ -77,9 +78,7 @@ class EncoderSettings:
     attention: Kernel | Literal["auto"] = schema.key("xla", choices=("auto", *KERNELS))
     remat: str = schema.key("none", choices=REMAT)
     unroll: int = schema.key(1, at_least=1)
-    position: Literal["learned", "rotary", "relative", "gated"] = schema.key(
-        "learned", choices=POSITIONS
-    )
+    position: Position = schema.key("learned", choices=POSITIONS)
     rotary_theta: float = schema.key(10_000.0, above=1)
     distance_buckets: int = schema.key(32, at_least=1)
     max_distance: int = schema.key(128, at_least=1)

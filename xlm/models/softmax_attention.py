@@ -26,12 +26,9 @@ class _Kept(NamedTuple):
 
 
 def attention_weights(
-    query: jax.Array,
-    keys: jax.Array,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
+    query: jax.Array, keys: jax.Array, mask: jax.Array | None, bias: jax.Array | None,
     gate: jax.Array | None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Return weights [B, H, Q, K] of keys for each query, in the queries' dtype; see `attend`."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys, preferred_element_type=jnp.float32)
     scores = scores * query.shape[-1] ** -0.5
@@ -46,13 +43,9 @@ def attention_weights(
 
 @jax.custom_vjp
 def attend(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    gate: jax.Array | None = None,
-) -> jax.Array:
+    query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None = None,
+    bias: jax.Array | None = None, gate: jax.Array | None = None,
+) -> jax.Array:  # fmt: skip
     """Return softmax attention [B, Q, H, D] of H heads, in float32 but for the matrix products.
 
     Args:

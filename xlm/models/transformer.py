@@ -83,13 +83,9 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        order: Order,
-        deterministic: bool,
-        context: Context | None = None,
+        self, x: jax.Array, order: Order, deterministic: bool, context: Context | None = None,
         cache: LayerCache | None = None,
-    ) -> tuple[jax.Array, Cache | None]:
+    ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply the layer to hidden states [B, L, D], as a step of `nn.scan`.
 
         An encoder has no context. With a cache, L hypotheses of an example have one token each in
@@ -97,11 +93,8 @@ class EncoderLayer(nn.Module):
         the tokens of `x`, None without a cache.
         """
         s = self.settings
-        attention = Attention(
-            s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
-            rotary_theta=s.rotary_theta if s.position == "rotary" else 0.0,
-            is_gated=s.position == "gated", initializer=s.initializer, name="attention",
-        )  # fmt: skip
+        theta = s.rotary_theta if s.position == "rotary" else 0.0
+        attention = _attention(s, "attention", rotary_theta=theta, is_gated=s.position == "gated")
         feed_forward = FeedForward(s, name="mlp")
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
 
@@ -118,7 +111,7 @@ class EncoderLayer(nn.Module):
         sublayers: list[tuple[str, Callable[[jax.Array], jax.Array]]]
         sublayers = [("attention_norm", attend), ("mlp_norm", feed_forward)]
         if context is not None:
-            attend_across = cross_attention(s, name="cross_attention")
+            attend_across = _attention(s, "cross_attention")
 
             def attend_to_context(x: jax.Array) -> jax.Array:
                 # Hypotheses of an example share one context, which is not repeated.
@@ -139,12 +132,12 @@ class EncoderLayer(nn.Module):
         return split_batch(x), own
 
 
-def cross_attention(settings: EncoderSettings, name: str | None = None) -> Attention:
-    """Build the attention of a decoder's layer to its context."""
+def _attention(settings: EncoderSettings, name: str | None = None, **positions: Any) -> Attention:
+    """Build the attention of a layer, without position encoding (to a context) by default."""
     s = settings
     return Attention(
         s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
-        initializer=s.initializer, name=name,
+        initializer=s.initializer, name=name, **positions,
     )  # fmt: skip
 
 
@@ -152,7 +145,7 @@ def context_keys_values(
     settings: EncoderSettings, params: Mapping[str, Any], states: jax.Array
 ) -> KeysValues:
     """Return each layer's keys and values of states [B, K, D], [layers, B, K, H, D / H]."""
-    attention = cross_attention(settings)
+    attention = _attention(settings)
 
     def of_layer(params: Any) -> KeysValues:
         return attention.apply({"params": params}, states, method="keys_values")
@@ -161,18 +154,15 @@ def context_keys_values(
 
 
 def empty_cache(
-    settings: EncoderSettings,
-    params: Mapping[str, Any],
-    states: jax.Array,
-    num_hypotheses: int,
+    settings: EncoderSettings, params: Mapping[str, Any], states: jax.Array, num_hypotheses: int,
     capacity: int,
-) -> LayerCache:
+) -> LayerCache:  # fmt: skip
     """Build the cache of all layers before the first token of N hypotheses per example.
 
     `states` are [B, K, D] of an encoder, `params` "layers" of a decoder. The longest hypothesis has
     `capacity` tokens, the first included.
     """
-    one = cross_attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
+    one = _attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
     own = jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_layers, *x.shape)), one)
     return LayerCache(own, context_keys_values(settings, params, states))
 

@@ -30,23 +30,6 @@ class BestResponse(NamedTuple):
     eta: float
 
 
-def check_rho(rho: float) -> None:
-    """Raise ValueError unless `rho` is finite and at least 0."""
-    if not 0 <= rho < np.inf:
-        raise ValueError(
-            f"robust.rho is {rho}, must be a finite number of at least 0; 0.05 is usual, and 0 "
-            "leaves the base distribution as it is"
-        )
-
-
-def check_min_ratio(min_ratio: float) -> None:
-    """Raise ValueError unless `min_ratio` is at least 0 and below 1."""
-    if not 0 <= min_ratio < 1:
-        raise ValueError(
-            f"robust.min_ratio is {min_ratio}, must be at least 0 and below 1; 0 sets no bound"
-        )
-
-
 def divergence(weights: np.ndarray, base: np.ndarray) -> float:
     """Return D(p, q) of `weights` p from `base` q, both [N]; infinite if p_i > 0 where q_i = 0."""
     inside = base > 0
@@ -57,29 +40,23 @@ def divergence(weights: np.ndarray, base: np.ndarray) -> float:
 
 
 def best_response(
-    losses: ArrayLike,
-    base: ArrayLike,
-    rho: float,
-    *,
-    baseline: ArrayLike = 0.0,
+    losses: ArrayLike, base: ArrayLike, rho: float, *, baseline: ArrayLike = 0.0,
     min_ratio: float = 0.0,
-) -> BestResponse:
+) -> BestResponse:  # fmt: skip
     """Solve for the worst distribution, max_p sum_i p_i l_i subject to D(p, q) <= rho.
 
     A loss of NaN stands for a group that was never seen: it keeps p_i = q_i, and the others are
     solved under that constraint. If rho is so large that all weight goes to the groups of the
     largest loss, they share it in proportion to q. With a lower bound c on the ratios p_i / q_i, p
-    is c q + (1 - c) p' for the p' of radius rho / (1 - c)^2, which is the exact solution. Arguments
-    out of range are a ValueError.
+    is c q + (1 - c) p' for the p' of radius rho / (1 - c)^2, which is the exact solution. Raises
+    ValueError for an infinite loss, or base weights that are no distribution.
 
     Args:
       losses: [N] mean loss l_i of each group, NaN if unknown.
       base: [N] q at least 0, normalised to sum to one; where it is 0, p is 0.
+      rho, min_ratio: finite and at least 0, c below 1, as `RobustSettings` ensures.
       baseline: [N] or scalar, subtracted from the losses.
-      min_ratio: c, at least 0 and below 1.
     """
-    check_rho(rho)
-    check_min_ratio(min_ratio)
     q = _normalised(base)
     excess = np.asarray(losses, np.float64) - np.asarray(baseline, np.float64)
     if excess.shape != q.shape or np.isinf(excess[q > 0]).any():

@@ -9,7 +9,7 @@ import optax
 
 from xlm.models.segments import mean_state
 from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, Plan
-from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched
+from xlm.objectives.objective import LossAndMetrics
 from xlm.objectives.settings import ContrastSettings
 
 # Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
@@ -27,19 +27,10 @@ class SentenceContrast(OnMaskedLM):
     masked_lm: MaskedLM
     settings: ContrastSettings
 
-    def init(self, key: jax.Array):
-        return self.masked_lm.init(key)
-
-    def plan(
-        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
-    ) -> tuple[Plan, Touched]:
-        return self.masked_lm.plan(extra, batch, key, step)
-
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Add masked-LM and weighted contrastive loss; a pair weighs its masked tokens."""
         states = self.masked_lm.states(params, rows, plan, key)
-        hidden = self.masked_lm.predicted(params, states, plan.masked.positions)
-        losses = self.masked_lm.token_losses(params, rows, plan, hidden)
+        losses = self.masked_lm.losses_from(params, rows, plan, states)
         found = self.masked_lm.metrics_of(losses, plan)
         masked_total, weight = found["loss"]
         is_text = ~jnp.isin(plan.masked.inputs, jnp.array(self.masked_lm.special_ids))

@@ -6,13 +6,13 @@ published at ACL 2021 both masked sequences see all of themselves: `context` "fu
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlm.models.encoder import Context
-from xlm.models.segments import split_in_halves
+from xlm.models.encoder import Context, run_encoder
+from xlm.models.segments import other_segment_mask, split_in_halves
 from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, TranslationLM
 from xlm.objectives.masked_lm import Plan as MaskedPlan
 from xlm.objectives.masking import Masked
@@ -48,9 +48,6 @@ class CrossMLM(OnMaskedLM):
     settings: VecoSettings
     translation_lm: TranslationLM | None = None
 
-    def init(self, key: jax.Array):
-        return self.masked_lm.init(key)
-
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
@@ -64,14 +61,13 @@ class CrossMLM(OnMaskedLM):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Return the axes of the sequences; None if masked LM has none."""
         axes = self.masked_lm.example_axes(plan.masked_lm, num_shards)
-        by_sequence: Any = 0
-        return None if axes is None else Plan(axes, by_sequence)
+        return None if axes is None else Plan(axes, 0)  # type: ignore[arg-type]
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Return the weighted sum of the terms over masked tokens; without a key, no dropout."""
         one, settings = self.masked_lm, self.settings
         states = one.states(params, rows, plan.masked_lm, key)
-        losses = self._losses(one, params, rows, plan.masked_lm, states)
+        losses = one.losses_from(params, rows, plan.masked_lm, states)
         found = one.metrics_of(losses, plan.masked_lm)
         inner, weight = found["loss"]
         found |= _by_side("is_loss", losses, plan.masked_lm, plan.sides)
@@ -80,42 +76,28 @@ class CrossMLM(OnMaskedLM):
             cross_plan = self._cross_plan(plan)
             # Detached, since only IS-MLM trains the encoder (VECO, Section 2.2).
             decoded = self.decoded(params, rows, plan, jax.lax.stop_gradient(states), key)
-            losses = self._losses(one, params, rows, cross_plan, decoded)
+            losses = one.losses_from(params, rows, cross_plan, decoded)
             found |= _by_side("cs_loss", losses, cross_plan, plan.sides)
             total += settings.cs_weight * found["cs_loss"][0]
         if self.translation_lm is not None and settings.tlm_weight:
             joined, tlm = self._joined_plan(plan), self.translation_lm
             states = tlm.states(params, rows, joined, _of_pass(key, 1))
-            translation = self._losses(tlm, params, rows, joined, states).sum()
+            translation = tlm.losses_from(params, rows, joined, states).sum()
             found["tlm_loss"] = translation, weight
             total += settings.tlm_weight * translation
         return {**found, "loss": (total, weight)}, None
-
-    @staticmethod
-    def _losses(one: MaskedLM, params, rows, plan: MaskedPlan, states: jax.Array) -> jax.Array:
-        """Return losses [B, M] of the masked tokens, given the states [B, L, D]."""
-        hidden = one.predicted(params, states, plan.masked.positions)
-        return one.token_losses(params, rows, plan, hidden)
 
     def decoded(
         self, params, rows, plan: Plan, states: jax.Array, key: jax.Array | None
     ) -> jax.Array:
         """Decode both sides with IS-MLM's states [B, L, D] of the other one, to [B, L, D]."""
-        one, sides = self.masked_lm, plan.sides
-        sees = (sides[:, :, None] != sides[:, None, :]) & (sides > 0)[:, None, :]
-        rngs = None if key is None else {"dropout": _of_pass(key, 0)}
-        return one.encoder.apply(
-            {"params": one.encoder_params(params)},
-            plan.masked_lm.tokens,
-            plan.masked_lm.segments,
-            plan.masked_lm.positions,
-            Context(states, sees[:, None]),
-            is_causal=self.settings.context == "causal",
-            deterministic=rngs is None,
-            table=rows.get(one.table_path, one.output_table(params)[0]),
-            method="decode",
-            rngs=rngs,
-        )
+        one, found = self.masked_lm, plan.masked_lm
+        return run_encoder(
+            one.encoder, one.encoder_params(params), found.tokens, found.segments, found.positions,
+            Context(states, other_segment_mask(plan.sides)),
+            is_causal=self.settings.context == "causal", key=_of_pass(key, 0),
+            table=rows.get(one.table_path, one.output_table(params)[0]), method="decode",
+        )  # fmt: skip
 
     def _cross_plan(self, plan: Plan) -> MaskedPlan:
         """Return the plan of CS-MLM, without targets whose side has no other side to see."""

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xlm.models.encoder import Context, Encoder, init_params
+from xlm.models.encoder import Context, Encoder, init_params, run_encoder
+from xlm.models.segments import other_segment_mask
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
 
 TABLE = "encoder/embeddings/table"
@@ -81,12 +82,9 @@ class FineTuning(Objective):
         return self.task_loss(outputs, plan.arrays), None
 
     def outputs(
-        self,
-        params: Any,
-        batch: dict[str, jax.Array],
-        dropout_key: jax.Array | None = None,
+        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Return the head's float32 outputs; `rows` [R, E] replace the table of a planned batch."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         hidden = self.hidden(params["encoder"], batch, keys[0], rows)
@@ -96,23 +94,12 @@ class FineTuning(Objective):
         )
 
     def hidden(
-        self,
-        params: Any,
-        batch: dict[str, jax.Array],
-        dropout_key: jax.Array | None = None,
+        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Return the encoder's hidden states [B, L, D] with parameters `params`; see `outputs`."""
-        rngs = None if dropout_key is None else {"dropout": dropout_key}
-        return self.encoder.apply(
-            {"params": params},
-            _tokens_of(batch, rows),
-            batch["segments"],
-            batch["positions"],
-            deterministic=rngs is None,
-            table=rows,
-            method="encode",
-            rngs=rngs,
+        return run_encoder(
+            self.encoder, params, *_inputs_of(batch, rows), key=dropout_key, table=rows
         )
 
 
@@ -129,37 +116,26 @@ class CrossPairFineTuning(FineTuning):
         return 2 * self.encoder.settings.hidden_size
 
     def hidden(
-        self,
-        params: Any,
-        batch: dict[str, jax.Array],
-        dropout_key: jax.Array | None = None,
+        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None,
         rows: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Return states [B, 1, 2 D] of the first tokens of both texts, segments 1 and 2."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         states = super().hidden(params, batch, keys[0], rows)
         segments = batch["segments"]
-        sees = (segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :]
-        decoded = self.encoder.apply(
-            {"params": params},
-            _tokens_of(batch, rows),
-            segments,
-            batch["positions"],
-            Context(states, sees[:, None]),
-            is_causal=False,
-            deterministic=keys[1] is None,
-            table=rows,
-            method="decode",
-            rngs=None if keys[1] is None else {"dropout": keys[1]},
-        )
+        decoded = run_encoder(
+            self.encoder, params, *_inputs_of(batch, rows),
+            Context(states, other_segment_mask(segments)),
+            is_causal=False, key=keys[1], table=rows, method="decode",
+        )  # fmt: skip
         second = jnp.argmax(segments == 2, axis=1)
         of_second = jnp.take_along_axis(decoded, second[:, None, None], axis=1)
         return jnp.concatenate([decoded[:, :1], of_second], axis=2)
 
 
-def _tokens_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> jax.Array:
-    """Return ids of the tokens [B, L] in the table, or in the given rows of a planned batch."""
-    return batch["tokens" if rows is None else _ROW_INDICES]
+def _inputs_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> tuple[jax.Array, ...]:
+    """Return tokens [B, L], as indices of any given rows of a planned batch, and their layout."""
+    return batch["tokens" if rows is None else _ROW_INDICES], batch["segments"], batch["positions"]
 
 
 def classification_loss(

@@ -5,13 +5,9 @@ import jax.numpy as jnp
 
 
 def smoothing_penalty(
-    hidden: jax.Array,
-    labels: jax.Array,
-    table: jax.Array,
-    bias: jax.Array,
-    smoothing: float,
+    hidden: jax.Array, labels: jax.Array, table: jax.Array, bias: jax.Array, smoothing: float,
     num_classes: int,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Return [...] float32, what label smoothing adds to a negative log-likelihood.
 
     The cross-entropy with a mixture of the label y and the uniform distribution over V classes is

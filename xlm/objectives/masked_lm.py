@@ -11,7 +11,7 @@ from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
 from knn_sampling.samples import example_axes
 from knn_sampling.working_rows import num_distinct_rows, working_rows
-from xlm.models.encoder import Encoder, init_params, output_table
+from xlm.models.encoder import Encoder, init_params, output_table, run_encoder
 from xlm.models.segments import packed_segments
 from xlm.objectives.masking import Masked, mask_tokens
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
@@ -121,14 +121,9 @@ class MaskedLM(Objective):
         mask_key, _, sample_key = jax.random.split(key, 3)
         rate = self.mask.rate_at(step, self.num_steps)
         masked = mask_tokens(
-            mask_key,
-            batch["tokens"],
-            self.mask,
-            vocab_size=self.output_layer.num_valid,
-            mask_id=self.mask_id,
-            special_ids=self.special_ids,
-            rate=rate,
-        )
+            mask_key, batch["tokens"], self.mask, vocab_size=self.output_layer.num_valid,
+            mask_id=self.mask_id, special_ids=self.special_ids, rate=rate,
+        )  # fmt: skip
         segments, positions = self.layout(batch)
         sample = self.output_layer.sample(
             sample_key, masked.targets, masked.weights, self.statistics_at(step), self._index(extra)
@@ -168,51 +163,36 @@ class MaskedLM(Objective):
         crosses_shards = plan.sample is not None and sample is None
         if crosses_shards or not self.encoder.settings.can_map_shards():
             return None
-        by_sequence: Any = 0
         return Plan(
-            masked=by_sequence,
-            segments=by_sequence,
-            positions=by_sequence,
-            tokens=by_sequence,
-            sample=sample,
-            num_rows=None,
-            language=by_sequence,
-            mask_rate=None,
-        )
+            masked=0, segments=0, positions=0, tokens=0, sample=sample,  # type: ignore[arg-type]
+            num_rows=None, language=0, mask_rate=None,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Return the negative log-likelihood of the masked tokens; without a key, no dropout."""
-        states = self.states(params, rows, plan, key)
-        hidden = self.predicted(params, states, plan.masked.positions)
-        return self.metrics_of(self.token_losses(params, rows, plan, hidden), plan), None
+        losses = self.losses_from(params, rows, plan, self.states(params, rows, plan, key))
+        return self.metrics_of(losses, plan), None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
         """Return the encoder's hidden states [B, L, D]."""
-        rngs = None if key is None else {"dropout": jax.random.split(key, 3)[1]}
-        return self.encoder.apply(
-            {"params": self.encoder_params(params)},
-            plan.tokens,
-            plan.segments,
-            plan.positions,
-            deterministic=rngs is None,
+        return run_encoder(
+            self.encoder, self.encoder_params(params), plan.tokens, plan.segments, plan.positions,
+            key=None if key is None else jax.random.split(key, 3)[1],
             table=rows.get(self.table_path, self.output_table(params)[0]),
             positions_restart=self.positions_restart,
-            method="encode",
-            rngs=rngs,
-        )
+        )  # fmt: skip
+
+    def losses_from(self, params, rows, plan: Plan, states: jax.Array) -> jax.Array:
+        """Return losses [B, M] of the masked tokens from the hidden states [B, L, D]."""
+        hidden = self.predicted(params, states, plan.masked.positions)
+        return self.token_losses(params, rows, plan, hidden)
 
     def token_losses(self, params, rows, plan: Plan, hidden: jax.Array) -> jax.Array:
         """Return losses [B, M] of the masked tokens from output layer inputs [B, M, E]."""
-        masked = plan.masked
         table, bias = self.output_table(params)
-        return self.output_layer.loss(
-            hidden,
-            masked.targets,
-            masked.weights,
-            rows.get(self.table_path, table),
-            bias,
-            plan.sample,
-        )
+        table = rows.get(self.table_path, table)
+        targets, weights = plan.masked.targets, plan.masked.weights
+        return self.output_layer.loss(hidden, targets, weights, table, bias, plan.sample)
 
     def metrics_of(self, losses: jax.Array, plan: Plan) -> LossAndMetrics:
         """Return loss and metrics, given the losses [B, M] of the masked tokens."""
@@ -281,15 +261,8 @@ class MaskedLM(Objective):
 
     def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
         """Return inputs [B, M, E] of the output layer for masked packed sequences [B, L] int32."""
-        segments, token_positions = self._packed(inputs)
-        states = self.encoder.apply(
-            {"params": self.encoder_params(params)},
-            inputs,
-            segments,
-            token_positions,
-            deterministic=True,
-            method="encode",
-        )
+        encoder = self.encoder_params(params)
+        states = run_encoder(self.encoder, encoder, inputs, *self._packed(inputs), key=None)
         return self.predicted(params, states, positions)
 
     @functools.cached_property
@@ -370,6 +343,14 @@ class OnMaskedLM(Objective):
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.masked_lm.tables
+
+    def init(self, key: jax.Array):
+        return self.masked_lm.init(key)
+
+    def plan(
+        self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
+    ) -> tuple[Any, Touched]:
+        return self.masked_lm.plan(extra, batch, key, step)
 
     def init_extra(self) -> Extra:
         return self.masked_lm.init_extra()

@@ -22,15 +22,9 @@ class Masked(NamedTuple):
 
 
 def mask_tokens(
-    key: jax.Array,
-    tokens: jax.Array,
-    settings: MaskSettings,
-    *,
-    vocab_size: int,
-    mask_id: int,
-    special_ids: tuple[int, ...],
-    rate: jax.Array | None = None,
-) -> Masked:
+    key: jax.Array, tokens: jax.Array, settings: MaskSettings, *, vocab_size: int, mask_id: int,
+    special_ids: tuple[int, ...], rate: jax.Array | None = None,
+) -> Masked:  # fmt: skip
     """Mask a share of each sequence of `tokens` [B, L] int32 (BERT's 80/10/10 by default).
 
     In a sequence of n text tokens round(rate n) are masked, at least one. Random replacements are

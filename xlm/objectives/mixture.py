@@ -19,15 +19,8 @@ class Term:
     weight: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _TermPlan:
-    """A term's plan, and its kind of batch."""
-
-    kind: str
-    plan: Any
-
-
-jax.tree_util.register_dataclass(_TermPlan, data_fields=["plan"], meta_fields=["kind"])
+# Plan or observations of the term of a batch, by its one kind: keys of dictionaries are static.
+_OfTerm = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,38 +42,38 @@ class Mixture(Objective):
     def _objectives(self) -> list[Objective]:
         return [term.objective for term in self.terms.values()]
 
-    def _term(self, kind: str) -> Term:
-        if kind not in self.terms:
-            raise ValueError(
-                f"a batch is of kind {kind!r}, but the objective has terms for "
-                f"{', '.join(self.terms)} only; set the shares of the data section to match"
-            )
-        return self.terms[kind]
-
     def init(self, key: jax.Array) -> Any:
         return self._objectives[0].init(key)
 
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
-    ) -> tuple[_TermPlan, Touched]:
-        plan, touched = self._term(batch.kind).objective.plan(extra, batch, key, step)
-        return _TermPlan(batch.kind, plan), touched
+    ) -> tuple[_OfTerm, Touched]:
+        if batch.kind not in self.terms:
+            raise ValueError(
+                f"a batch is of kind {batch.kind!r}, but the objective has terms for "
+                f"{', '.join(self.terms)} only; set the shares of the data section to match"
+            )
+        plan, touched = self.terms[batch.kind].objective.plan(extra, batch, key, step)
+        return {batch.kind: plan}, touched
 
     def loss(
-        self, params: Any, rows: Mapping[str, jax.Array], plan: _TermPlan, key: jax.Array
-    ) -> tuple[LossAndMetrics, Any]:
-        term = self._term(plan.kind)
-        found, observed = term.objective.loss(params, rows, plan.plan, key)
+        self, params: Any, rows: Mapping[str, jax.Array], plan: _OfTerm, key: jax.Array
+    ) -> tuple[LossAndMetrics, _OfTerm]:
+        ((kind, of_term),) = plan.items()
+        term = self.terms[kind]
+        found, observed = term.objective.loss(params, rows, of_term, key)
         total, weight = found["loss"]
         found = {**found, f"{term.name}_loss": (total, weight)}
-        return {**found, "loss": (term.weight * total, weight)}, _TermPlan(plan.kind, observed)
+        return {**found, "loss": (term.weight * total, weight)}, {kind: observed}
 
-    def example_axes(self, plan: _TermPlan, num_shards: int) -> _TermPlan | None:
-        axes = self._term(plan.kind).objective.example_axes(plan.plan, num_shards)
-        return None if axes is None else _TermPlan(plan.kind, axes)
+    def example_axes(self, plan: _OfTerm, num_shards: int) -> _OfTerm | None:
+        ((kind, of_term),) = plan.items()
+        axes = self.terms[kind].objective.example_axes(of_term, num_shards)
+        return None if axes is None else {kind: axes}
 
-    def learn(self, extra: Extra, observed: _TermPlan) -> Extra:
-        return self._term(observed.kind).objective.learn(extra, observed.plan)
+    def learn(self, extra: Extra, observed: _OfTerm) -> Extra:
+        ((kind, of_term),) = observed.items()
+        return self.terms[kind].objective.learn(extra, of_term)
 
     def init_extra(self) -> Extra:
         parts: Extra = {}

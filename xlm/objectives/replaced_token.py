@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xlm.models.encoder import Encoder, Tables, init_params
+from xlm.models.encoder import Encoder, Tables, init_params, run_encoder
 from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
 from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM
@@ -143,10 +143,7 @@ class ReplacedToken(OnMaskedLM):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Return the axes of the sequences; None if the generator has none."""
         axes = self.generator.example_axes(plan.generator, num_shards)
-        by_sequence: Any = 0
-        if axes is None:
-            return None
-        return Plan(axes, by_sequence, None, by_sequence)  # type: ignore[arg-type]
+        return None if axes is None else Plan(axes, 0, None, 0)  # type: ignore[arg-type]
 
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
@@ -161,13 +158,11 @@ class ReplacedToken(OnMaskedLM):
         of_masked = generator.token_losses(params, rows, plan.generator, hidden)
         found = generator.metrics_of(of_masked, plan.generator)
         corrupted, accuracy = self._corrupted(params, rows, plan, hidden, sample_key)
+        layout = plan.generator.segments, plan.generator.positions
         logits = self._logits(
-            params,
-            self._tables(params, rows),
-            corrupted.tokens,
-            (plan.generator.segments, plan.generator.positions),
+            params, self._tables(params, rows), corrupted.tokens, layout,
             None if key is None else dropout_key,
-        )
+        )  # fmt: skip
         of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
         of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
         detection = of_text.sum()
@@ -206,14 +201,9 @@ class ReplacedToken(OnMaskedLM):
         generator, masked = self.generator, plan.generator.masked
         table, bias = generator.output_table(params)
         draws = generator.output_layer.draw(
-            key,
-            hidden,
-            masked.weights,
-            rows.get(generator.table_path, table),
-            bias,
-            plan.generator.sample,
-            self.settings.temperature,
-        )
+            key, hidden, masked.weights, rows.get(generator.table_path, table), bias,
+            plan.generator.sample, self.settings.temperature,
+        )  # fmt: skip
         tokens, positions = plan.generator.tokens, masked.positions
         is_used = masked.weights > 0
         # Unused slots hold the original token, as does every position that is not masked.
@@ -241,25 +231,14 @@ class ReplacedToken(OnMaskedLM):
         return jax.lax.stop_gradient(of_generator), own
 
     def _logits(
-        self,
-        params,
-        tables: Tables,
-        tokens: jax.Array,
-        layout: tuple[jax.Array, jax.Array],
+        self, params, tables: Tables, tokens: jax.Array, layout: tuple[jax.Array, jax.Array],
         dropout_key: jax.Array | None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Return the discriminator's logits [B, L] float32; without a key, no dropout."""
-        rngs = None if dropout_key is None else {"dropout": dropout_key}
-        states = self.encoder.apply(
-            {"params": params[DISCRIMINATOR]},
-            tokens,
-            *layout,
-            deterministic=rngs is None,
-            table=tables,
+        states = run_encoder(
+            self.encoder, params[DISCRIMINATOR], tokens, *layout, key=dropout_key, table=tables,
             positions_restart=self.generator.positions_restart,
-            method="encode",
-            rngs=rngs,
-        )
+        )  # fmt: skip
         return self._head.apply({"params": params[HEAD]}, states)
 
     def logits(self, params, tokens: jax.Array, original: jax.Array | None = None) -> jax.Array:

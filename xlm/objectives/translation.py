@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from knn_sampling.output_layer import OutputLayer
-from xlm.models.encoder import Encoder, init_params
+from xlm.models.encoder import Encoder, init_params, run_encoder
 from xlm.models.transformer import Context
 from xlm.objectives.label_smoothing import smoothing_penalty
 from xlm.objectives.objective import Batch, LossAndMetrics, Objective
@@ -65,30 +65,20 @@ class Translation(Objective):
         inputs = batch["target_inputs"]
         positions = jnp.broadcast_to(jnp.arange(inputs.shape[1], dtype=jnp.int32), inputs.shape)
         states = self.states(params, batch, keys[0])
-        rngs = None if keys[1] is None else {"dropout": keys[1]}
-        decoder = {"params": self.decoder_params(params)}
+        decoder, context = self.decoder_params(params), Context(states, context_mask(batch))
         # Padding comes last, so no other token sees it.
-        hidden = self.decoder.apply(
-            decoder, inputs, jnp.ones_like(inputs), positions,
-            Context(states, context_mask(batch)),
-            deterministic=rngs is None, method="decode", rngs=rngs,
+        hidden = run_encoder(
+            self.decoder, decoder, inputs, jnp.ones_like(inputs), positions, context,
+            key=keys[1], method="decode",
         )  # fmt: skip
-        return self.decoder.apply(decoder, hidden, method="predict")
+        return self.decoder.apply({"params": decoder}, hidden, method="predict")
 
     def states(
         self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> jax.Array:
         """Return states [B, L, D] of the sources; without a key, no dropout."""
-        rngs = None if key is None else {"dropout": key}
-        return self.encoder.apply(
-            {"params": params["encoder"]},
-            batch["tokens"],
-            batch["segments"],
-            batch["positions"],
-            deterministic=rngs is None,
-            method="encode",
-            rngs=rngs,
-        )
+        inputs = (batch[name] for name in ("tokens", "segments", "positions"))
+        return run_encoder(self.encoder, params["encoder"], *inputs, key=key)
 
     def decoder_params(self, params: Any) -> dict[str, Any]:
         """Return the parameters of the decoder, with the embeddings."""

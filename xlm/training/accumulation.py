@@ -48,15 +48,9 @@ WHOLE_BATCHES = Accumulation(steps=1, warmup_steps=0)
 
 
 def accumulate(
-    objective: Objective,
-    trained: Any,
-    extra: Extra,
-    batch: Batch,
-    key: jax.Array,
-    step: jax.Array,
-    accumulation: Accumulation,
-    fixed: Mapping[str, Any] | None = None,
-) -> tuple[Any, LossAndMetrics, Extra]:
+    objective: Objective, trained: Any, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array,
+    accumulation: Accumulation, fixed: Mapping[str, Any] | None = None,
+) -> tuple[Any, LossAndMetrics, Extra]:  # fmt: skip
     """Compute gradients of the mean loss over the parts of a batch in use at a step.
 
     Each part is planned with its own key, so it has the masks (and with k-NN sampling the classes
@@ -100,7 +94,12 @@ def accumulate(
         part_key = jax.random.fold_in(key, number)
         return *objective.plan(extra, part, part_key, step), part_key
 
-    gradients = _gradients_of(objective)
+    def total_loss(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array):
+        params = merged(fixed, trained)
+        metrics, observed = objective.loss(params, gathered_rows(params, touched), plan, key)
+        return metrics["loss"][0], (metrics, observed)
+
+    gradients = jax.grad(total_loss, has_aux=True)
     axes = None
     if _can_map_shards(num_examples // num_parts):
         plan, touched, _ = jax.eval_shape(planned, 0, extra)
@@ -139,23 +138,6 @@ def accumulate(
     return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
 
 
-def _gradients_of(objective: Objective) -> Callable:
-    """Build (trained, fixed, plan, touched, key) -> gradients, (metrics, observed)."""
-
-    def gradients(
-        trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array
-    ) -> tuple[Any, Any]:
-        def total_loss(trained):
-            params = merged(fixed, trained)
-            rows = gathered_rows(params, touched)
-            metrics, observed = objective.loss(params, rows, plan, key)
-            return metrics["loss"][0], (metrics, observed)
-
-        return jax.grad(total_loss, has_aux=True)(trained)
-
-    return gradients
-
-
 def _num_shards() -> int:
     """Return S, devices along the `data` axis of the mesh in context; 1 without a mesh."""
     return jax.sharding.get_abstract_mesh().shape.get(_DATA, 1)
@@ -181,7 +163,10 @@ def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
-    """Map `gradients` over S shards, along `example_axes`, to [S, ...] sharded over `data`."""
+    """Map `gradients` over S shards, along `example_axes`, to [S, ...] sharded over `data`.
+
+    Both take (trained, fixed, plan, touched, key) and return (gradients, (metrics, observed)).
+    """
     mesh = jax.sharding.get_abstract_mesh()
     by_example = jax.tree.map(
         lambda axis: P() if axis is None else P(*[None] * axis, _DATA),
@@ -193,7 +178,7 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         found = gradients(trained, fixed, plan, touched, jax.random.fold_in(key, shard[0]))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
 
-    mapped = jax.shard_map(
+    mapped: Callable = jax.shard_map(
         of_shard,
         in_specs=(P(), P(), by_example, P(), P(), P(_DATA)),
         out_specs=P(_DATA),
@@ -203,10 +188,7 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         check_vma=False,
     )
 
-    def sharded(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array) -> Any:
-        return mapped(trained, fixed, plan, touched, key, jnp.arange(_num_shards()))
-
-    return sharded
+    return lambda *args: mapped(*args, jnp.arange(_num_shards()))
 
 
 def _added(sharded: Any) -> Any:

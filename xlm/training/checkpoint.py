@@ -91,15 +91,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        keep: int,
-        keep_every: int = 0,
-        max_multiples: int = 0,
-        *,
-        read_only: bool = False,
-        verify: str = "first_and_last",
-    ):
+        self, folder: pathlib.Path, keep: int, keep_every: int = 0, max_multiples: int = 0, *,
+        read_only: bool = False, verify: str = "first_and_last",
+    ):  # fmt: skip
         """Open the checkpoints in `folder`; ValueError if one cannot write below its name."""
         # The system takes two slashes at the start of a path for one, tensorstore does not.
         self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
@@ -122,13 +116,9 @@ class Checkpoints:
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def save(
-        self,
-        step: int,
-        state: TrainState,
-        *,
-        is_up_to_date: bool = True,
+        self, step: int, state: TrainState, *, is_up_to_date: bool = True,
         inspection: Inspection | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Save `state` in the background; return once it is copied off the devices.
 
         `is_up_to_date` says that no update of table rows is pending. Without an `inspection`, the
@@ -164,10 +154,6 @@ class Checkpoints:
           ValueError: it was made by other code, or holds numbers that are not finite.
         """
         return self._checked(step, abstract_state, abstract_state)
-
-    def restore_params(self, step: int, abstract_state: TrainState) -> Any:
-        """Restore only the parameters of `step`; see `restore`."""
-        return self._checked(step, {"params": abstract_state.params}, abstract_state)["params"]
 
     def _checked(self, step: int, part: Any, abstract_state: TrainState) -> Any:
         """Load `part` of a state, all or {"params": ...}, and check it by its digest."""
@@ -227,11 +213,7 @@ class Checkpoints:
         renamed and DamagedError is raised. Other errors are those of `restore` for the latest one
         that is not damaged.
         """
-        return self._latest(lambda step: self.restore(step, abstract_after(step)))
-
-    def latest_params(self, functions: TrainFunctions) -> tuple[int, Any] | None:
-        """Restore the latest up-to-date parameters, (step, params); see `restore_latest`."""
-        return self._latest(lambda step: self._params(step, functions))
+        return self.latest(lambda step: self.restore(step, abstract_after(step)))
 
     def mean_params(
         self, functions: TrainFunctions, count: int, every: int = 1
@@ -251,7 +233,7 @@ class Checkpoints:
 
         def restore(step: int) -> Any:
             try:
-                return self._params(step, functions)
+                return self.params(step, functions)
             except DamagedError as error:
                 raise DamagedError(
                     f"checkpoint {self._path(step)} is damaged: {error}; move it away, to average "
@@ -260,16 +242,16 @@ class Checkpoints:
 
         return steps, averaging.mean_params(map(restore, steps))
 
-    def _params(self, step: int, functions: TrainFunctions) -> Any:
+    def params(self, step: int, functions: TrainFunctions) -> Any:
         """Restore the parameters of `step`, with pending updates applied."""
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
         # Hosts that loaded different items would wait for each other in different collectives.
         if hosts.as_on_first([self.is_up_to_date(step)])[0]:
-            return self.restore_params(step, abstract)
+            return self._checked(step, {"params": abstract.params}, abstract)["params"]
         return of_stage.apply_pending_updates(self.restore(step, abstract)).params
 
-    def _latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
+    def latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
         """Return the latest step that `restore` can read, and its result; see `restore_latest`."""
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
@@ -386,7 +368,7 @@ def restore_latest(
 
 def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
     """Restore up-to-date parameters as `restore_latest` does the state: (steps taken, params)."""
-    return _read(folder, lambda checkpoints: checkpoints.latest_params(functions))
+    return _read(folder, lambda one: one.latest(lambda step: one.params(step, functions)))
 
 
 def restore_mean_params(

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from xlm.common import entry_point
-from xlm.common.entry_point import chain
+from xlm.common.entry_point import chain, out_of_memory
 from xlm.training import digests
 
 # System errors that damage may also cause.
@@ -36,7 +35,7 @@ _KINDS = (MemoryError, DamagedError, UnreadableError, OtherStateError)
 
 def fault_of(path: pathlib.Path, error: Exception) -> Exception:
     """Return one of `_KINDS` for an error that Orbax has raised while reading a checkpoint."""
-    if asked := entry_point.out_of_memory(error):
+    if asked := out_of_memory(error):
         return MemoryError(asked)
     if isinstance(error, OtherStateError):
         return error

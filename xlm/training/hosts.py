@@ -35,11 +35,9 @@ def define_flags() -> Callable[[], None]:
             compilation.keep_freed()
         if distributed.value:
             jax.distributed.initialize(
-                coordinator.value,
-                num_processes.value,
-                process_id.value,
+                coordinator.value, num_processes.value, process_id.value,
                 heartbeat_timeout_seconds=heartbeat.value,
-            )
+            )  # fmt: skip
         try:
             devices = jax.devices()
         except (AssertionError, RuntimeError) as error:

@@ -43,15 +43,10 @@ class LearnedData(TrainingData, Protocol):
 
 
 def train(
-    functions: TrainFunctions,
-    settings: TrainSettings,
-    folder: pathlib.Path,
-    data: TrainingData,
-    evaluators: Iterable[Evaluator] = (),
-    *,
-    initial_params: Callable[[], Any] | None = None,
+    functions: TrainFunctions, settings: TrainSettings, folder: pathlib.Path, data: TrainingData,
+    evaluators: Iterable[Evaluator] = (), *, initial_params: Callable[[], Any] | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
-) -> TrainState:
+) -> TrainState:  # fmt: skip
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
     Returns the last state. `functions` are those of the first stage. `folder` holds checkpoints and
@@ -65,12 +60,9 @@ def train(
       DamagedError: there are checkpoints, but all are damaged.
     """
     with Checkpoints(
-        folder / "checkpoints",
-        settings.keep_checkpoints,
-        settings.keep_every,
-        settings.max_multiples,
-        verify=settings.verify_checkpoints,
-    ) as checkpoints:
+        folder / "checkpoints", settings.keep_checkpoints, settings.keep_every,
+        settings.max_multiples, verify=settings.verify_checkpoints,
+    ) as checkpoints:  # fmt: skip
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params)

@@ -126,11 +126,9 @@ def make_optimizer(
     """
     schedule = _schedule(settings, num_steps, first_step)
     numbers = {
-        "b1": settings.beta1,
-        "b2": settings.beta2,
-        "eps": settings.epsilon,
+        "b1": settings.beta1, "b2": settings.beta2, "eps": settings.epsilon,
         "weight_decay": settings.weight_decay,
-    }
+    }  # fmt: skip
     adamw = optax.adamw(
         schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
@@ -176,12 +174,9 @@ class RowsState(NamedTuple):
 
 
 def _by_rows(
-    clip: optax.GradientTransformation,
-    adamw: optax.GradientTransformation,
-    rows: RowAdamW,
-    paths: tuple[str, ...],
-    schedule: optax.Schedule,
-) -> Optimizer:
+    clip: optax.GradientTransformation, adamw: optax.GradientTransformation, rows: RowAdamW,
+    paths: tuple[str, ...], schedule: optax.Schedule,
+) -> Optimizer:  # fmt: skip
     """Build the optimizer that updates only the touched rows of tables, see `row_adamw`."""
 
     def without_tables(tree):
@@ -268,13 +263,16 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
             f"the {warmup_steps} of optimizer.warmup_steps are more than train.num_steps "
             f"{num_steps}"
         )
+    final = peak * settings.final_rate_ratio
     decay: optax.Schedule
     if settings.schedule == "inverse_sqrt":
-        decay = _inverse_sqrt(peak, peak_step, peak * settings.final_rate_ratio)
+
+        def decay(step):  # since `peak_step`
+            return jnp.maximum(peak * jnp.sqrt((peak_step + 1) / (peak_step + 1 + step)), final)
+
     elif settings.schedule == "cosine":
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.final_rate_ratio)
     else:
-        final = peak * settings.final_rate_ratio
         power = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
 
         def decay(step):
@@ -294,12 +292,3 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
 def wsd_decay_steps(settings: Any, num_steps: int) -> int:
     """Return the number of decay steps of "wsd": at most all but the first, which has the peak."""
     return max(min(round(settings.decay_fraction * num_steps), num_steps - 1), 1)
-
-
-def _inverse_sqrt(peak: float, peak_step: int, final: float) -> optax.Schedule:
-    """Decay from `peak` at step `peak_step`, from which steps are counted, to at least `final`."""
-
-    def rate(step):
-        return jnp.maximum(peak * jnp.sqrt((peak_step + 1) / (peak_step + 1 + step)), final)
-
-    return rate

@@ -33,21 +33,17 @@ class Progress:
     """Metrics, progress and timing of one call of `train`; a context manager."""
 
     def __init__(
-        self,
-        functions: TrainFunctions,
-        settings: TrainSettings,
-        folder: pathlib.Path,
-        step: int,
+        self, functions: TrainFunctions, settings: TrainSettings, folder: pathlib.Path, step: int,
         data: Any,
-    ):
+    ):  # fmt: skip
         """Open the records of a run after `step` steps; see `train`."""
         self._settings = settings
         self._num_devices = functions.mesh.size
         self._folder = folder
         self._data = data
         self._is_writer = jax.process_index() == 0
-        self._pending: tuple[int, LossAndMetrics] | None = None
-        self._pending_refresh: tuple[int, LossAndMetrics] | None = None
+        # Metrics still on the device: what records them, and under which number of steps.
+        self._pending: list[tuple[Callable, int, LossAndMetrics]] = []
         self._events = None
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
@@ -55,13 +51,9 @@ class Progress:
             if settings.tensorboard:
                 self._events = _event_writer(folder / "tensorboard", step)
         self._bar = tqdm.tqdm(
-            total=settings.num_steps,
-            initial=step,
-            desc="train",
-            unit="step",
-            disable=not self._is_writer,
-            mininterval=1.0,
-        )
+            total=settings.num_steps, initial=step, desc="train", unit="step",
+            disable=not self._is_writer, mininterval=1.0,
+        )  # fmt: skip
         self._flops: dict[Any, float] = {}  # by kind of step
         # Tokens and operations of this process by steps taken, of the latest steps.
         self._work = {step: np.zeros(2)}
@@ -79,13 +71,9 @@ class Progress:
             jax.profiler.stop_trace()
 
     def before_step(
-        self,
-        step: int,
-        objective: Objective,
-        functions: TrainFunctions,
-        state: TrainState,
+        self, step: int, objective: Objective, functions: TrainFunctions, state: TrainState,
         batch: Batch,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record step `step`, counted from zero, before it is dispatched to `functions`."""
         settings = self._settings
         shapes = [(name, array.shape) for name, array in batch.arrays.items()]
@@ -106,7 +94,7 @@ class Progress:
         """Record the metrics of a step just dispatched, and read those of the previous one."""
         # Reading waits for the device. One step late, the device has the next step queued.
         self.flush_metrics()
-        self._pending = (step, metrics)
+        self._pending.append((self._record_step, step, metrics))
         self._bar.update()
         if self._profiling and step == self._settings.profile_from + self._settings.profile_steps:
             jax.block_until_ready(metrics)
@@ -119,19 +107,16 @@ class Progress:
         """Record the report of a refresh before step `step`."""
         # Recorded under the number of steps after it: a resume repeats the refresh and the step.
         if report:
-            self._pending_refresh = (step + 1, report)
+            self._pending.append((self._record_refresh, step + 1, report))
 
     def flush_metrics(self) -> None:
         """Read, check and record the metrics that are still on the device."""
-        if self._pending is not None:
-            step, metrics = self._pending
-            self._pending = None
-            self._record_step(step, means(jax.device_get(metrics)))
-        if self._pending_refresh is not None:
-            step, report = self._pending_refresh
-            self._pending_refresh = None
-            values = means(jax.device_get(report))
-            self._record({f"index/{name}": value for name, value in values.items()}, step)
+        pending, self._pending = self._pending, []
+        for record, step, metrics in pending:
+            record(step, means(jax.device_get(metrics)))
+
+    def _record_refresh(self, step: int, values: Mapping[str, float]) -> None:
+        self._record({f"index/{name}": value for name, value in values.items()}, step)
 
     def _record_step(self, step: int, values: Mapping[str, float]) -> None:
         # A finite loss can have a non-finite gradient, which corrupts the state as well.
@@ -154,10 +139,9 @@ class Progress:
         path = self._folder / f"not_finite_{step}.json"
         if not self._is_writer:
             return ""
-        contents: dict[str, Any] = {"step": step}
-        contents["metrics"] = {name: str(value) for name, value in values.items()}  # no NaN in JSON
-        contents["batch"] = self._data.describe_batch(step - 1)
-        artifacts.write_json(path, contents)
+        metrics = {name: str(value) for name, value in values.items()}  # no NaN in JSON
+        batch = self._data.describe_batch(step - 1)
+        artifacts.write_json(path, {"step": step, "metrics": metrics, "batch": batch})
         return f" (what its batch was made of is in {path})"
 
     def inspect(self, step: int, state: TrainState) -> Inspection:
@@ -206,9 +190,8 @@ class Progress:
         values = {"steps_per_second": (step - last_step) / (now - last_time)}
         if tokens:
             values["tokens_per_second"] = tokens
-        if self._settings.peak_flops:
-            peak = self._settings.peak_flops * self._num_devices
-            values["flop_utilization"] = flops / peak
+        if peak := self._settings.peak_flops:
+            values["flop_utilization"] = flops / (peak * self._num_devices)
         self._speed.write(step, values)
         self._record_events({f"speed/{name}": value for name, value in values.items()}, step)
 

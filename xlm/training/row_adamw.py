@@ -72,12 +72,9 @@ class RowAdamW(NamedTuple):
 
 
 def row_adamw(
-    learning_rate: optax.ScalarOrSchedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
+    learning_rate: optax.ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8,
     weight_decay: float = 1e-4,
-) -> RowAdamW:
+) -> RowAdamW:  # fmt: skip
     """Build `optax.adamw` for a table of which a step touches few rows.
 
     A row that is up to date at step s and next read after step s + d has missed d steps. Step j = s
@@ -118,19 +115,14 @@ def row_adamw(
     _check(learning_rate, b1, b2, eps, weight_decay)
     ratio = b1 / math.sqrt(b2)
     adam = _Adam(
-        schedule=learning_rate if callable(learning_rate) else lambda _: learning_rate,
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        weight_decay=weight_decay,
+        learning_rate if callable(learning_rate) else lambda _: learning_rate,
+        b1, b2, eps, weight_decay,
         num_terms=math.ceil(math.log(_NEGLIGIBLE) / math.log(ratio)) if ratio > 0 else 1,
-    )
+    )  # fmt: skip
     return RowAdamW(
-        init=_init,
-        read=functools.partial(_read, adam),
-        update=functools.partial(_update, adam),
-        apply_pending_updates=functools.partial(_apply_pending_updates, adam),
-    )
+        _init, functools.partial(_read, adam), functools.partial(_update, adam),
+        functools.partial(_apply_pending_updates, adam),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +144,6 @@ class _Adam:
 
 
 def _init(table: jax.Array) -> RowAdamWState:
-    """See `RowAdamW.init`."""
     _check_table(table)
     return RowAdamWState(
         count=jnp.int32(0),
@@ -165,7 +156,6 @@ def _init(table: jax.Array) -> RowAdamWState:
 
 
 def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | None) -> Rows:
-    """See `RowAdamW.read`."""
     _check_table(table)
 
     def take(array: jax.Array) -> jax.Array:
@@ -178,9 +168,8 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
             jnp.any(last_step < state.count),
             functools.partial(_missed_sums, adam),
             lambda last_step, _: (jnp.zeros(last_step.shape), jnp.zeros(last_step.shape)),
-            last_step,
-            state.count,
-        )
+            last_step, state.count,
+        )  # fmt: skip
     else:
         speed, speed_if_eps = _missed_sums(adam, last_step, state.count)
     num_missed = (state.count - last_step).astype(jnp.float32)
@@ -241,7 +230,6 @@ def _missed_sums(
 def _update(
     adam: _Adam, grads: jax.Array, rows: Rows, table: jax.Array, state: RowAdamWState
 ) -> tuple[jax.Array, RowAdamWState]:
-    """See `RowAdamW.update`."""
     _check_table(table)
     if grads.shape != rows.values.shape:
         raise ValueError(f"gradients are {grads.shape}, must be those of rows {rows.values.shape}")
@@ -274,7 +262,6 @@ def _update(
 def _apply_pending_updates(
     adam: _Adam, table: jax.Array, state: RowAdamWState
 ) -> tuple[jax.Array, RowAdamWState]:
-    """See `RowAdamW.apply_pending_updates`."""
     rows = _read(adam, table, state, None)
     return rows.values, state._replace(
         first_moment=rows.first_moment,

@@ -165,18 +165,12 @@ def stage_optimizer(
         return merged(params, updated), state
 
     return Optimizer(
-        lambda params: inner.init(of_stage(params)),
-        read,
-        update,
-        apply_pending_updates,
+        lambda params: inner.init(of_stage(params)), read, update, apply_pending_updates,
         lambda step: inner.learning_rate(step - stage.start),
-    )
+    )  # fmt: skip
 
 
 def _groups(params: Any) -> list[str]:
     """Return the names of groups of parameters, such as "layers/attention"."""
-    paths = (
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree.leaves_with_path(nn.unbox(params))
-    )
-    return sorted({"/".join(path.split("/")[:2]) for path in paths})
+    paths = (path[:2] for path, _ in jax.tree.leaves_with_path(nn.unbox(params)))
+    return sorted({jax.tree_util.keystr(path, simple=True, separator="/") for path in paths})

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from xlm.objectives.objective import Extra
-from xlm.training.settings import PRNGS
+from xlm.training.settings import PRNGS, as_tuple
 
 
 @jax.tree_util.register_dataclass
@@ -38,29 +38,17 @@ _HEADINGS = ("parameter", "shape", "type", "split over", "count")
 def parameter_table(params: Any) -> str:
     """Format a line per array (name, shape, dtype, mesh axes, number of elements), and a total."""
     rows = [_HEADINGS]
-    total = 0
     for path, array in jax.tree.leaves_with_path(params):
-        count = math.prod(array.shape)
-        total += count
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        axes = ", ".join(_axes(entry) for entry in getattr(array.sharding, "spec", ()))
-        rows.append((name, f"{list(array.shape)}", str(array.dtype), f"({axes})", f"{count:,}"))
-    rows.append(("all", "", "", "", f"{total:,}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        lines.append("  ".join([*cells, row[-1].rjust(widths[-1])]))
-    return "\n".join(lines)
+        spec = getattr(array.sharding, "spec", ())
+        axes = ", ".join("+".join(as_tuple(entry)) or "-" for entry in spec)
+        count = f"{math.prod(array.shape):,}"
+        rows.append((name, f"{list(array.shape)}", str(array.dtype), f"({axes})", count))
+    rows.append(("all", "", "", "", f"{num_parameters(params):,}"))
+    *widths, last = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1].rjust(last)]) for row in rows)
 
 
 def num_parameters(params: Any) -> int:
     """Count the elements of all arrays."""
     return sum(math.prod(array.shape) for array in jax.tree.leaves(params))
-
-
-def _axes(entry: str | tuple[str, ...] | None) -> str:
-    """Format one entry of a PartitionSpec."""
-    if entry is None:
-        return "-"
-    return entry if isinstance(entry, str) else "+".join(entry)

@@ -33,12 +33,9 @@ _INIT_STREAM, _TRAIN_STREAM = 0, 1
 
 
 def train_step(
-    objective: Objective,
-    optimizer: Optimizer,
-    accumulation: Accumulation,
-    state: TrainState,
+    objective: Objective, optimizer: Optimizer, accumulation: Accumulation, state: TrainState,
     batch: Batch,
-) -> tuple[TrainState, LossAndMetrics]:
+) -> tuple[TrainState, LossAndMetrics]:  # fmt: skip
     """Take one step: plan, gather the touched table rows, differentiate, update.
 
     `objective` is the one of this step (`Objective.at_step`). Returns the next state, and sums and
@@ -146,15 +143,10 @@ class TrainFunctions:
 
 
 def make_train_functions(
-    objective: Objective,
-    optimizer_settings: OptimizerSettings,
-    mesh_settings: sharding.MeshSettings,
-    mesh: Mesh | AbstractMesh,
-    *,
-    num_steps: int,
-    accumulation: Accumulation = WHOLE_BATCHES,
-    prng: str = "threefry2x32",
-) -> TrainFunctions:
+    objective: Objective, optimizer_settings: OptimizerSettings,
+    mesh_settings: sharding.MeshSettings, mesh: Mesh | AbstractMesh, *, num_steps: int,
+    accumulation: Accumulation = WHOLE_BATCHES, prng: str = "threefry2x32",
+) -> TrainFunctions:  # fmt: skip
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
     An abstract `mesh` gives the state's shardings only. `num_steps` is the length of the learning
@@ -172,15 +164,10 @@ def make_train_functions(
 
 
 def _stage_functions(
-    objective: Objective,
-    optimizer: Optimizer,
-    mesh_settings: sharding.MeshSettings,
-    mesh: Mesh | AbstractMesh,
-    accumulation: Accumulation,
-    prng: str,
-    stage: Stage,
+    objective: Objective, optimizer: Optimizer, mesh_settings: sharding.MeshSettings,
+    mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, stage: Stage,
     following: TrainFunctions | None,
-) -> TrainFunctions:
+) -> TrainFunctions:  # fmt: skip
     """Build the functions of a stage; see `make_train_functions`."""
 
     # Jitted so that it is traced once, for the shapes and for `init`.
@@ -190,12 +177,9 @@ def _stage_functions(
         root = jax.random.key(seed, impl=prng)
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
-            step=jnp.int32(0),
-            params=params,
-            opt_state=optimizer.init(params),
-            key_data=jax.random.key_data(root),
-            extra=objective.init_extra(),
-        )
+            step=jnp.int32(0), params=params, opt_state=optimizer.init(params),
+            key_data=jax.random.key_data(root), extra=objective.init_extra(),
+        )  # fmt: skip
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
@@ -209,41 +193,32 @@ def _stage_functions(
         state = nn.unbox(boxed_state(seed))
         return dataclasses.replace(state, params=merged(state.params, given or {}))
 
-    new_opt_state = jax.jit(
-        sharding.traced_on(mesh, optimizer.init), out_shardings=shardings.opt_state
-    )
+    init_optimizer = sharding.traced_on(mesh, optimizer.init)
+    new_opt_state = jax.jit(init_optimizer, out_shardings=shardings.opt_state)
 
     def compiled(name: str, function: Callable, **options: Any) -> Any:
         traced = sharding.traced_on(mesh, function)
         traced.__name__ = name  # the program's name in profiles
         return jax.jit(traced, **options)
 
+    reports = {"static_argnums": 0, "donate_argnums": 1, "out_shardings": (shardings, metrics)}
     return TrainFunctions(
-        objective=objective,
-        mesh=mesh,
-        stage=stage,
+        objective, mesh, stage,
         init=compiled("init", init, donate_argnums=1, out_shardings=shardings),
         train_step=compiled(
             "train_step",
             lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
-            static_argnums=0,
-            donate_argnums=1,
-            out_shardings=(shardings, metrics),
+            **reports,
         ),
         refresh=compiled(
-            "refresh",
-            lambda names, state: refresh(objective, optimizer, names, state),
-            static_argnums=0,
-            donate_argnums=1,
-            out_shardings=(shardings, metrics),
+            "refresh", lambda names, state: refresh(objective, optimizer, names, state), **reports
         ),
         apply_pending_updates=compiled(
             "apply_pending_updates",
             functools.partial(apply_pending_updates, optimizer),
-            donate_argnums=0,
-            out_shardings=shardings,
+            donate_argnums=0, out_shardings=shardings,
         ),
         abstract_state=abstract_state,
         begin=lambda state: dataclasses.replace(state, opt_state=new_opt_state(state.params)),
         following=following,
-    )
+    )  # fmt: skip
