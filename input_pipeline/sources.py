@@ -178,7 +178,7 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
     """
     found = []
     for key, path in _parallel_paths(spec):
-        source = (_aligned_folder if path.is_dir() else _tsv)(key, path, spec)
+        source = (aligned_folder if path.is_dir() else _tsv)(key, path, spec)
         repeated = {one for one in source.languages if source.languages.count(one) > 1}
         if repeated:
             raise ValueError(
@@ -334,7 +334,7 @@ def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
     return ParallelSource(key, _name(path), wanted, (path,), rows)
 
 
-def _aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
+def aligned_folder(key: str, folder: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
     """Return the rows of a folder with a text file, and optionally a file of ids, per language."""
     files = _text_files(folder, spec, ("txt",), may_be_shards=False)
     ids = _text_files(folder, spec, ("ids",), may_be_shards=False)

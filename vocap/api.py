@@ -61,6 +61,7 @@ def build(
     size: int,
     *,
     heldout: Mapping[str, Iterable[str]] | None = None,
+    parallel: Mapping[str, Iterable[str]] | None = None,
     cache: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Vocabulary:
@@ -70,10 +71,11 @@ def build(
         vocabulary = vocap.build(texts, size=8000)
         vocabulary.encode("the cat")
 
-    The methods of `compare` are scored on `heldout`. `cache` is a folder for intermediate results;
-    none by default. `settings` are other fields of `VocabularySettings`, such as `method`, `alpha`
-    or `sizes`, whose default is tenths of `size`. `num_workers` above 1 needs a program whose work
-    is under `if __name__ == "__main__"`.
+    The methods of `compare` are scored on `heldout`. `parallel` has sentences that say the same in
+    all languages, for `method="union"` with a `parity`. `cache` is a folder for intermediate
+    results; none by default. `settings` are other fields of `VocabularySettings`, such as `method`,
+    `alpha` or `sizes`, whose default is tenths of `size`. `num_workers` above 1 needs a program
+    whose work is under `if __name__ == "__main__"`.
 
     Raises ValueError if a setting is out of its limits, a language has no text, or the texts are
     too small for so many pieces; the message names it.
@@ -85,5 +87,7 @@ def build(
     chosen = VocabularySettings(target_size=size, **settings)
     train = {language: list(text) for language, text in texts.items()}
     aside = {language: list(text) for language, text in (heldout or {}).items()}
+    same = {language: list(text) for language, text in (parallel or {}).items()}
     with tempfile.TemporaryDirectory() as scratch:
-        return Vocabulary(build_vocabulary(train, aside, chosen, pathlib.Path(cache or scratch)))
+        folder = pathlib.Path(cache or scratch)
+        return Vocabulary(build_vocabulary(train, aside, chosen, folder, parallel=same))

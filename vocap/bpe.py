@@ -21,12 +21,17 @@ _AT_ONCE = 100_000
 
 
 def train(
-    table: RunTable, size: int, *, character_coverage: float, max_piece_length: int
+    table: RunTable,
+    size: int,
+    *,
+    character_coverage: float,
+    max_piece_length: int,
+    may_be_fewer: bool = False,
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Train `size` pieces by merges, and their scores [V] float64: 0, -1, ..., the earliest first.
 
     Every character that must be covered is a piece. Returns None if the text has more of them than
-    `size`, or too few merges.
+    `size`, or too few merges; these are returned if there `may_be_fewer`.
     """
     model = io.BytesIO()
     counts = np.maximum(np.rint(table.counts * _COUNT_STEPS), 1).astype(np.int64)
@@ -38,6 +43,7 @@ def train(
             model_type="bpe",
             input_format="tsv",
             vocab_size=size + 1,
+            hard_vocab_limit=not may_be_fewer,
             character_coverage=character_coverage,
             max_sentencepiece_length=max_piece_length,
             # Runs are normalised, and begin with a visible space where there was one.
@@ -52,7 +58,7 @@ def train(
         raise
     pieces = model_proto.ModelProto.FromString(model.getvalue()).pieces
     normal = [piece for piece in pieces if piece.type == _KINDS.NORMAL]
-    if len(normal) < size:
+    if len(normal) < size and not may_be_fewer:
         return None
     return tuple(p.piece for p in normal), np.array([p.score for p in normal], np.float64)
 

@@ -10,12 +10,13 @@ import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
-from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram
+from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram, union
 from vocap.allocation import language_probabilities
-from vocap.settings import BPE, VocabularySettings
+from vocap.settings import VocabularySettings
 from xlm.common import artifacts, processes
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
@@ -54,21 +55,29 @@ def build_vocabulary(
     settings: VocabularySettings,
     cache: pathlib.Path,
     progress: Progress = lambda items, *_: items,
+    parallel: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> BuiltVocabulary:
     """Build a vocabulary from training text per language.
 
     `heldout` has text of some or all languages, on which methods are compared. `progress` wraps the
-    iteration over finished work, given its name and length. Raises ValueError if a language has no
-    feasible size, or the target size cannot be reached.
+    iteration over finished work, given its name and length. `parallel` has sentences that say the
+    same in all languages, by which `settings.parity` measures their costs. Raises ValueError if a
+    language has no feasible size, or the target size cannot be reached.
     """
     # Checked here, before hours of training.
+    if settings.parity and not parallel and (without := sorted(set(train) - set(heldout))):
+        raise ValueError(
+            f"vocab.parity is {settings.parity}, but there is no text of {', '.join(without)} to "
+            "measure their tokens on; give parallel text by vocab.parallel, or hold some text out "
+            "(corpus.heldout_fraction)"
+        )
     if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
     _check_initial_sizes(settings, train)
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}
-    together = MixtureTrainer(train, languages, prepared, settings, cache)
+    together = MixtureTrainer(train, languages, prepared, settings, cache, parallel)
     choices, scores = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
@@ -81,6 +90,7 @@ def build_vocabulary(
             num_clusters=settings.num_clusters,
             train_together=together.train,
             train_merges=together.train_merges,
+            train_union=together.train_union,
             initial_sizes=settings.initial_sizes,
         )
         scores[method] = together.fit_scores(choices[method])
@@ -231,6 +241,16 @@ def _build_language(
     unigram.write_vocabularies(prepared.vocabularies, vocabularies)
 
 
+def _write_scored(path: pathlib.Path, found: tuple[Sequence[str], np.ndarray]) -> None:
+    with entries.written(path) as aside:
+        np.savez(aside, pieces=np.array(found[0]), scores=found[1])
+
+
+def _read_scored(path: pathlib.Path) -> tuple[tuple[str, ...], np.ndarray]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return tuple(arrays["pieces"].tolist()), arrays["scores"]
+
+
 def _score(
     choice: methods.Choice, scores: np.ndarray, languages: Mapping[str, Language]
 ) -> dict[str, comparison.Score]:
@@ -249,6 +269,7 @@ class MixtureTrainer:
     prepared: Mapping[str, _Prepared]
     settings: VocabularySettings
     cache: pathlib.Path
+    parallel: Mapping[str, Sequence[str]]
 
     def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
         """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
@@ -278,7 +299,7 @@ class MixtureTrainer:
         return unigram.read_vocabularies(path)
 
     def train_merges(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
-        """Train the merges of all languages' mixture; see `methods.TrainMerges`."""
+        """Train the merges of all languages' mixture; see `methods.TrainScored`."""
         coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
         languages = tuple(self.languages)
         key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
@@ -293,25 +314,47 @@ class MixtureTrainer:
                     "more characters than that, or too little text; change vocab.target_size, or "
                     "leave bpe out of vocab.compare"
                 )
-            with entries.written(path) as aside:
-                np.savez(aside, pieces=np.array(merges[0]), scores=merges[1])
-        with np.load(path, allow_pickle=False) as arrays:
-            return tuple(arrays["pieces"].tolist()), arrays["scores"]
+            _write_scored(path, merges)
+        return _read_scored(path)
+
+    def train_union(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
+        one = self.settings
+        used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
+        key = artifacts.fingerprint(
+            self._text_key(tuple(self.languages)), size, used,
+            [one.parity, self._measured_key()] if one.parity else [],
+        )  # fmt: skip
+        path = self.cache / "union" / f"{key}.npz"
+        if not entries.is_whole(path):
+            tables = self._truncated(tuple(self.languages))
+            shares = {
+                language: found.probability**one.beta for language, found in self.languages.items()
+            }
+            measured = {language: runs.count_runs(text) for language, text in self.parallel.items()}
+            if one.parity and not measured:
+                heldout = {language: found.heldout for language, found in self.languages.items()}
+                measured = {lang: table for lang, table in heldout.items() if table is not None}
+            shares = union.fair_shares(
+                tables, shares, measured, one, is_parallel=bool(self.parallel)
+            )
+            _write_scored(path, union.train(tables, shares, one))
+        return _read_scored(path)
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
-        if choice.kind == BPE:
-            return choice.initial_scores
+        if choice.is_scored:
+            return choice.scores
         key = artifacts.fingerprint(
             self._text_key(tuple(self.languages)),
             choice.pieces,
-            choice.initial_scores.tolist(),
+            choice.scores.tolist(),
             self.settings.em_iterations,
         )
         path = self.cache / "scores" / f"{key}.npy"
         if not entries.is_whole(path):
             log_probs = merge.fit_scores(
-                choice.pieces, choice.initial_scores, self._mixture_of_all,
+                choice.pieces, choice.scores, self._mixture_of_all,
                 self.settings.em_iterations,
             )  # fmt: skip
             with entries.written(path) as aside:
@@ -332,8 +375,23 @@ class MixtureTrainer:
     def _mixture_of_all(self) -> runs.RunTable:
         return self._mixture(tuple(self.languages))
 
+    def _measured_key(self) -> str:
+        """Identify the text on which the languages' costs are measured."""
+        if self.parallel:
+            return artifacts.fingerprint({one: list(text) for one, text in self.parallel.items()})
+        return artifacts.fingerprint(
+            {
+                language: str(one.heldout and one.heldout.name)
+                for language, one in self.prepared.items()
+            }
+        )
+
     def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
-        """Return the mixture, truncated to about `max_characters`.
+        """Return the mixture, truncated to about `max_characters`."""
+        return runs.mixture(self._truncated(languages), self._shares(languages))
+
+    def _truncated(self, languages: tuple[str, ...]) -> dict[str, runs.RunTable]:
+        """Return tables of about `max_characters` together.
 
         Each language loses the same share of its characters. Taking the most frequent runs of the
         mixture itself would discriminate against languages without spaces, since most of their runs
@@ -349,7 +407,7 @@ class MixtureTrainer:
                 )
                 for language, table in tables.items()
             }
-        return runs.mixture(tables, self._shares(languages))
+        return tables
 
     def _sentences(self, languages: tuple[str, ...]) -> list[str]:
         """Draw sentences so that language i makes up the share q_i of the bytes."""

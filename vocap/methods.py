@@ -6,9 +6,10 @@
 - clustered: one training per cluster of languages with similar vocabularies, as for XLM-V. A
   cluster has the capacity that VoCap gives its languages.
 - bpe: byte-pair encoding of the mixture of all languages, as for the models before XLM-R.
+- union: merges of the mixture, pruned by the tokens that they save (`vocap.union`).
 
-All meet the same target exactly. The same EM then scores their pieces, except those of bpe: the
-order of their merges is their score, which also segments text.
+All meet the same target exactly. The same EM then scores their pieces. Those of union are scored on
+a mixture of its own, and those of bpe by the order of their merges, which also segments text.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ _CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
 
 # Trains the vocabularies of some languages together: (languages, sizes) -> vocabularies.
 TrainTogether = Callable[[tuple[str, ...], tuple[int, ...]], Vocabularies]
-# Trains the merges of all languages together: number of pieces -> pieces, scores.
-TrainMerges = Callable[[int], tuple[Sequence[str], np.ndarray]]
+# Trains merges, or the union, of all languages: number of pieces -> pieces, scores.
+TrainScored = Callable[[int], tuple[Sequence[str], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +40,19 @@ class Choice:
 
     Attributes:
       pieces: exactly as many distinct pieces as the budget, in code point order.
-      initial_scores: [V] float64: initial log probabilities of EM; for bpe the final scores, the
-        larger the earlier merged.
-      allocation: sizes per language, or per cluster; None for joint and bpe.
+      scores: [V] float64: log probabilities; for bpe any numbers, the larger the earlier merged.
+      allocation: sizes per language, or per cluster; None for joint, bpe and union.
       groups: languages trained together, by the names that `allocation` uses.
       kind: `UNIGRAM` or `BPE`.
+      is_scored: whether the scores are final, and not the first ones of EM.
     """
 
     pieces: tuple[str, ...]
-    initial_scores: np.ndarray
+    scores: np.ndarray
     allocation: Allocation | None
     groups: dict[str, tuple[str, ...]]
     kind: str = UNIGRAM
+    is_scored: bool = False
 
 
 def choose(
@@ -62,22 +64,25 @@ def choose(
     budget: int,
     num_clusters: int,
     train_together: TrainTogether,
-    train_merges: TrainMerges,
+    train_merges: TrainScored,
+    train_union: TrainScored,
     initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
     """Choose the pieces by one of `METHODS`; raise ValueError if the budget cannot be met.
 
     `probabilities` are q_i of Eq. 3 and `beta` their exponent in Eq. 2. `num_clusters` and
-    `train_together` serve "clustered", `train_together` also "joint", `train_merges` "bpe", and
-    `initial_sizes` "vocap" (see `allocation.allocate`).
+    `train_together` serve "clustered", `train_together` also "joint", `train_merges` "bpe",
+    `train_union` "union", and `initial_sizes` "vocap" (see `allocation.allocate`).
     """
     if method == "joint":
         joint = train_together(tuple(sorted(vocabularies)), (budget,))
         log_probs = joint.log_probs[0].astype(np.float64)
-        return _together(vocabularies, joint.curve.vocabulary(0), log_probs, UNIGRAM)
+        return _together(vocabularies, joint.curve.vocabulary(0), log_probs)
     if method == "bpe":
         pieces, scores = train_merges(budget)
-        return _together(vocabularies, pieces, scores, BPE)
+        return _together(vocabularies, pieces, scores, BPE, is_scored=True)
+    if method == "union":
+        return _together(vocabularies, *train_union(budget), is_scored=True)
     if method == "clustered":
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}
@@ -90,16 +95,22 @@ def choose(
 
 
 def _together(
-    vocabularies: Mapping[str, Vocabularies], pieces: Sequence[str], scores: np.ndarray, kind: str
+    vocabularies: Mapping[str, Vocabularies],
+    pieces: Sequence[str],
+    scores: np.ndarray,
+    kind: str = UNIGRAM,
+    *,
+    is_scored: bool = False,
 ) -> Choice:
     """Choose pieces that were trained on the mixture of all languages."""
     order = sorted(range(len(pieces)), key=pieces.__getitem__)
     return Choice(
         pieces=tuple(pieces[i] for i in order),
-        initial_scores=scores[order],
+        scores=scores[order],
         allocation=None,
         groups={"all": tuple(sorted(vocabularies))},
         kind=kind,
+        is_scored=is_scored,
     )
 
 

@@ -68,12 +68,12 @@ def train(
     targets = sorted(target for target in set(sizes) if target >= size > 0)
     if not targets:
         return NestedVocabularies((), (), text.num_unknown)
-    trunk = _Trunk(text, find_seeds(text, max_piece_length, max_seeds))
+    trunk = Trunk(text, find_seeds(text, max_piece_length, max_seeds))
     cuts: list[SizedVocabulary] = []  # ids are those of the seeds until all cuts are known
     while targets:
         trunk.fit()
         ranking = trunk.rank()
-        while targets and ranking.is_last_for(_desired(targets[-1])):
+        while targets and ranking.is_last_for(desired(targets[-1])):
             cut = trunk.cut(ranking, targets.pop())
             if cut is not None:
                 cuts.append(cut)
@@ -95,13 +95,13 @@ def with_unknown(log_probs: np.ndarray) -> np.ndarray:
     return np.append(log_probs, np.min(log_probs) - UNKNOWN_PENALTY)
 
 
-def _desired(target: int) -> int:
+def desired(target: int) -> int:
     """Return the number of pieces before the final choice; SentencePiece includes the unknown."""
     return int(_CUT_FACTOR * (target + 1))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ranking:
+class Ranking:
     """Ranking of the pieces for a prune, and the best segmentation `paths` of the text.
 
     `kept` are the characters in use, which are never pruned; `candidates` the other pieces in use,
@@ -121,7 +121,7 @@ class _Ranking:
         return desired >= min(self.shrunk, len(self.kept) + len(self.candidates))
 
 
-class _Trunk:
+class Trunk:
     """The training without a target: pieces, scores, and the lattice of the text.
 
     Pieces 0 to A - 1 are the characters. Those that drop out of the model stay in the lattice as
@@ -153,8 +153,11 @@ class _Trunk:
             self._scores = logs - scipy.special.digamma(counts[stays].sum())
             self._restrict(stays)
 
-    def rank(self) -> _Ranking:
-        """Rank pieces by the loss of likelihood of the text without them."""
+    def rank(self, *, by_tokens: bool = False) -> Ranking:
+        """Rank pieces by the loss of likelihood of the text without them, or by the tokens added.
+
+        Either takes the second-best segmentation of the piece itself for its occurrences.
+        """
         scores = self._with_unknown()
         paths = self._lattice.best_paths(scores)
         counts = paths.counts(self._text.weights, len(scores))
@@ -170,26 +173,37 @@ class _Trunk:
         total = counts.sum()
         ranked = np.flatnonzero(in_use & (other <= scores) & (np.arange(len(scores)) >= self._size))
         count, alternatives = counts[ranked], num_pieces[ranked]
-        log_prob = np.log(count) - np.log(total)
-        log_prob_of_other = log_counts[ranked] - alternatives * np.log(
-            total + count * (alternatives - 1)
-        )
-        loss = count / total * (log_prob - log_prob_of_other)
-        return _Ranking(
+        if by_tokens:
+            loss = count * (alternatives - 1)
+        else:
+            log_prob = np.log(count) - np.log(total)
+            log_prob_of_other = log_counts[ranked] - alternatives * np.log(
+                total + count * (alternatives - 1)
+            )
+            loss = count / total * (log_prob - log_prob_of_other)
+        return Ranking(
             kept=np.flatnonzero(in_use[: self._size]),
             candidates=ranked[np.argsort(-loss, kind="stable")],
             shrunk=int(_SHRINKING_FACTOR * self._in_model.sum()),
             paths=paths,
         )
 
-    def prune(self, ranking: _Ranking) -> None:
+    def prune(self, ranking: Ranking) -> None:
         stays = np.zeros(len(self._in_model), bool)
         stays[ranking.first(ranking.shrunk)] = True
         self._restrict(stays)
 
-    def cut(self, ranking: _Ranking, target: int) -> SizedVocabulary | None:
+    def first_ranked(self, ranking: Ranking, target: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the seeds of all characters and of the first candidates, and their scores.
+
+        They are `target` in all, or fewer where the candidates are.
+        """
+        ids = np.concatenate([np.arange(self._size), ranking.candidates[: target - self._size]])
+        return self._seed_of[ids], self._with_unknown()[ids]
+
+    def cut(self, ranking: Ranking, target: int) -> SizedVocabulary | None:
         """Return the vocabulary of `target` pieces, or None if the text does not fill it."""
-        kept = ranking.first(_desired(target))
+        kept = ranking.first(desired(target))
         lowest = self._scores[kept].min(initial=0.0)
         scores = np.full(len(self._scores), -np.inf)
         in_cut = np.zeros(len(scores), bool)
@@ -210,7 +224,7 @@ class _Trunk:
         return SizedVocabulary(self._seed_of[ids], scores[ids], counts[ids])
 
     def _counts_under(
-        self, scores: np.ndarray, returning: np.ndarray, ranking: _Ranking
+        self, scores: np.ndarray, returning: np.ndarray, ranking: Ranking
     ) -> np.ndarray:
         """Count each piece in the best segmentation under `scores`."""
         counts = ranking.paths.counts(self._text.weights, len(scores))

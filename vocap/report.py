@@ -21,6 +21,8 @@ _METHODS = {
     "language has a size of its own",
     "clustered": "languages with similar vocabularies are trained together, and clusters grow in "
     "proportion to what VoCap would give their languages, as for XLM-V",
+    "union": "byte-pair merges of all languages' text, pruned by the tokens that they save; shares "
+    "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
     "bpe": "byte-pair encoding of the mixture of all languages in the shares q; no language has a "
     "size of its own, and text is segmented by the merges",
 }

@@ -12,12 +12,13 @@ coverage in single precision, so at a coverage of 1 it loses the rarest characte
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import numba
 import numpy as np
 
-from vocap.lattice import Lattice
-from vocap.runs import MIXED, SPACE, RunTable, first_byte
+from vocap.lattice import Lattice, build_trie
+from vocap.runs import MIXED, SPACE, RunTable, Text, first_byte
 from vocap.settings import LENGTH_BITS
 
 _SMALL = 12  # largest range of suffixes for insertion sort
@@ -64,31 +65,72 @@ class Seeds:
 
 def cover(table: RunTable, character_coverage: float) -> TrainingText:
     """Require the most frequent characters up to `character_coverage`; cut runs at all others."""
-    counts = np.repeat(table.counts, np.diff(table.text.offsets))
-    alphabet, inverse = np.unique(table.text.characters, return_inverse=True)
-    frequency = np.bincount(inverse, counts, len(alphabet))
-    by_frequency = np.argsort(-frequency, kind="stable")
-    before = np.concatenate([[0], np.cumsum(frequency[by_frequency])])[:-1]
-    # In single precision, as SentencePiece compares them.
-    reached = (before / max(frequency.sum(), 1)).astype(np.float32) >= np.float32(
-        character_coverage
-    )
-    reached &= character_coverage < 1
-    required = np.sort(by_frequency[~reached])
-    dense = np.full(len(alphabet), -1, np.int32)
-    dense[required] = np.arange(len(required))
-    characters, offsets, run_of_part, follow = _cut(
-        dense[inverse], table.text.offsets, table.follow, first_byte(ord(SPACE))
-    )
-    return TrainingText(
-        characters=characters,
-        offsets=offsets,
-        weights=table.counts[run_of_part].astype(np.float64),
-        follow=follow,
-        alphabet=alphabet[required],
-        frequency=frequency[required],
-        num_unknown=frequency.sum() - frequency[required].sum(),
-    )
+    characters = _Characters(table)
+    return characters.cut(characters.required(character_coverage))
+
+
+def cover_each(
+    mixture: RunTable, tables: Iterable[RunTable], character_coverage: float
+) -> TrainingText:
+    """Cut a mixture's runs as `cover`, but at characters that no language's own text requires."""
+    parts = [_Characters(table) for table in tables]
+    needed = np.concatenate([one.alphabet[one.required(character_coverage)] for one in parts])
+    characters = _Characters(mixture)
+    return characters.cut(np.flatnonzero(np.isin(characters.alphabet, needed)))
+
+
+class _Characters:
+    """The distinct characters of a table: `alphabet` [A], ascending, and their `frequency` [A]."""
+
+    def __init__(self, table: RunTable):
+        self._table = table
+        counts = np.repeat(table.counts, np.diff(table.text.offsets))
+        self.alphabet, self._inverse = np.unique(table.text.characters, return_inverse=True)
+        self.frequency = np.bincount(self._inverse, counts, len(self.alphabet))
+
+    def required(self, character_coverage: float) -> np.ndarray:
+        """Return indices, ascending, of the most frequent characters up to the coverage."""
+        by_frequency = np.argsort(-self.frequency, kind="stable")
+        before = np.concatenate([[0], np.cumsum(self.frequency[by_frequency])])[:-1]
+        # In single precision, as SentencePiece compares them.
+        reached = (before / max(self.frequency.sum(), 1)).astype(np.float32) >= np.float32(
+            character_coverage
+        )
+        reached &= character_coverage < 1
+        return np.sort(by_frequency[~reached])
+
+    def cut(self, required: np.ndarray) -> TrainingText:
+        table = self._table
+        dense = np.full(len(self.alphabet), -1, np.int32)
+        dense[required] = np.arange(len(required))
+        characters, offsets, run_of_part, follow = _cut(
+            dense[self._inverse], table.text.offsets, table.follow, first_byte(ord(SPACE))
+        )
+        return TrainingText(
+            characters=characters,
+            offsets=offsets,
+            weights=table.counts[run_of_part].astype(np.float64),
+            follow=follow,
+            alphabet=self.alphabet[required],
+            frequency=self.frequency[required],
+            num_unknown=self.frequency.sum() - self.frequency[required].sum(),
+        )
+
+
+def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:
+    """Take given pieces, with the alphabet first, as the seeds; each occurs in the text."""
+    alphabet = text.alphabet.tobytes().decode("utf-32-le")
+    longer = [piece for piece in pieces if len(piece) > 1]
+    strings = Text(text.alphabet[text.characters], text.offsets)
+    lattice = build_trie([*alphabet, *longer]).match(strings)
+    found = (lattice.arcs >> LENGTH_BITS).astype(np.int32)
+    position = np.repeat(np.arange(len(text.characters)), np.diff(lattice.begins))
+    begins = np.zeros(len(alphabet) + len(longer), np.int64)
+    begins[found[::-1]] = position[::-1]
+    lengths = np.fromiter(map(len, (*alphabet, *longer)), np.int32)
+    weights = np.repeat(text.weights, np.diff(text.offsets))
+    scores = np.bincount(found, weights[position], len(begins)) * lengths
+    return Seeds(scores, begins, lengths, lattice)
 
 
 def find_seeds(text: TrainingText, max_length: int, max_seeds: int) -> Seeds:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from xlm.common import schema
 
-METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe")
+METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union")
 LENGTH_BITS = 5  # of a piece's length, in an arc of a lattice
 MAX_PIECE_LENGTH = 1 << LENGTH_BITS  # characters
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
@@ -64,6 +64,8 @@ class VocabularySettings(TrainerSettings):
       initial_sizes: sizes that languages begin at under the method "vocap", instead of their
         smallest; see `allocation.allocate`.
       num_clusters: clusters of the method "clustered".
+      parity: of the method "union", from 0, shares q^beta, to 1, equal tokens for the same content
+        in all languages as far as text allows; see `union.fair_shares`.
       max_characters: limit on the text of one training, of a single language or of several
         together: the most frequent runs of each language are kept, up to this many characters in
         all; 0 for no limit. Training takes about 80 bytes of memory per character.
@@ -80,6 +82,7 @@ class VocabularySettings(TrainerSettings):
     beta: float = schema.key(0.7, at_least=0)
     initial_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_clusters: int = schema.key(4, at_least=1)
+    parity: float = schema.key(0.0, at_least=0, at_most=1)
     max_characters: int = schema.key(100_000_000, at_least=0)
     em_iterations: int = schema.key(5, at_least=0)
     num_workers: int = schema.key(2, at_least=1, effect="records")
@@ -91,6 +94,11 @@ class VocabularySettings(TrainerSettings):
             raise ValueError(
                 f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
                 "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
+            )
+        if self.parity and "union" not in (self.method, *self.compare):
+            raise ValueError(
+                f"vocab.parity is {self.parity}, but vocab.method is {self.method!r}; set "
+                "vocab.method=union, or vocab.parity=0"
             )
         if self.budget < 1:
             raise ValueError(

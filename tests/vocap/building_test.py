@@ -126,9 +126,7 @@ class ResultTest(BuildTest):
         tables = {name: language.table for name, language in self.first.languages.items()}
         shares = {name: language.probability for name, language in self.first.languages.items()}
         choice = self.first.choice
-        log_probs = merge.fit_scores(
-            choice.pieces, choice.initial_scores, runs.mixture(tables, shares), 3
-        )
+        log_probs = merge.fit_scores(choice.pieces, choice.scores, runs.mixture(tables, shares), 3)
         self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
 
     def test_scores_of_a_method_are_those_of_its_model_on_heldout_text(self):
@@ -258,7 +256,7 @@ class CacheTest(BuildTest):
         cache = self.copy_of_first_cache()
         first = run(cache, compare=(), em_iterations=0)
         start = np.full(SETTINGS.budget, -2.0)
-        choice = dataclasses.replace(first.choice, initial_scores=start)
+        choice = dataclasses.replace(first.choice, scores=start)
         with mock.patch.object(methods, "choose", return_value=choice):
             other = run(cache, compare=(), em_iterations=0)
         self.assertEqual(other.model, merge.write_model(choice.pieces, start))

@@ -77,9 +77,9 @@ class ChooseTest(parameterized.TestCase):
         choice = choose(method, budget)
         self.assertLen(choice.pieces, budget)
         self.assertEqual(list(choice.pieces), sorted(set(choice.pieces)))
-        self.assertEqual(choice.initial_scores.shape, (budget,))
-        self.assertTrue(np.isfinite(choice.initial_scores).all())
-        self.assertLessEqual(choice.initial_scores.max(), 0)
+        self.assertEqual(choice.scores.shape, (budget,))
+        self.assertTrue(np.isfinite(choice.scores).all())
+        self.assertLessEqual(choice.scores.max(), 0)
         self.assertEqual(choice.kind, BPE if method == "bpe" else UNIGRAM)
         grouped = [language for group in choice.groups.values() for language in group]
         self.assertCountEqual(grouped, LANGUAGES)
@@ -95,7 +95,7 @@ class ChooseTest(parameterized.TestCase):
         choice = choose(method)
         self.assertEqual(other.pieces, choice.pieces)
         self.assertEqual(other.groups, choice.groups)
-        np.testing.assert_allclose(other.initial_scores, choice.initial_scores, rtol=1e-12)
+        np.testing.assert_allclose(other.scores, choice.initial_scores, rtol=1e-12)
 
     @parameterized.parameters("vocap", "proportional", "uniform")
     def test_languages_get_what_the_allocation_says(self, method):
@@ -114,7 +114,7 @@ class ChooseTest(parameterized.TestCase):
             rarest = min(value for value in sums.values() if value)
             # A piece that is in no chosen vocabulary starts like the rarest.
             expected = [np.log(sums[piece] or rarest) for piece in choice.pieces]
-            np.testing.assert_allclose(choice.initial_scores, expected, rtol=1e-9)
+            np.testing.assert_allclose(choice.scores, expected, rtol=1e-9)
             left += not all(sums.values())
         self.assertTrue(left or method != "vocap")
 
@@ -142,7 +142,7 @@ class TogetherTest(absltest.TestCase):
         for method, (pieces, scores) in trained.items():
             choice = choose(method)
             self.assertEqual(
-                dict(zip(choice.pieces, choice.initial_scores, strict=True)),
+                dict(zip(choice.pieces, choice.scores, strict=True)),
                 dict(zip(pieces, scores, strict=True)),
             )
             self.assertIsNone(choice.allocation)
@@ -168,14 +168,14 @@ class ClusteredTest(parameterized.TestCase):
         sums = mixed(choice, parts, weights)
         rarest = min(value for value in sums.values() if value)
         np.testing.assert_allclose(
-            choice.initial_scores, [np.log(s or rarest) for s in sums.values()], rtol=1e-9
+            choice.scores, [np.log(s or rarest) for s in sums.values()], rtol=1e-9
         )
 
     def test_one_cluster_is_joint(self):
         choice, joint = choose("clustered", num_clusters=1), choose("joint")
         self.assertEqual(choice.pieces, joint.pieces)
         self.assertEqual(choice.groups, {"cluster 1": LANGUAGES})
-        np.testing.assert_allclose(choice.initial_scores, joint.initial_scores, rtol=1e-6)
+        np.testing.assert_allclose(choice.scores, joint.initial_scores, rtol=1e-6)
 
     @parameterized.parameters(2, 3)
     def test_clusters_get_the_capacity_of_their_languages(self, num_clusters):

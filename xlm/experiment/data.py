@@ -10,6 +10,7 @@ import msgspec
 from absl import logging
 from ml_collections import ConfigDict
 
+from input_pipeline import sources
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
 from input_pipeline.packed_dataset import META, PackedDataset
 from input_pipeline.pair_sampling import Pair, PairSampling, sample_pairs
@@ -167,6 +168,31 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
             f"vocab.tables: {folder} has no tables <lang>.runs.gz; make them with xlm count"
         )
     return train, {language: heldout[language] for language in train if language in heldout}
+
+
+def parallel_sentences(config: ConfigDict) -> dict[str, list[str]]:
+    """Read the lines of vocab.parallel that all its languages have; {} if the key is empty.
+
+    Raises:
+      ValueError: there is no such folder, files differ in length, or no line is in all languages.
+    """
+    if not config.vocab.parallel:
+        return {}
+    folder = pathlib.Path(config.vocab.parallel)
+    if not folder.is_dir():
+        raise ValueError(f"vocab.parallel is {folder}, which is no folder; correct the path")
+    source = sources.aligned_folder("vocab.parallel", folder, corpus_spec(config))
+    rows = [row for row in source.rows() if row and all(row)]
+    if not rows:
+        raise ValueError(
+            f"vocab.parallel: {folder} has no line in all of its languages, "
+            f"{', '.join(source.languages) or 'none'}; it must have files <lang>.txt of the same "
+            "lines"
+        )
+    return {
+        language: list(text)
+        for language, text in zip(source.languages, zip(*rows, strict=True), strict=True)
+    }
 
 
 def packed_dataset_settings(config: ConfigDict) -> PackedDatasetSettings:

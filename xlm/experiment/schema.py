@@ -66,12 +66,15 @@ class _Sources:
       tables: folder of tables of run counts, read instead of text (docs/counting.md).
       amounts: JSON file of n_i of Eq. 3 per language; "" for the bytes of the text.
       allocation: JSON file of sizes exported from a build's report.html; languages begin at them.
+      parallel: folder of one file a language, line by line the same text, on which vocab.parity
+        measures tokens; "" for the text held out.
     """
 
     tokenizer: str = schema.key("", effect="place")
     tables: str = schema.key("", effect="place")
     amounts: str = schema.key("", effect="place")
     allocation: str = schema.key("", effect="place")
+    parallel: str = schema.key("", effect="place")
 
 
 class _Start:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -26,6 +27,10 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
     settings = builders.vocabulary_settings(config)
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
     train, heldout, origin = _sources(config, folders, cache)
+    parallel = builders.parallel_sentences(config)
+    if parallel:
+        _check_parallel(parallel, train)
+        origin["parallel"] = artifacts.fingerprint(parallel)
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
     defaults = schema.defaults_of_records()
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
@@ -42,13 +47,21 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
-        built = build_vocabulary(train, heldout, settings, cache, _progress)
+        built = build_vocabulary(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
         artifacts.write_bytes(folders.tokenizer, built.model)
         report.write_report(folders.vocab, built, settings)
         stage.finish()
     logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
+
+
+def _check_parallel(parallel: Mapping[str, Any], languages: Iterable[str]) -> None:
+    if missing := sorted(set(languages) - set(parallel)):
+        raise ValueError(
+            f"vocab.parallel has no text of {', '.join(missing)}; add files <lang>.txt, or leave "
+            "the languages out of corpus.languages"
+        )
 
 
 def _take(path: pathlib.Path, folders: builders.Folders) -> None:
