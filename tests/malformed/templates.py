@@ -119,7 +119,8 @@ def finished(folder: pathlib.Path) -> None:
     """A run of finetune.py that has ended, with parameters of zero, and text to predict on."""
     settings = tiny_tasks.config("pawsx", num_layers=0)
     pretrained = pretrained_builders.read_pretrained(settings.init_from)
-    objective = fine_tuning.objective(settings, pretrained)
+    encoder = fine_tuning.encoder_settings(settings, pretrained.settings)
+    objective = fine_tuning.with_head(settings, encoder)
     shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
     params = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
     notes = {**fine_tuning.model_notes(objective, pretrained), "step": 1, "value": 0.5}

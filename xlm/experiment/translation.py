@@ -369,25 +369,6 @@ def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, flo
     return result
 
 
-def metadata(config: ConfigDict) -> dict[str, Any]:
-    """Metadata of a run, with which its results begin."""
-    name = config.model_name or pathlib.Path(config.init_from).name
-    train, chosen = config.train, config.translation
-    return {
-        "task": config.task.name,
-        "model": f"{name}, random" if config.random_init else name,
-        "setting": "supervised",
-        "seed": train.seed,
-        "hyperparameters": {
-            "learning_rate": config.optimizer.learning_rate,
-            "batch_tokens": train.batch_tokens,
-            "num_steps": train.num_steps,
-            "decoder": f"{chosen.decoder_from} {chosen.decoder_layers}",
-            "averaged_checkpoints": train.averaged_checkpoints,
-        },
-    }
-
-
 def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:
     """Notes kept with the parameters, from which `model_of_notes` makes the model."""
     return {
