@@ -88,7 +88,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 _METHODS = ("joint", "proportional", "clustered", "uniform")
-_8K = {"vocap": {}, **{method: {"vocab.method": method} for method in _METHODS}, **_BETAS}
+_8K: dict[str, dict[str, Any]] = {
+    "vocap": {},
+    **{method: {"vocab.method": method} for method in _METHODS},
+    **_BETAS,
+}
 
 # What differs from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {

@@ -95,12 +95,9 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     num_steps = max(round(train.epochs * steps_per_epoch), 1)
     interval = max(num_steps // train.evaluations, 1)
     return settings(
-        TrainSettings,
-        train,
-        num_steps=num_steps,
-        evaluate_every=interval,
+        TrainSettings, train, num_steps=num_steps, evaluate_every=interval,
         checkpoint_every=interval,
-    )
+    )  # fmt: skip
 
 
 def mesh() -> Mesh:
@@ -177,12 +174,9 @@ def predictor(
 ) -> Predictor:
     """Predictor of scores for features."""
     return Predictor(
-        fine_tuning.outputs,
-        batch_size=config.evaluation.batch_size,
-        buckets=task_settings(config).lengths,
-        pad=pad,
-        mesh=mesh,
-    )
+        fine_tuning.outputs, batch_size=config.evaluation.batch_size,
+        buckets=task_settings(config).lengths, pad=pad, mesh=mesh,
+    )  # fmt: skip
 
 
 def keeper(
@@ -292,15 +286,9 @@ def sentence_encoder(
         params = jax.device_get(nn.unbox(initial))
     special = tokenizer.special
     return SentenceEncoder(
-        encoder,
-        params,
-        layer=options.layer,
-        batch_size=config.evaluation.batch_size,
-        buckets=options.lengths,
-        pad=special.pad,
-        specials=special.special_ids(),
-        mesh=mesh(),
-    )
+        encoder, params, layer=options.layer, batch_size=config.evaluation.batch_size,
+        buckets=options.lengths, pad=special.pad, specials=special.special_ids(), mesh=mesh(),
+    )  # fmt: skip
 
 
 def sentence_vectors(

@@ -80,13 +80,10 @@ def prepare(
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         selection = Selection(
-            metric,
-            [_part(config, options, model, one) for one in data["validation"]],
-            in_training,
+            metric, [_part(config, options, model, one) for one in data["validation"]], in_training,
             lambda one, outputs: _scored(model, one, outputs)[1],
-            (lambda *_: None) if count else keep,
-            {} if count else fine_tuning.kept(folder, [ALL]),
-        )
+            (lambda *_: None) if count else keep, {} if count else fine_tuning.kept(folder, [ALL]),
+        )  # fmt: skip
         with stopping() as should_stop:
             train(
                 functions, settings, folder, batches, [selection],
