@@ -1,11 +1,9 @@
 """Folders that cases begin with, made once each: text, rows, a run, models, data of tasks."""
 
-import atexit
 import contextlib
 import functools
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -54,13 +52,6 @@ def quick() -> Iterator[None]:
         mock.patch("xlm.experiment.translation_runs.train", train),
     ):
         yield
-
-
-@functools.cache
-def _scratch() -> pathlib.Path:
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    return pathlib.Path(folder.name)
 
 
 def text(folder: pathlib.Path) -> None:
@@ -139,7 +130,7 @@ TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
 
 @functools.cache
 def template(name: str) -> pathlib.Path:
-    folder = _scratch() / name
+    folder = tiny_tasks.scratch() / "templates" / name
     folder.mkdir(parents=True)
     TEMPLATES[name](folder)
     return folder
