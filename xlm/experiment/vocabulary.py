@@ -85,10 +85,12 @@ def _sources(
         origin = {"corpus": dataclasses.asdict(spec), "text": found.digest}
         return found.train, found.heldout, origin
     corpus = load_corpus(spec)
-    train = {language: corpus.sentences(language) for language in corpus.train}
     held_out = [language for language, some in corpus.heldout.items() if some]
-    heldout = {language: corpus.sentences(language, "heldout") for language in held_out}
-    return train, heldout, {"corpus": dataclasses.asdict(spec), "text": corpus.digest()}
+    return (
+        {language: corpus.sentences(language) for language in corpus.train},
+        {language: corpus.sentences(language, "heldout") for language in held_out},
+        {"corpus": dataclasses.asdict(spec), "text": corpus.digest()},
+    )
 
 
 def _progress(items: Iterable, name: str, total: int) -> Iterable:
