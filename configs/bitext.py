@@ -57,13 +57,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.max_train_bytes = 2_000_000
 
     config.vocab.target_size = 24_000
-
     config.model.update(num_layers=3, mlp_size=512, unroll=3)
-
     config.output_layer.refresh_every = 200
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_steps = 300
-
+    config.optimizer.update(learning_rate=2e-3, warmup_steps=300)
     config.train.num_steps = 4000
     return config

@@ -34,13 +34,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.vocab.target_size = 5000
 
     config.data.contrast_share = 0.5
-
-    config.output_layer.k = 10
-    config.output_layer.capacity = 1024
-    config.output_layer.refresh_every = 50
-
-    config.train.num_steps = 1200
-    config.train.batch_size = 16
-    config.train.evaluate_every = 300
-    config.train.checkpoint_every = 300
+    config.output_layer.update(k=10, capacity=1024, refresh_every=50)
+    config.train.update(num_steps=1200, batch_size=16, evaluate_every=300, checkpoint_every=300)
     return config

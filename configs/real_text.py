@@ -59,12 +59,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.parallel_heldout_fraction = 0.02
     config.corpus.max_train_bytes = 1_500_000
 
-    config.vocab.target_size = 30_000
-    config.vocab.sizes = tuple(range(1000, 8001, 1000))
-
-    config.data.contrast_share = 0.4
-    config.data.pair_buckets = (64,)
-    config.data.pair_alpha = 0.3
-
+    config.vocab.update(target_size=30_000, sizes=tuple(range(1000, 8001, 1000)))
+    config.data.update(contrast_share=0.4, pair_buckets=(64,), pair_alpha=0.3)
     config.evaluation.max_sequences = 64
     return config

@@ -32,7 +32,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import bitext, small
+from configs import bitext, small, xlm_r
 from xlm.experiment.schema import default_config
 
 _BASE = {
@@ -42,11 +42,7 @@ _BASE = {
     "optimizer.beta2": 0.999,
 }
 _LARGE = {
-    "model.embedding_size": 1024,
-    "model.hidden_size": 1024,
-    "model.num_layers": 24,
-    "model.num_heads": 16,
-    "model.mlp_size": 4096,
+    **xlm_r.size(24, 1024, 16),
     "model.remat": "full",
     "optimizer.learning_rate": 2e-4,
     "optimizer.stages": (("cross_attention", 24_000),),

@@ -32,12 +32,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.corpus.root = arg
     config.corpus.text = (
-        "bible/train",
-        "common_voice_text/train",
-        "wikiann_text",
-        "books",
-        "thai_messages",
-    )
+        "bible/train", "common_voice_text/train", "wikiann_text", "books", "thai_messages",
+    )  # fmt: skip
     config.corpus.languages = LANGUAGES
 
     config.vocab.compare = ("vocap", "proportional", "uniform", "joint", "clustered")

@@ -63,6 +63,7 @@ _KNN = {
     "optimizer.embedding_update": "rows",
 }
 _SHORT = {"train.num_steps": 500_000, **_500K}
+_BETAS = {f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)}
 
 # What differs from `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
@@ -77,34 +78,26 @@ RUNS: dict[str, dict[str, Any]] = {
     "vocap_500k_knn_half": {**_500K, **_KNN, **_HALF},
     "short_full": _SHORT,
     "short_knn": {**_SHORT, **_KNN},
-    **{
-        f"short_k{k}": {
-            **_SHORT,
-            **_KNN,
-            "output_layer.k": k,
-            "output_layer.capacity": 131_072 if k > 50 else 65_536,
-        }
-        for k in (5, 10, 25, 100)
+    **{f"short_k{k}": {**_SHORT, **_KNN, "output_layer.k": k} for k in (5, 10, 25)},
+    "short_k100": {
+        **_SHORT, **_KNN, "output_layer.k": 100, "output_layer.capacity": 131_072,
     },
-    **{
-        f"short_{kind}": {**_SHORT, **_KNN, "output_layer.kind": kind}
-        for kind in ("target_sampling", "nce", "neg")
-    },
-    **{f"short_beta{int(10 * beta)}": {**_SHORT, "vocab.beta": beta} for beta in (0.0, 0.3, 1.0)},
-}
-
+    **{f"short_{kind}": {**_SHORT, **_KNN, "output_layer.kind": kind}
+       for kind in ("target_sampling", "nce", "neg")},
+    **{f"short_{name}": {**_SHORT, **beta} for name, beta in _BETAS.items()},
+}  # fmt: skip
 
 _METHODS = ("joint", "proportional", "clustered", "uniform")
-_DOUBLE = {"vocab.target_size": 16_000}
+_8K: dict[str, dict[str, Any]] = {
+    "vocap": {},
+    **{method: {"vocab.method": method} for method in _METHODS},
+    **_BETAS,
+}
 
 # What differs from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {
-    "vocap": {},
-    "vocap_16k": _DOUBLE,
-    **{method: {"vocab.method": method} for method in _METHODS},
-    **{f"{method}_16k": {"vocab.method": method, **_DOUBLE} for method in _METHODS},
-    **{f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)},
-    **{f"beta{int(10 * beta)}_16k": {"vocab.beta": beta, **_DOUBLE} for beta in (0.0, 0.3, 1.0)},
+    **_8K,
+    **{f"{name}_16k": {**keys, "vocab.target_size": 16_000} for name, keys in _8K.items()},
 }
 
 

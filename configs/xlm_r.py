@@ -85,20 +85,19 @@ def _amounts(corpus: int) -> dict[str, int]:
     return {name: round(_MOST * math.sqrt(both[corpus] / most)) for name, both in GIGABYTES.items()}
 
 
-_LARGE = {
-    "model.embedding_size": 1024,
-    "model.hidden_size": 1024,
-    "model.num_layers": 24,
-    "model.num_heads": 16,
-    "model.mlp_size": 4096,
-    "optimizer.learning_rate": 4e-4,
-}
+def size(layers: int, width: int, heads: int) -> dict[str, int]:
+    """Return the keys of an encoder's size."""
+    return {"model.num_layers": layers, "model.num_heads": heads, **_width(width, 4)}
+
+
+def _width(size: int, mlp: int) -> dict[str, int]:
+    """Keys of a width, with a feed-forward network `mlp` times as wide."""
+    return {"model.embedding_size": size, "model.hidden_size": size, "model.mlp_size": mlp * size}
+
+
+_LARGE = {**size(24, 1024, 16), "optimizer.learning_rate": 4e-4}
 _XL = {
-    "model.embedding_size": 2560,
-    "model.hidden_size": 2560,
-    "model.num_layers": 36,
-    "model.num_heads": 32,
-    "model.mlp_size": 10_240,
+    **size(36, 2560, 32),
     "model.norm_position": "pre",
     "model.embedding_norm": False,
     "model.remat": "full",
@@ -112,11 +111,6 @@ _LANGUAGES, _TEXT = "corpus.languages", "corpus.text"
 _CC = {_TEXT: ("commoncrawl",)}
 _BPE = {"vocab.method": "bpe"}
 ALPHAS = (0.01, 0.1, 0.3, 0.5, 0.7)
-
-
-def _width(size: int, mlp: int) -> dict[str, int]:
-    """Keys of a width, with a feed-forward network `mlp` times as wide."""
-    return {"model.embedding_size": size, "model.hidden_size": size, "model.mlp_size": mlp * size}
 
 
 def constant_width(pieces: int, parameters: int, squares: int, multiple: int) -> int:
@@ -133,13 +127,8 @@ def _vocabularies(at: int, width: int, sizes: tuple[int, ...], mlp: int, layers:
     squares = layers * (4 + 2 * mlp)
     total = at * width + squares * width**2
     multiple = 48 if width > 500 else 4
-    return {
-        size: {
-            "vocab.target_size": size,
-            **_width(constant_width(size, total, squares, multiple), mlp),
-        }
-        for size in sizes
-    }
+    widths = {size: constant_width(size, total, squares, multiple) for size in sizes}
+    return {size: {"vocab.target_size": size, **_width(widths[size], mlp)} for size in sizes}
 
 
 _PARAMETERS = _vocabularies(150_000, 768, (32_000, 64_000, 128_000, 256_000), 4, 12)
@@ -152,6 +141,10 @@ def _alone(language: str) -> dict[str, Any]:
     """Return the keys of an encoder of one language with half the pieces."""
     # Low-resource languages have 1,000: tens of kilobytes of text hold no more.
     return {_LANGUAGES: (language,), "vocab.target_size": 1000 if language in LOW else 4000}
+
+
+def _updates(languages: int) -> dict[str, int]:
+    return {"train.num_steps": round(2400 * languages / 7)}
 
 
 # What differs from the config of a word, by run; "reference" is the config itself.
@@ -185,27 +178,18 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
         "wikipedia_7": {_LANGUAGES: SMALL_LANGUAGES[7], **_WIKIPEDIA},
         "wikipedia_15": _WIKIPEDIA,
         **{f"batch_{n}": {"train.batch_size": n} for n in (8, 32)},
-        **{
-            f"batch_{n}_examples": {"train.batch_size": n, "train.num_steps": 2400 * 16 // n}
-            for n in (8, 32)
-        },
+        **{f"batch_{n}_examples": {"train.batch_size": n, "train.num_steps": 2400 * 16 // n}
+           for n in (8, 32)},
         # As many updates a language, on average, as seven languages have.
-        **{
-            f"{name}_examples": {**keys, "train.num_steps": round(2400 * n / 7)}
-            for name, n, keys in (
-                ("languages_15", 15, {}),
-                ("wide_15", 15, _width(160, 2)),
-                ("languages_30", 30, {_LANGUAGES: SMALL_LANGUAGES[30]}),
-                ("wide_30", 30, {_LANGUAGES: SMALL_LANGUAGES[30], **_width(192, 2)}),
-            )
-        },
+        "languages_15_examples": _updates(15),
+        "wide_15_examples": {**_width(160, 2), **_updates(15)},
+        "languages_30_examples": {_LANGUAGES: SMALL_LANGUAGES[30], **_updates(30)},
+        "wide_30_examples": {_LANGUAGES: SMALL_LANGUAGES[30], **_width(192, 2), **_updates(30)},
         # Of seven languages, whose loss levels off soonest.
-        **{
-            f"steps_{n}": {_LANGUAGES: SMALL_LANGUAGES[7], "train.num_steps": n}
-            for n in (600, 1200, 4800, 9600)
-        },
+        **{f"steps_{n}": {_LANGUAGES: SMALL_LANGUAGES[7], "train.num_steps": n}
+           for n in (600, 1200, 4800, 9600)},
     },
-}
+}  # fmt: skip
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -265,13 +249,9 @@ def _small() -> ConfigDict:
     """Return a small encoder of 15 languages, whose amounts of text differ as CommonCrawl's."""
     config = small.get_config()
     config.corpus.text = (
-        "common_voice_text/train",
-        "wikiann_text",
-        "books",
-        "thai_messages",
-        "bible/train",
+        "common_voice_text/train", "wikiann_text", "books", "thai_messages", "bible/train",
         "ntrex/train",
-    )
+    )  # fmt: skip
     config.corpus.languages = SMALL_LANGUAGES[15]
     config.corpus.language_codes = ConfigDict(bitext.NTREX_CODES)
     config.corpus.exclude = real_text.TESTED
@@ -283,12 +263,8 @@ def _small() -> ConfigDict:
     config.output_layer.update(kind="full", full_softmax_fraction=0.0)
     # Small batches: learning to use context depends on the number of steps.
     config.train.update(
-        num_steps=2400,
-        batch_size=16,
-        log_every=50,
-        evaluate_every=800,
-        checkpoint_every=800,
+        num_steps=2400, batch_size=16, log_every=50, evaluate_every=800, checkpoint_every=800,
         keep_checkpoints=1,
-    )
+    )  # fmt: skip
     config.evaluation.update(max_sequences=64, max_sequences_in_training=2)
     return config

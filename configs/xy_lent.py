@@ -34,15 +34,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import bitext, real_text, small
+from configs import bitext, real_text, small, xlm_r
 from xlm.experiment.schema import default_config
 
 _LARGE = {
-    "model.embedding_size": 1024,
-    "model.hidden_size": 1024,
-    "model.num_layers": 24,
-    "model.num_heads": 16,
-    "model.mlp_size": 4096,
+    **xlm_r.size(24, 1024, 16),
     "model.remat": "full",
     "replaced_token.generator_layers": 6,
     "train.num_steps": 500_000,
@@ -51,11 +47,7 @@ _LARGE = {
     "optimizer.clip_norm": 1.0,
 }
 _XL = {
-    "model.embedding_size": 1536,
-    "model.hidden_size": 1536,
-    "model.num_layers": 48,
-    "model.num_heads": 24,
-    "model.mlp_size": 6144,
+    **xlm_r.size(48, 1536, 24),
     "model.remat": "full",
     "replaced_token.generator_layers": 8,
     "train.num_steps": 150_000,
@@ -154,12 +146,9 @@ def _paper() -> ConfigDict:
     config.corpus.parallel_heldout_fraction = 0.01
     config.vocab.target_size = 500_000
     config.data.update(
-        pair_share=0.5,
-        pair_sampling="sinkhorn",
-        pair_buckets=(64, 128, 256, 512),
-        block_bytes=1 << 20,
-        lanes=16,  # hosts of eight of the 128 GPUs
-    )
+        pair_share=0.5, pair_sampling="sinkhorn", pair_buckets=(64, 128, 256, 512),
+        block_bytes=1 << 20, lanes=16,  # hosts of eight of the 128 GPUs
+    )  # fmt: skip
     config.mask.update(mask_share=1.0, random_share=0.0)
     config.model.update(position="gated", dtype="bfloat16", remat="dots")
     config.output_layer.kind = "blockwise"

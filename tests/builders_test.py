@@ -4,7 +4,6 @@ import ast
 import functools
 import importlib
 import pathlib
-import tempfile
 
 import flax.linen as nn
 import jax
@@ -15,7 +14,7 @@ from ml_collections import ConfigDict
 from configs import quickstart, veco, xy_lent
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
-from tests import factories, folders
+from tests import factories, folders, tiny_tasks
 from xlm.common import artifacts
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import data as data_builders
@@ -35,17 +34,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("xlm", "input_pipeline", "knn_sampling", "vocap")
 
 
-@functools.cache
-def rows_folder() -> pathlib.Path:
-    folder = tempfile.TemporaryDirectory()
-    rows_folder.folder = folder  # removed when the process ends
-    return pathlib.Path(folder.name)
-
-
 def write_store(vocab_size: int = 600, length: int = 128) -> PackedDataset:
     """Two languages with a few rows."""
-    folder = rows_folder()
-    statistics = {}
+    folder, statistics = tiny_tasks.scratch() / "builders", {}
+    folder.mkdir(exist_ok=True)
     for language, num_tokens in (("en", 3000), ("sw", 1000)):
         rows = np.random.default_rng(0).integers(5, vocab_size, (3, length)).astype(np.uint16)
         np.save(folder / f"{language}.train.npy", rows)
@@ -96,7 +88,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-class ConfigsTest(parameterized.TestCase):
+class ConfigsTest(folders.FolderTest):
     @parameterized.product(name=CONFIGS, arg=("", "runlocal"))
     def test_it_builds_everything(self, name, arg):
         module = importlib.import_module(f"configs.{name}")
@@ -139,10 +131,9 @@ class ConfigsTest(parameterized.TestCase):
             self.assertEqual(of.get_config(run).evaluation.retrieval_max_sentences, 0)
 
     def test_of_text_of_ones_own_no_block_is_on_both_sides(self):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
         sentences = [f"Document {i} has a sentence." for i in range(40)]
-        pathlib.Path(folder, "en.txt").write_text("\n\n".join(sentences * 2), encoding="utf-8")
-        corpus = load_corpus(data_builders.corpus_spec(quickstart.get_config(folder)))
+        self.write("en.txt", "\n\n".join(sentences * 2))
+        corpus = load_corpus(data_builders.corpus_spec(quickstart.get_config(str(self.folder))))
         heldout = corpus.sentences("en", "heldout")
         self.assertNotEmpty(heldout)
         self.assertCountEqual([*corpus.sentences("en"), *heldout], sentences)
@@ -163,19 +154,18 @@ def runlocals() -> dict[str, tuple[str, ConfigDict]]:
     return different
 
 
-class RunlocalTest(parameterized.TestCase):
+class RunlocalTest(folders.FolderTest):
     @parameterized.named_parameters(runlocals().values())
     def test_it_takes_two_steps(self, config):
         store = write_store(config.vocab.target_size, config.store.length)
         mesh = factories.one_device(config)
         objective = objectives.objective(config, store, mesh)
-        with tempfile.TemporaryDirectory() as folder:
-            state = train(
-                builders.train_functions(config, objective, mesh), builders.train_settings(config),
-                pathlib.Path(folder), streams.training_data(config, store, mesh),
-                evaluators.training_evaluators(config, objective, store, mesh)[:1],
-            )  # fmt: skip
-            records = read_metrics(pathlib.Path(folder) / "metrics.jsonl")
+        state = train(
+            builders.train_functions(config, objective, mesh), builders.train_settings(config),
+            self.folder, streams.training_data(config, store, mesh),
+            evaluators.training_evaluators(config, objective, store, mesh)[:1],
+        )  # fmt: skip
+        records = read_metrics(self.folder / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)
         losses = [record["train/loss"] for record in records if "train/loss" in record]
         self.assertLen(losses, config.train.num_steps)
@@ -223,8 +213,7 @@ class VocabularyTest(folders.FolderTest):
 
     def test_amounts_come_from_a_file(self):
         self.assertEqual(data_builders.vocabulary_settings(self.config).amounts, {})
-        path = self.folder / "amounts.json"
-        path.write_text('{"en": 300.8, "sw": 2}')
+        path = self.write("amounts.json", '{"en": 300.8, "sw": 2}')
         self.config.vocab.amounts = str(path)
         settings = data_builders.vocabulary_settings(self.config)
         self.assertEqual(settings.amounts, {"en": 300.8, "sw": 2})
@@ -239,17 +228,15 @@ class VocabularyTest(folders.FolderTest):
         ('{"../en": 1}', "/amounts.json: a key of the object must be text without slashes"),
     )
     def test_an_amounts_file_that_cannot_be_is_named(self, content, message):
-        path = self.folder / "amounts.json"
         if content is not None:
-            path.write_text(content)
-        self.config.vocab.amounts = str(path)
+            self.write("amounts.json", content)
+        self.config.vocab.amounts = str(self.folder / "amounts.json")
         with self.assertRaisesRegex(ValueError, f"vocab.amounts: .*{message}"):
             data_builders.vocabulary_settings(self.config)
 
     def allocation(self, content: str) -> dict[str, int]:
         """Sizes that languages begin at by a file for the config's T and beta."""
-        path = self.folder / "allocation.json"
-        path.write_text(content)
+        path = self.write("allocation.json", content)
         self.config.vocab.update(allocation=str(path), target_size=600, beta=0.7)
         return data_builders.vocabulary_settings(self.config).initial_sizes
 
@@ -321,11 +308,10 @@ class VocabularyTest(folders.FolderTest):
             self.tables(*names)
 
 
-class TrainStageTest(parameterized.TestCase):
+class TrainStageTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.folders = data_builders.Folders(folder)
+        self.folders = data_builders.Folders(self.folder)
         artifacts.write_json(self.folders.rows / "settings.json", {})
         (self.folders.train / "checkpoints" / "1").mkdir(parents=True)
 
@@ -368,17 +354,13 @@ class TrainStageTest(parameterized.TestCase):
         config.model.position = "learned"
         data_builders.open_train_stage(config, self.folders)
 
+    def test_what_is_missing_is_told_with_what_to_run(self):
+        with self.assertRaisesRegex(ValueError, "rows holds no .* run prepare_data.py"):
+            data_builders.open_packed_dataset(self.folders)
+        with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
+            self.folders.read_tokenizer()
+
     @parameterized.parameters("evaluate_every", "checkpoint_every")
     def test_when_rows_are_brought_up_to_date_may_not(self, key):
         with self.assertRaisesRegex(ValueError, f"train.{key}: there 2, now 7"):
             self.resume({f"train.{key}": 7}, embedding_update="rows")
-
-
-class FoldersTest(absltest.TestCase):
-    def test_what_is_missing_is_told_with_what_to_run(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        folders = data_builders.Folders(folder)
-        with self.assertRaisesRegex(ValueError, "rows holds no .* run prepare_data.py"):
-            data_builders.open_packed_dataset(folders)
-        with self.assertRaisesRegex(ValueError, "spm.model does not exist; run build_vocab.py"):
-            folders.read_tokenizer()

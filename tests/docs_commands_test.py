@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from absl import flags
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import commands
 from xlm.cli.main import VERBS
@@ -77,7 +77,3 @@ class PagesTest(parameterized.TestCase):
                         continue
                 with with_flags(name), mock.patch.object(sys, "argv", [name, *arguments]):
                     flags.FLAGS(sys.argv)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -4,7 +4,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.cli.main import VERBS
 from xlm.experiment import schema, task_schema
@@ -92,7 +92,3 @@ class NamesTest(parameterized.TestCase):
 
     def test_the_reference_of_keys_is_up_to_date(self):
         self.assertEqual((ROOT / "docs" / "keys.md").read_text(encoding="utf-8"), schema.page())
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -7,7 +7,6 @@ The script on the embedded corpus, runs that are killed, stopped and gone on wit
 that is refused are processes; the other commands run in this one.
 """
 
-import atexit
 import functools
 import pathlib
 import re
@@ -77,10 +76,8 @@ runpy.run_path("train.py", run_name="__main__")
 @functools.cache
 def scratch() -> pathlib.Path:
     """The folder of the commands of README.md, with text and data; removed when the tests end."""
-    temporary = tempfile.TemporaryDirectory()
-    atexit.register(temporary.cleanup)
-    folder = pathlib.Path(temporary.name)
-    (folder / "own").mkdir()
+    folder = tiny_tasks.scratch() / "readme"
+    (folder / "own").mkdir(parents=True)
     for name in ("en", "sw"):
         shutil.copy(ROOT / "corpus" / f"{name}.txt", folder / "own")
     recording_data.write_tasks(folder / "data")
@@ -158,10 +155,7 @@ class EndToEndTest(parameterized.TestCase):
         cls.workdir = scratch() / "runs" / "quickstart"
 
     def run_python(self, *command: str, workdir: pathlib.Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *command, *CONFIG, f"--workdir={workdir}"], cwd=ROOT,
-            env=processes.environment(), capture_output=True, text=True,
-        )  # fmt: skip
+        return processes.run_python(*command, *CONFIG, f"--workdir={workdir}", cwd=ROOT)
 
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
         """Log of a command that ends well."""
@@ -188,12 +182,6 @@ class EndToEndTest(parameterized.TestCase):
         printed = after.partition("\nTime taken")[0]
         self.assertIn(page, printed)
         self.assertEqual(printed.splitlines()[-1], f"report: {path}")
-
-    def test_finished_stages_do_nothing(self):
-        before = snapshot(self.workdir)
-        for stage in ("build_vocab", "prepare_data"):
-            self.assertIn("is up to date", self.log_of(stage, self.workdir))
-        self.assertEqual(snapshot(self.workdir), before)
 
     def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
         workdir = self.new_workdir("vocab")

@@ -62,7 +62,8 @@ class EstimateTest(parameterized.TestCase):
     def test_the_encoder_is_that_of_init_from(self):
         config = tiny_tasks.config("xnli")
         pretrained = read_pretrained(config.init_from)
-        objective = fine_tuning.objective(config, pretrained)
+        encoder = fine_tuning.encoder_settings(config, pretrained.settings)
+        objective = fine_tuning.with_head(config, encoder)
         make = fine_tuning.initial_params(objective, pretrained, 0, random=False)
         assert make is not None
         size = sum(x.nbytes for x in jax.tree.leaves(make()))

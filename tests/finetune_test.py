@@ -185,13 +185,11 @@ class KindsTest(folders.FolderTest):
         self.assertEqual(results["selected_on_test"], [])
 
     def test_a_run_by_the_mean_state_is_told_from_one_by_the_first(self):
-        for name, pooling, expected in (
-            ("xnli", "mean", {"text_pooling": "mean"}), ("xnli", "first", {}), ("udpos", "mean", {})
+        for name, pooling, told in (
+            ("xnli", "mean", "mean"), ("xnli", "first", None), ("udpos", "mean", None)
         ):  # fmt: skip
-            config = tiny_tasks.config(name, task__text_pooling=pooling)
-            varied = builders.run_metadata(config)["hyperparameters"]
-            found = {key: value for key, value in varied.items() if key == "text_pooling"}
-            self.assertEqual(found, expected)
+            found = builders.run_metadata(tiny_tasks.config(name, task__text_pooling=pooling))
+            self.assertEqual(found["hyperparameters"].get("text_pooling"), told)
 
     def test_frozen_embeddings_stay_and_layers_learn(self):
         config = tiny_tasks.config("udpos", train__epochs=1.0)
@@ -205,9 +203,6 @@ class KindsTest(folders.FolderTest):
             *map(jax.tree.leaves, (after["layers"], before["layers"])), strict=True
         ):
             self.assertTrue((one != other).any())
-        config.optimizer.frozen = ("embedding",)
-        with self.assertRaisesRegex(ValueError, r"optimizer.frozen names \['embedding'\], must be"):
-            tiny_tasks.run(config, self.folder / "other")
 
     def test_the_table_by_rows(self):
         """As the whole table, but for what rows miss between the steps that read them."""
@@ -253,22 +248,7 @@ class KindsTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, must divide"):
             tiny_tasks.run(config, self.folder / "other")
 
-    def test_it_learns_in_little_memory(self):
-        config = tiny_tasks.config(
-            "udpos", num_layers=1, model__dtype="bfloat16", model__remat="full",
-            train__epochs=16.0, train__accumulation_steps=2, optimizer__learning_rate=1e-2,
-        )  # fmt: skip
-        results = self.results_of(config)
-        self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
-        params, notes = read_params(self.folder / "run" / "best.safetensors")
-        self.assertEqual({x.dtype for x in jax.tree.leaves(params)}, {np.dtype(np.float32)})
-        self.assertEqual((notes.encoder.dtype, notes.encoder.remat), ("bfloat16", "full"))
-        made = builders.with_head(config, builders.encoder_of_notes(notes.encoder))
-        row = dict.fromkeys(("tokens", "segments", "positions"), np.zeros((1, 8), np.int32))
-        hidden = jax.eval_shape(made.hidden, params["encoder"], row)
-        self.assertEqual(hidden.dtype, "bfloat16")
-
-    def test_an_encoder_with_other_positions(self):
+    def test_an_encoder_with_other_positions_learns_in_little_memory(self):
         encoder = dataclasses.replace(
             tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
             position="gated", distance_buckets=8, max_distance=16,
@@ -276,12 +256,20 @@ class KindsTest(folders.FolderTest):
         exported, params = self.folder / "exported", tiny_tasks.params(encoder)
         sizes = dataclasses.asdict(encoder)
         model_folder.write_model(exported, params, sizes, tiny_tasks.tokenizer())
-        config = tiny_tasks.config("udpos", init_from=str(exported), train__epochs=24.0)
-        config.optimizer.learning_rate = 1e-2
+        config = tiny_tasks.config(
+            "udpos", init_from=str(exported), model__dtype="bfloat16", model__remat="full",
+            train__epochs=24.0, train__accumulation_steps=2, optimizer__learning_rate=1e-2,
+        )  # fmt: skip
         results = self.results_of(config)
         self.assertGreater(results["test"]["en"]["accuracy"], 0.95)
         params, notes = read_params(self.folder / "run" / "best.safetensors")
-        self.assertEqual(notes.encoder.position, "gated")
+        self.assertEqual({x.dtype for x in jax.tree.leaves(params)}, {np.dtype(np.float32)})
+        found = notes.encoder
+        self.assertEqual((found.position, found.dtype, found.remat), ("gated", "bfloat16", "full"))
+        made = builders.with_head(config, builders.encoder_of_notes(found))
+        row = dict.fromkeys(("tokens", "segments", "positions"), np.zeros((1, 8), np.int32))
+        hidden = jax.eval_shape(made.hidden, params["encoder"], row)
+        self.assertEqual(hidden.dtype, "bfloat16")
         before = tiny_tasks.params(encoder)["distances"]["bias"]
         self.assertTrue((params["encoder"]["distances"]["bias"] != before).any())
 
@@ -346,10 +334,6 @@ class WrongInputTest(folders.FolderTest):
             tiny_tasks.run(config, self.folder / "run")
         self.assertFalse((self.folder / "run").exists())
 
-    def file(self, name: str, text: str) -> str:
-        tiny_tasks.write(self.folder / name, text)
-        return str(self.folder / name)
-
     def test_no_data_at_all(self):
         config = tiny_tasks.config("udpos")
         config.task.root = str(self.folder)
@@ -380,7 +364,7 @@ class WrongInputTest(folders.FolderTest):
     )
     def test_examples_without_labels(self, name, arg, file, text, error):
         config = tiny_tasks.config(name, arg)
-        config.task.test = (self.file(file, text),)
+        config.task.test = (str(self.write(file, text)),)
         self.check(config, error + r".*task.test \(predict.py")
 
     def test_a_checkpoint_of_another_tokenizer(self):

@@ -1,7 +1,9 @@
 """Tests with a folder of their own."""
 
+import contextlib
 import pathlib
 import tempfile
+from collections.abc import Iterator
 
 from absl.testing import parameterized
 
@@ -19,3 +21,11 @@ class FolderTest(parameterized.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
+
+    @contextlib.contextmanager
+    def assert_told(self, *messages: str, level: str = "WARNING") -> Iterator[None]:
+        """Expect the block to log lines that match each of some regular expressions."""
+        with self.assertLogs(level=level) as logs:
+            yield
+        for message in messages:
+            self.assertRegex("\n".join(logs.output), message)

@@ -3,7 +3,6 @@
 import io
 import json
 import pathlib
-from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
@@ -12,14 +11,14 @@ from absl.testing import parameterized
 from configs import quickstart
 from input_pipeline.packed_dataset import META
 from input_pipeline.tokenization import special_ids
-from tests import commands, folders
+from tests import folders
 from vocap import merge
 from xlm.common import artifacts
 from xlm.experiment import memory
 from xlm.experiment.data import Folders
+from xlm.experiment.experiment import Experiment
 from xlm.interop import huggingface
 
-build_vocab = commands.load("build_vocab")
 SPACE = "\u2581"
 PIECES = [*"abcdefgh", SPACE, SPACE + "ab", "cd", "abc"]
 
@@ -36,12 +35,7 @@ class GivenTokenizerTest(folders.FolderTest):
     def build(self, path: pathlib.Path) -> None:
         config = quickstart.get_config("runlocal")
         config.vocab.tokenizer = str(path)
-        flags = {
-            "_CONFIG": mock.Mock(value=config),
-            "_WORKDIR": mock.Mock(value=str(self.folders.workdir)),
-        }
-        with mock.patch.multiple(build_vocab, **flags):
-            build_vocab.main([])
+        Experiment(config, self.folders.workdir).build_vocab()
 
     def test_it_is_the_vocabulary_and_another_takes_its_place_until_rows_exist(self):
         self.folders.vocab.mkdir(parents=True)
@@ -50,10 +44,8 @@ class GivenTokenizerTest(folders.FolderTest):
             (self.folders.vocab / name).touch()
         self.build(self.write("one.model", model()))
         self.assertEqual(self.folders.read_tokenizer(), model())
-        self.assertEqual(
-            {path.name for path in self.folders.vocab.iterdir()},
-            {"DONE", "LOCK", "settings.json", "spm.model"},
-        )
+        left = {path.name for path in self.folders.vocab.iterdir()}
+        self.assertEqual(left, {"DONE", "LOCK", "settings.json", "spm.model"})
         other = self.write("other.model", model(PIECES[:9]))
         self.build(other)
         self.assertEqual(self.folders.read_tokenizer(), model(PIECES[:9]))

@@ -4,7 +4,7 @@ import ast
 import pathlib
 from collections.abc import Iterator
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -126,7 +126,3 @@ class ImportTableTest(parameterized.TestCase):
         found = {".".join(path.parent.relative_to(ROOT).parts) for path in rooms}
         self.assertEqual(found, set(OURS))
         self.assertEqual(set(OURS), set(THEIRS))
-
-
-if __name__ == "__main__":
-    absltest.main()

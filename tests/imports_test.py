@@ -1,9 +1,6 @@
 """What each command imports at most, in a process of its own: imports follow use."""
 
-import subprocess
-import sys
-
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import processes
 from xlm.cli.main import VERBS
@@ -35,15 +32,6 @@ class ImportsTest(parameterized.TestCase):
         stage, allowed = _COMMANDS[verb]
         modules = (f"xlm.cli.{VERBS[verb]}", *stage)
         code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=processes.environment(),
-            capture_output=True,
-            text=True,
-        )
+        done = processes.run_python("-c", code)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEmpty(set(done.stdout.split()) & set(_HEAVY) - allowed)
-
-
-if __name__ == "__main__":
-    absltest.main()

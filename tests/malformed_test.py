@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 from absl.testing import parameterized
 
-from tests import commands, fuzz_artefacts, tiny_tasks
+from tests import commands, folders, fuzz_artefacts, tiny_tasks
 from tests.malformed import cases, folder_cases, harness, templates
 
 
@@ -29,14 +28,13 @@ class MalformedTest(parameterized.TestCase):
         harness.check(self, case, templates.template(case.template))
 
 
-class FuzzTest(parameterized.TestCase):
+class FuzzTest(folders.FolderTest):
     # Of seed 54: mutations that once ended in a panic, a TypeError or an error of several lines.
     FAILED_ONCE = (574, 1753, 1772, 3164, 4189, 4926)
 
     def test_mutated_artefacts_are_refused_or_valid(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         with tiny_tasks.quick():
-            fuzzer = fuzz_artefacts.Fuzzer(folder, seed=54)
+            fuzzer = fuzz_artefacts.Fuzzer(self.folder, seed=54)
             problems = [fuzzer(number) for number in (*self.FAILED_ONCE, *range(60))]
         self.assertEqual([one for one in problems if one], [])
         self.assertGreater(fuzzer.counts["refused"], fuzzer.counts["valid"])
@@ -53,13 +51,13 @@ with artifacts.Stage(pathlib.Path(sys.argv[1]), None).held(claims=False):
 """
 
 
-class SystemTest(parameterized.TestCase):
+class SystemTest(folders.FolderTest):
     """Other processes and a disk that are real, where `cases` has stand-ins."""
 
     def setUp(self):
         super().setUp()
         self.enter_context(templates.quick())
-        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "dir"
+        self.folder /= "dir"
 
     def run_in_folder(self, command: str, *arguments: str) -> harness.Result:
         return harness.run(command, [one.replace("DIR", str(self.folder)) for one in arguments])

@@ -37,6 +37,9 @@ class KindsTest(absltest.TestCase):
 
     def test_a_kind_is_tuned_or_searches(self):
         self.assertEmpty(KINDS.keys() & SEARCHES.keys())
+        for task in TASKS.values():
+            self.assertEqual(task.is_search, task.kind in SEARCHES)
+            self.assertEqual(task.is_translation, task.kind not in {*KINDS, *SEARCHES})
         kinds = {*KINDS, *SEARCHES, "translation"}
         self.assertEqual(kinds, {task.kind for task in TASKS.values()})
 

@@ -1,9 +1,7 @@
 """An objective that this project does not have: a file, a section of the config, its name."""
 
 import dataclasses
-import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 import jax
@@ -12,7 +10,7 @@ from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from research import forgetting
-from tests import commands, tiny_tasks
+from tests import commands, folders, tiny_tasks
 from tests.task_results import task_results
 from tests.training import program_test
 from xlm.common import artifacts
@@ -34,7 +32,7 @@ def config_of(**changes):
     return config
 
 
-class OwnObjectiveTest(parameterized.TestCase):
+class OwnObjectiveTest(folders.FolderTest):
     def functions(self, config, axes=(1, 1, 1)):
         settings = MeshSettings(*axes, vocab_multiple=8, rules=config.mesh.rules)
         mesh = make_mesh(settings, jax.devices()[: np.prod(axes)])
@@ -49,11 +47,8 @@ class OwnObjectiveTest(parameterized.TestCase):
         data = streams.training_data(config, program_test.store(), functions.mesh)
         return train(functions, settings, folder, data)
 
-    def new_folder(self) -> pathlib.Path:
-        return pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-
     def test_two_tables_and_what_it_learns_besides_go_through_the_engine(self):
-        config, whole, stopped = config_of(), self.new_folder(), self.new_folder()
+        config, whole, stopped = config_of(), self.folder / "whole", self.folder / "stopped"
         functions = self.functions(config)
         first = jax.device_get(functions.init(np.int32(0)))
         state = self.train(functions, config, whole)
@@ -73,7 +68,8 @@ class OwnObjectiveTest(parameterized.TestCase):
     def test_rows_and_devices_do_not_change_it(self):
         def trained(update: str, axes: tuple[int, int, int]):
             config = config_of(**{"optimizer.embedding_update": update})
-            return self.train(self.functions(config, axes), config, self.new_folder(), 3)
+            folder = self.folder / f"{update}-{axes[0]}"
+            return self.train(self.functions(config, axes), config, folder, 3)
 
         expected = trained("dense", (1, 1, 1))
         for update in ("dense", "rows"):
@@ -98,46 +94,45 @@ class OwnObjectiveTest(parameterized.TestCase):
             objectives.objective(config, program_test.store())
 
 
-class CodeOfFoldersTest(parameterized.TestCase):
+class CodeOfFoldersTest(folders.FolderTest):
     """A module in the folder `runs` of a checkout, which a run of somebody else names."""
 
     def setUp(self):
         super().setUp()
-        self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self.enter_context(mock.patch.object(sys, "path", [str(self.root), *sys.path]))
-        self.enter_context(mock.patch.object(objectives, "_ROOT", self.root))
-        self.workdir = self.root / "runs/theirs"
+        self.enter_context(mock.patch.object(sys, "path", [str(self.folder), *sys.path]))
+        self.enter_context(mock.patch.object(objectives, "_ROOT", self.folder))
+        self.workdir = self.folder / "runs/theirs"
         for place in ("runs", "work/own", "own"):
             tiny_tasks.write(
-                self.root / place / "canary.py", f"open({str(self.root / 'ran')!r}, 'w')"
+                self.folder / place / "canary.py", f"open({str(self.folder / 'ran')!r}, 'w')"
             )
         recorded = {**config_of().to_dict(), "objective": "runs.canary:build"}
         artifacts.write_json(self.workdir / "train/settings.json", recorded)
         artifacts.write_bytes(self.workdir / "vocab/spm.model", tiny_tasks.tokenizer())
 
     def tearDown(self):
-        self.assertFalse((self.root / "ran").exists())
+        self.assertFalse((self.folder / "ran").exists())
         super().tearDown()
 
     def read_initial(self):
         config = config_of(**{"train.init_from": str(self.workdir)})
-        folders = Folders(self.root / "mine")
+        folders = Folders(self.folder / "mine")
         artifacts.write_bytes(folders.tokenizer, tiny_tasks.tokenizer())
         initial.initial_params(config, None, folders)
 
     def search(self):
-        run, text = self.root / "run", self.root / "in.txt"
+        run, text = self.folder / "run", self.folder / "in.txt"
         settings = tiny_tasks.config("tatoeba", init_from=str(self.workdir)).to_dict()
         artifacts.write_json(run / "settings.json", {**settings, "objective": "runs.canary:build"})
         artifacts.write_json(run / "results.json", task_results("tatoeba", {"af": 0.5}))
         tiny_tasks.write(text, "a\n")
-        given = f"--workdir={run}", f"--input={text},{text}", f"--output={self.root / 'out'}"
+        given = f"--workdir={run}", f"--input={text},{text}", f"--output={self.folder / 'out'}"
         commands.load("predict")
         raise ValueError(commands.execute("predict", *given).stderr)
 
     def fine_tune(self):
         config = tiny_tasks.config("udpos", init_from=str(self.workdir))
-        task_runs.run(config, self.root / "tuned")
+        task_runs.run(config, self.folder / "tuned")
 
     @parameterized.named_parameters(
         ("pretrained", lambda self: pretrained.read_pretrained(str(self.workdir))),
@@ -156,8 +151,8 @@ class CodeOfFoldersTest(parameterized.TestCase):
 
     @parameterized.parameters("runs.canary:build", "work.own.canary:build", "own.canary:build")
     def test_a_module_among_runs_or_data_is_never_imported(self, name):
-        config = config_of(objective=name, **{"corpus.root": str(self.root / "own")})
-        store = dataclasses.replace(program_test.store(), folder=self.root / "work/rows")
+        config = config_of(objective=name, **{"corpus.root": str(self.folder / "own")})
+        store = dataclasses.replace(program_test.store(), folder=self.folder / "work/rows")
         with self.assertRaisesRegex(ValueError, f"{name}', which would be imported from .*folder"):
             objectives.objective(config, store)
 

@@ -1,7 +1,6 @@
 """Tasks on a user's own files: from the files to results, and through predict.py."""
 
 import json
-import logging
 
 import numpy as np
 from absl.testing import parameterized
@@ -13,13 +12,11 @@ from xlm.evaluation.tasks import TaskData
 from xlm.experiment import prediction, task_data
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
+TOKENIZER = Tokenizer(tiny_tasks.tokenizer())
 FEW = {"num_layers": 0, "optimizer__learning_rate": 1e-2}
 
 
 class Case(folders.FolderTest):
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="utf-8")
-
     def write_texts(self, name: str, count: int, seed: int) -> None:
         """CSV, TSV or JSON lines of sentences on cats, dogs and, seldom, foxes."""
         rng, rows = np.random.default_rng(seed), []
@@ -56,10 +53,12 @@ class TextsTest(Case):
                             ("test.en.tsv", 20), ("test.de.csv", 20)):  # fmt: skip
             self.write_texts(name, count, seed=count)
         config = self.config("text", num_layers=1, task__class_weights=("balanced",))
-        with self.assertLogs(logging.getLogger("absl"), "INFO") as logs:
+        told = (
+            "3 labels in the training data: cat|dog",
+            "text_classes, de: no development file; .* held",
+        )
+        with self.assert_told(*told, level="INFO"):
             results = self.run_it(config)
-        self.assertRegex("\n".join(logs.output), "3 labels in the training data: cat|dog")
-        self.assertRegex("\n".join(logs.output), "text_classes, de: no development file; .* held")
         # A tenth of the training examples is selected on, in all languages that have some.
         self.assertEqual(results["held_out"], 0.1)
         self.assertEqual(results["selected"]["on"], ["de", "en", "sw"])
@@ -95,9 +94,8 @@ class TextsTest(Case):
         self.write("train.en.jsonl", "\n".join(map(json.dumps, rows * 8)))
         self.write("dev.en.jsonl", "\n".join(map(json.dumps, rows)))
         config = self.config("text", "number,", train__epochs=2.0)
-        with self.assertLogs(logging.getLogger("absl"), "WARNING") as logs:
+        with self.assert_told(r"no test files \['test.{language}.\*'\] below"):
             results = self.run_it(config)
-        self.assertRegex("\n".join(logs.output), r"no test files \['test.{language}.\*'\] below")
         self.assertEqual(results["test"], {})
         self.assertEqual(set(results["validation"]["en"]), {"pearson", "spearman"})
         # Reported are then the scores that the checkpoint was selected by.
@@ -139,12 +137,9 @@ class FilesTest(Case):
         for name in ("train.en.csv", "train.de.csv", "dev.en.csv", "train.en.csv~"):
             self.write(name, self.ROWS)
         options = task_settings(task_data.with_labels(self.config("text")))
-        with self.assertLogs(level="WARNING") as logs:
-            task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), "validation")
-        self.assertRegex(
-            "\n".join(logs.output),
-            "data in de: .* selected on en alone, .* held out of them; add files, or leave",
-        )
+        told = "data in de: .* selected on en alone, .* held out of them; add files, or leave"
+        with self.assert_told(told):
+            task_data.read_split(options, TOKENIZER, "validation")
         found = sorted(path.name for path in task_data.data_files(options))
         self.assertEqual(found, ["dev.en.csv", "train.de.csv", "train.en.csv"])
 
@@ -156,19 +151,16 @@ class FilesTest(Case):
 
         def read(split: str) -> dict[str, list]:
             options = task_settings(config)
-            data = task_data.read_split(options, Tokenizer(tiny_tasks.tokenizer()), split)
+            data = task_data.read_split(options, TOKENIZER, split)
             return {one.language: one.examples for one in data}
 
         everywhere = read("train"), read("validation")
         self.assertEqual(everywhere[1].keys(), {"en", "de", "sw"})
         config.task.update(restricted)
         trained = read("train")
-        with self.assertLogs(level="WARNING") as logs:
+        told = "data in de, sw: .* selected on en alone, .* of them; name them in task.validation_"
+        with self.assert_told(told):
             scored = read("validation")
-        self.assertRegex(
-            "\n".join(logs.output),
-            "data in de, sw: .* selected on en alone, .* held out of them; name them in task.valid",
-        )
         # English is divided as before, of the others nothing is lost.
         self.assertEqual(scored, {"en": everywhere[1]["en"]})
         self.assertEqual(trained["en"], everywhere[0]["en"])
@@ -182,23 +174,19 @@ class FilesTest(Case):
         for name in ("train.english.csv", "train.csv.gz"):
             self.write(name, "x")
         config = self.config("text")
-        with self.assertLogs(level="WARNING") as logs:
+        told = (f"train.{one}: left out, '{name}' in its name"
+                for name, one in (("english", "english.csv"), ("csv", "csv.gz")))  # fmt: skip
+        with self.assert_told(*told):
             options = task_settings(task_data.with_labels(config))
             self.assertEqual(task_data.languages(options, "train"), ("en", "pt-BR"))
-        self.assertRegex(
-            "\n".join(logs.output), "train.english.csv: left out, 'english' in its name"
-        )
-        self.assertRegex("\n".join(logs.output), "train.csv.gz: left out, 'csv' in its name")
-        tokenizer = Tokenizer(tiny_tasks.tokenizer())
-        (en, pt) = task_data.read_split(options, tokenizer, "train")
+        (en, pt) = task_data.read_split(options, TOKENIZER, "train")
         self.assertEqual(len(en.examples), len(pt.examples))
 
     @parameterized.parameters("Yes", "\u200byes", "y es\u2060")
     def test_labels_that_look_alike_are_refused(self, other):
         self.write("train.en.csv", f"{self.ROWS}x,{other}\nx,y  es\n")
-        with self.assertRaisesRegex(
-            ValueError, r"the labels '.+' \(\d+ times\) and '.+ differ only"
-        ):
+        message = r"the labels '.+' \(\d+ times\) and '.+ differ only"
+        with self.assertRaisesRegex(ValueError, message):
             task_data.with_labels(self.config("text"))
         listed = self.config("text", task__labels=("yes", "no", other, "y  es"))
         self.assertLen(task_settings(task_data.with_labels(listed)).labels, 4)
@@ -213,11 +201,8 @@ class FilesTest(Case):
         self.write("train.en.csv", self.ROWS)
         self.write("dev.en.csv", self.ROWS)
         options = task_settings(self.config("text"))
-        with self.assertLogs(level="WARNING") as logs:
+        with self.assert_told("2 of the test examples in en are training examples"):
             self.assertEqual(task_data.seen_in_training(options, data), {"en": 2})
-        self.assertRegex(
-            "\n".join(logs.output), "2 of the test examples in en are training examples"
-        )
         # Without a development file one of these is held out of the training data.
         (self.folder / "dev.en.csv").unlink()
         self.assertEqual(task_data.seen_in_training(options, data), {"en": 3})

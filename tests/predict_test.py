@@ -4,12 +4,11 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import tempfile
 from unittest import mock
 
 import jax
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks import unlabelled
 from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
@@ -18,7 +17,7 @@ from tests import folders, tiny_tasks
 from tests.malformed import harness
 from vocap import merge
 from xlm.common import artifacts
-from xlm.experiment import prediction, task_data, tuned_export
+from xlm.experiment import prediction, task_data
 from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import Tokenizer, task_settings
@@ -58,7 +57,7 @@ class UnlabelledTest(folders.FolderTest):
             self.read(task, text, "mine.tsv")
 
 
-class FineTunedTest(parameterized.TestCase):
+class FineTunedTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
         self.enter_context(tiny_tasks.quick())
@@ -93,9 +92,7 @@ class FineTunedTest(parameterized.TestCase):
                 lines.append(" ".join(one.words))
             else:
                 lines.append(one.text + (f"\t{one.text_pair}" if one.text_pair else ""))
-        path = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "mine.txt"
-        path.write_text("\n".join(lines) + "\n")
-        return path
+        return self.write("mine.txt", "\n".join(lines) + "\n")
 
     def assert_equal_lines(self, found: list[dict], expected: list[dict]) -> None:
         def check(one, two):
@@ -107,23 +104,8 @@ class FineTunedTest(parameterized.TestCase):
         lines = ([{**line, "id": ""} for line in both] for both in (found, expected))
         jax.tree.map(check, *lines)
 
-    def test_a_run_made_before_a_key_existed_is_read_with_its_default(self):
-        finished, folder = tiny_tasks.finished("udpos"), tiny_tasks.scratch() / "older" / "run"
-        shutil.copytree(finished, folder)
-        tiny_tasks.without_keys(folder, "optimizer.embedding_update", "optimizer.frozen")
-        model = prediction.FineTuned(folder)
-        (lines,) = model(model.read(self.write_mine(folder)))
-        path = folder / "predictions" / "test.en.jsonl"
-        expected = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        self.assert_equal_lines(lines, expected)
-        cards = []
-        for run, name in ((finished, "export"), (folder, "export_of_older")):
-            tuned_export.export(run, folder.with_name(name))
-            cards.append((folder.with_name(name) / "README.md").read_text(encoding="utf-8"))
-        self.assertEqual(*cards)
-
     def test_another_tokenizer_is_named(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory())) / "run"
+        folder = self.folder / "run"
         shutil.copytree(tiny_tasks.finished("udpos"), folder)
         pieces = [*tiny_tasks.PIECES[:-1], "q2"]
         other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
@@ -140,8 +122,8 @@ class EntryPointTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
         self.enter_context(tiny_tasks.quick())
-        for name, text in (("one", "the cat runs\nfox\n"), ("two", "zebra\n\nfox\nthe cat runs\n")):
-            (self.folder / name).write_text(text)
+        self.write("one", "the cat runs\nfox\n")
+        self.write("two", "zebra\n\nfox\nthe cat runs\n")
 
     def test_a_run_its_table_and_predictions(self):
         workdir = self.folder / "run"
@@ -184,20 +166,14 @@ class EntryPointTest(folders.FolderTest):
         self.assertIn("made with parameters others: the encoder has changed", done.errors)
 
 
-class SearchTest(absltest.TestCase):
+class SearchTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
         self.enter_context(tiny_tasks.quick())
 
     def test_pairs_are_mined_without_a_run(self):
-        folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        sides = []
-        for name, text in (
-            ("one", "the cat runs\nfox\nqqq\n"),
-            ("two", "zebra\nfox\nthe cat runs\n"),
-        ):
-            (folder / name).write_text(text)
-            sides.append(unlabelled.read_sentences(folder / name))
+        texts = {"one": "the cat runs\nfox\nqqq\n", "two": "zebra\nfox\nthe cat runs\n"}
+        sides = [unlabelled.read_sentences(self.write(name, texts[name])) for name in texts]
         config = tiny_tasks.config("bucc", num_layers=0, task__layer=0)
         found = prediction.search_lines(config, *sides, None)
         self.assertEqual(
@@ -219,12 +195,10 @@ class SearchTest(absltest.TestCase):
         self.assertEqual(prediction.mining_threshold(config, None, "zh"), 1.5)
 
     def test_the_encoder_is_that_of_the_run(self):
-        temporary = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        folder = temporary / "run"
+        folder = self.folder / "run"
         shutil.copytree(tiny_tasks.finished("bucc"), folder)
         config = prediction.run_config(folder)
-        (temporary / "mine").write_text("the cat\nfox\n")
-        side = unlabelled.read_sentences(temporary / "mine")
+        side = unlabelled.read_sentences(self.write("mine", "the cat\nfox\n"))
         expected = prediction.search_lines(config, side, side, None, folder)
         self.assertLen(expected, 2)
         same = read_pretrained(config.init_from)

@@ -59,13 +59,13 @@ class PrepareDataTest(folders.FolderTest):
         tiny_tasks.write(self.folder / "text/en-fr.tsv", "the cat\tle chat\n")
         shutil.rmtree(self.rows)
         changes = {"corpus__parallel": "('*.tsv*','*.xz')", "data__pair_share": "0.5"}
-        with self.assertLogs(level="INFO") as logs:
-            done = self.run_command(corpus__parallel_eval="('flores.en-sw.tsv',)", **changes)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        told = "\n".join(logs.output)
-        self.assertRegex(told, r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval")
-        self.assertRegex(told, r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n")
-        self.assertRegex(told, r"no file below \S*text is \*\.xz\n")
+        told = (
+            r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval",
+            r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n",
+            r"no file below \S*text is \*\.xz\n",
+        )
+        with self.assert_told(*told, level="INFO"):
+            self.assert_ends_well(corpus__parallel_eval="('flores.en-sw.tsv',)", **changes)
         store = PackedDataset.open(self.rows)
         self.assertEqual(list(store.bitexts), ["en-sw"])
         self.assertEqual(list(store.parallel), ["en-sw", "flores.en-sw"])

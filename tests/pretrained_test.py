@@ -6,10 +6,9 @@ import jax
 import numpy as np
 
 from configs import quickstart
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, tokenizer_hash
 from tests import folders, tiny_tasks
+from tests.cli.stores import write_store
 from tests.factories import write_rows
-from xlm.common import artifacts
 from xlm.experiment import data as data_builders
 from xlm.experiment import model, objectives
 from xlm.experiment.pretrained import read_pretrained, read_settings
@@ -44,17 +43,11 @@ class PretrainedTest(folders.FolderTest):
         config.model.update(position="gated", distance_buckets=8, max_distance=16)
         config.output_layer.kind = "full"
         folders = data_builders.Folders(self.folder / "work")
-        for folder in (folders.vocab, folders.rows):
-            folder.mkdir(parents=True)
-        folders.tokenizer.write_bytes(tiny_tasks.tokenizer())
+        folders.rows.mkdir(parents=True)
         np.save(folders.rows / "aa.counts.npy", np.arange(tiny_tasks.VOCAB))
-        store = PackedDataset(
-            folders.rows, tiny_tasks.VOCAB, config.store.length,
-            tokenizer_hash(tiny_tasks.tokenizer()), SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
-            write_rows(folders.rows, ("aa",), config.store.length, 1, 1000, 3000), {},
-        )  # fmt: skip
-        store.write_meta()
-        artifacts.open_stage(folders.rows, {"made": "up"}).finish()
+        length, tokenizer = config.store.length, tiny_tasks.tokenizer()
+        statistics = write_rows(folders.rows, ("aa",), length, 1, 1000, 3000)
+        store = write_store(folders.workdir, tokenizer, tiny_tasks.VOCAB, length, statistics)
         data_builders.open_train_stage(config, folders).claim()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
             read_pretrained(str(folders.workdir))

@@ -3,7 +3,10 @@
 import contextlib
 import itertools
 import os
+import pathlib
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 
 from input_pipeline import array_files
@@ -16,6 +19,15 @@ def environment(num_devices: int = 1) -> dict[str, str]:
         f"--xla_force_host_platform_device_count={num_devices}",  # the last one counts
     )
     return {**os.environ, "XLA_FLAGS": " ".join(flags)}
+
+
+def run_python(
+    *arguments: str, cwd: pathlib.Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on one device, with more environment variables, and capture what it prints."""
+    environ = {**environment(), **variables}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True)
 
 
 @contextlib.contextmanager

@@ -87,9 +87,8 @@ class EncoderTest(absltest.TestCase):
         texts = ["the cat", "the cat sees the dog near the old house", ""]
         together = self.encoder.encode(texts, batch_size=4)
         for text, vector in zip(texts, together, strict=True):
-            np.testing.assert_allclose(
-                self.encoder.encode([text], batch_size=1)[0], vector, rtol=0, atol=1e-5
-            )
+            (alone,) = self.encoder.encode([text], batch_size=1)
+            np.testing.assert_allclose(alone, vector, rtol=0, atol=1e-5)
         self.assertEqual(together[2].tolist(), [0] * together.shape[1])
         self.assertGreater(np.abs(together[0] - together[1]).max(), 1e-3)
 
@@ -102,10 +101,8 @@ class EncoderTest(absltest.TestCase):
             (found,) = self.encoder.fill(masked.replace("\u2581", " ").strip(), top=10**6)
             self.assertAlmostEqual(sum(one.probability for one in found), 1, places=5)
             losses.append(-np.log({one.piece: one.probability for one in found}[piece]))
-        folds = len(texts)  # each masks one token
-        self.assertAlmostEqual(
-            self.encoder.loss(["the cat"], num_folds=folds), float(np.mean(losses)), places=4
-        )
+        found = self.encoder.loss(["the cat"], num_folds=len(texts))  # each masks one token
+        self.assertAlmostEqual(found, float(np.mean(losses)), places=4)
 
     def test_a_text_without_a_mask(self):
         with self.assertRaisesRegex(ValueError, "has no <mask>"):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
-import tempfile
 from unittest import mock
 
 import jax
@@ -125,7 +123,7 @@ class ObjectiveTest(parameterized.TestCase):
 ROBUST = {"robust.num_phases": 3, "robust.rate": 0.25}
 
 
-class RobustTest(parameterized.TestCase):
+class RobustTest(folders.FolderTest):
     def test_losses_by_pair_are_those_of_the_pairs_in_the_rows(self):
         objective = objective_of(**ROBUST)
         packed, pairs = (term.objective for term in objective.terms.values())
@@ -140,12 +138,9 @@ class RobustTest(parameterized.TestCase):
         found = config(**ROBUST, **changes)
         with self.assertRaisesRegex(ValueError, message):
             robust_settings(found)
-        with tempfile.TemporaryDirectory() as folder:
-            with self.assertRaisesRegex(ValueError, message):
-                robust.training_data(
-                    found, program_test.store(), model.mesh(found), pathlib.Path(folder)
-                )
-            self.assertEmpty(list(pathlib.Path(folder).iterdir()))
+        with self.assertRaisesRegex(ValueError, message):
+            robust.training_data(found, program_test.store(), model.mesh(found), self.folder)
+        self.assertEmpty(list(self.folder.iterdir()))
         robust_settings(config(**{"robust.num_phases": 0}, **changes))
 
 

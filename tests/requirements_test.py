@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from tests import selection
 
@@ -103,7 +103,3 @@ class RequirementsTest(parameterized.TestCase):
         named, excepted = required(extra, included=extra == "all"), NOT_IMPORTED.get(extra, set())
         self.assertEmpty(named - imported - excepted)
         self.assertEmpty(excepted - named)
-
-
-if __name__ == "__main__":
-    absltest.main()

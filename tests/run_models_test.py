@@ -10,10 +10,10 @@ from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import xy_lent
-from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
+from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories
 from tests.cli.models_test import OTHER, TOKENIZER, VOCAB
-from xlm.common import artifacts
+from tests.cli.stores import write_store
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, model, objectives
 from xlm.experiment.initial import initial_params
@@ -38,22 +38,15 @@ def config(**changes) -> ConfigDict:
 
 
 def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> PackedDataset:
-    for folder in (folders.vocab, folders.rows):
-        folder.mkdir(parents=True)
-    folders.tokenizer.write_bytes(tokenizer)
+    folders.rows.mkdir(parents=True)
     length, rng = KEYS["store.length"], np.random.default_rng(0)
     np.save(folders.rows / "aa.counts.npy", np.arange(VOCAB))
     for split in ("train", "heldout"):
         rows = rng.integers(5, VOCAB, (6, length)).astype(np.uint16)
         np.save(folders.rows / f"aa.{split}.npy", rows)
     one = {"rows": 6, "tokens": 96, "unknown": 0, "characters": 300}
-    store = PackedDataset(
-        folders.rows, VOCAB, length, tokenizer_hash(tokenizer), factories.SPECIAL_IDS,
-        {"aa": {"train": one, "heldout": one}}, {},
-    )  # fmt: skip
-    store.write_meta()
-    artifacts.open_stage(folders.rows, {"made": "up"}).finish()
-    return store
+    statistics = {"aa": {"train": one, "heldout": one}}
+    return write_store(folders.workdir, tokenizer, VOCAB, length, statistics)
 
 
 def mesh():

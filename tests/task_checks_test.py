@@ -3,10 +3,9 @@
 from absl.testing import parameterized
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks.tasks import TASKS
 from tests import folders, tiny_tasks, tiny_translation
 from xlm.evaluation.metrics import retrieval
-from xlm.experiment import task_data, task_kinds, task_schema
+from xlm.experiment import task_data, task_schema
 from xlm.experiment.task_settings import Tokenizer, task_settings
 
 
@@ -68,8 +67,3 @@ class SettingsTest(Case):
         for rule in ("english", "each_language"):
             config = tiny_translation.config(task__selection=rule)
             self.check(config, f"selection is '{rule}', but .* the mean over its directions; set")
-
-    def test_kinds_are_told_as_the_builders_tell_them(self):
-        for task in TASKS.values():
-            self.assertEqual(task.is_search, task.kind in task_kinds.SEARCHES)
-            self.assertEqual(task.is_translation, task.kind == "translation")

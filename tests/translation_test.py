@@ -70,6 +70,7 @@ class LearningTest(folders.FolderTest):
         results = artifacts.read_json(learned() / "results.json")
         self.assertGreater(results["test"]["en-de"]["chrf"], 0.6)
         self.assertEqual(results["examples"], {"validation": {"en-de": 12}, "test": {"en-de": 11}})
+        self.assertEqual(results["setting"], "supervised")
         self.assertEqual(results["selected"]["averaged_steps"], [120, 160])
         self.assertEqual(results["selected"]["value"], results["validation"]["en-de"]["bleu"])
         self.assertRegex(results["signatures"]["en-de"]["bleu"], r"tok:13a.*version:")

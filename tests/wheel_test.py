@@ -49,13 +49,7 @@ class WheelTest(absltest.TestCase):
         cls.here.mkdir()
 
     def run_python(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.here,
-            env={**processes.environment(), "PYTHONPATH": str(self.site)},
-            capture_output=True,
-            text=True,
-        )
+        done = processes.run_python(*arguments, cwd=self.here, PYTHONPATH=str(self.site))
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 

@@ -18,9 +18,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config = base(
         "americasnli",
         arg,
-        train=("nli_en/mnli_train.tsv.xz",),
-        validation=("nli_en/mnli_dev.tsv.xz",),
-        test=("americasnli/dev/{language}.tsv.xz",),
+        train="nli_en/mnli_train.tsv.xz",
+        validation="nli_en/mnli_dev.tsv.xz",
+        test="americasnli/dev/{language}.tsv.xz",
     )
     if arg == TFDS:
         config.task.validation = ("tfds:glue/mnli:validation_matched",)

@@ -16,25 +16,21 @@ from xlm.experiment.schema import default_config
 from xlm.experiment.task_schema import family_of
 
 TFDS = "tfds"
+Patterns = str | tuple[str, ...]
 
 
 def base(
-    name: str,
-    arg: str,
-    *,
-    train: tuple[str, ...] = (),
-    validation: tuple[str, ...] = (),
-    test: tuple[str, ...] = (),
+    name: str, arg: str, *, train: Patterns = (), validation: Patterns = (), test: Patterns = ()
 ) -> ConfigDict:
     """Return the config of a task; `arg` is the folder with the data, or "tfds".
 
-    `train`, `validation` and `test` are patterns of files below the folder; () if not used.
+    `train`, `validation` and `test` are a pattern of files below the folder, or several; () if not
+    used. Without `test`, the development data serve as test data too.
     """
-    patterns = {"train": train, "validation": validation, "test": test}
-    if arg == TFDS:
-        patterns = {split: (TFDS,) if files else () for split, files in patterns.items()}
     config = default_config(family_of(name))
-    config.task.name = name
-    config.task.root = "" if arg == TFDS else arg
-    config.task.update(patterns)
+    config.task.update(name=name, root="" if arg == TFDS else arg)
+    patterns = {"train": train, "validation": validation, "test": test or validation}
+    for split, given in patterns.items():
+        files = (given,) if isinstance(given, str) else given
+        config.task[split] = (TFDS,) if files and arg == TFDS else files
     return config

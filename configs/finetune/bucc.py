@@ -20,4 +20,4 @@ _FILES = tuple(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    return base("bucc", arg, validation=_FILES, test=_FILES)
+    return base("bucc", arg, validation=_FILES)

@@ -33,7 +33,7 @@ def get_config(arg: str = "cola,") -> ConfigDict:
         train, validation = (f"glue/{_OFFICIAL[task]}/{name}.tsv" for name in ("train", dev))
     else:
         train, validation = (f"glue/{task}/{name}.tsv.xz" for name in ("train", "dev"))
-    config = base(task, data, train=(train,), validation=(validation,), test=(validation,))
+    config = base(task, data, train=train, validation=validation)
     if data == TFDS:
         split = "validation_matched" if task == "mnli" else "validation"
         config.task.validation = config.task.test = (f"tfds:glue/{task}:{split}",)

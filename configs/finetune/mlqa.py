@@ -26,7 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     return questions(
         "mlqa",
         arg,
-        train=("tydiqa_goldp/train.{language}.json.xz",),
-        validation=("tydiqa_goldp/dev.{language}.json.xz",),
-        test=("mlqa/dev-context-{language}-question-{language}.json.xz",),
+        train="tydiqa_goldp/train.{language}.json.xz",
+        validation="tydiqa_goldp/dev.{language}.json.xz",
+        test="mlqa/dev-context-{language}-question-{language}.json.xz",
     )

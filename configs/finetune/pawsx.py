@@ -18,9 +18,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = base(
         "pawsx",
         arg,
-        train=("pawsx/train_{language}.tsv.xz",),
-        validation=("pawsx/dev/{language}.tsv.xz",),
-        test=("pawsx/dev/{language}.tsv.xz",),
+        train="pawsx/train_{language}.tsv.xz",
+        validation="pawsx/dev/{language}.tsv.xz",
     )
     config.optimizer.learning_rate = 1e-5  # VoCap, appendix C: 7e-6 or 1e-5, 10 epochs
     return config

@@ -26,9 +26,8 @@ def get_config(arg: str = "1.1,") -> ConfigDict:
     config = questions(
         TASKS[version],
         data,
-        train=(f"squad/train-v{version}.json",),
-        validation=(f"squad/dev-v{version}.json",),
-        test=(f"squad/dev-v{version}.json",),
+        train=f"squad/train-v{version}.json",
+        validation=f"squad/dev-v{version}.json",
     )
     if data == TFDS:
         config.task.test = (f"tfds:squad/v{version}:validation",)

@@ -16,4 +16,4 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    return base("tatoeba", arg, test=("tatoeba_retrieval/{language}-en.tsv.xz",))
+    return base("tatoeba", arg, test="tatoeba_retrieval/{language}-en.tsv.xz")

@@ -31,9 +31,9 @@ def own(name: str, data: str) -> ConfigDict:
     config = base(
         name,
         data,
-        train=("train.{language}.*",),
-        validation=("dev.{language}.*",),
-        test=("test.{language}.*",),
+        train="train.{language}.*",
+        validation="dev.{language}.*",
+        test="test.{language}.*",
     )
     config.task.train_languages = ()  # all languages with files
     config.task.selection = "all_languages"

@@ -18,9 +18,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = questions(
         "tydiqa",
         arg,
-        train=("tydiqa_goldp/train.{language}.json.xz",),
-        validation=("tydiqa_goldp/dev.{language}.json.xz",),
-        test=("tydiqa_goldp/dev.{language}.json.xz",),
+        train="tydiqa_goldp/train.{language}.json.xz",
+        validation="tydiqa_goldp/dev.{language}.json.xz",
     )
     config.train.epochs = 8.0  # VoCap, appendix C: 6 or 8, rates 2e-5 or 3e-5
     return config

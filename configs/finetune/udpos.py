@@ -20,7 +20,7 @@ def get_config(arg: str = "") -> ConfigDict:
     return base(
         "udpos",
         arg,
-        train=("udpos/train/{language}.tsv.xz",),
-        validation=("udpos/dev/{language}.tsv.xz",),
-        test=("udpos/test/{language}.tsv.xz",),
+        train="udpos/train/{language}.tsv.xz",
+        validation="udpos/dev/{language}.tsv.xz",
+        test="udpos/test/{language}.tsv.xz",
     )

@@ -19,9 +19,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = base(
         "wikiann",
         arg,
-        train=("wikiann_ner/train/{language}.tsv.xz",),
-        validation=("wikiann_ner/dev/{language}.tsv.xz",),
-        test=("wikiann_ner/dev/{language}.tsv.xz",),
+        train="wikiann_ner/train/{language}.tsv.xz",
+        validation="wikiann_ner/dev/{language}.tsv.xz",
     )
     config.task.pooling = "first"  # piece of a word, as in XTREME
     return config

@@ -17,11 +17,7 @@ from configs.finetune.base import base
 
 def get_config(arg: str = "") -> ConfigDict:
     config = base(
-        "xnli",
-        arg,
-        train=("nli_en/mnli_train.tsv.xz",),
-        validation=("xnli/dev/{language}.tsv.xz",),
-        test=("xnli/dev/{language}.tsv.xz",),
+        "xnli", arg, train="nli_en/mnli_train.tsv.xz", validation="xnli/dev/{language}.tsv.xz"
     )
     config.optimizer.learning_rate = 1e-5  # VoCap, appendix C: 7e-6 or 1e-5, 10 epochs
     return config

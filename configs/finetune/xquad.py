@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     return questions(
         "xquad",
         arg,
-        train=("tydiqa_goldp/train.{language}.json.xz",),
-        validation=("tydiqa_goldp/dev.{language}.json.xz",),
-        test=("xquad/xquad.{language}.json.xz",),
+        train="tydiqa_goldp/train.{language}.json.xz",
+        validation="tydiqa_goldp/dev.{language}.json.xz",
+        test="xquad/xquad.{language}.json.xz",
     )

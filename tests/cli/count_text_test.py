@@ -44,12 +44,8 @@ class CountTextTest(FolderTest):
             count_text.main(flags.FLAGS(["count_text", *args]))
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", START, "count", *args],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", START, "count", *args]
+        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def table_of(self, sentences) -> bytes:
         path = self.folder / "expected"
@@ -59,12 +55,11 @@ class CountTextTest(FolderTest):
     def write_shards(self) -> None:
         """The text in files of all kinds; one is a document a line."""
         parts = ["\n".join(LINES[i::5]) + "\n" for i in range(4)]
-        (self.text / "sw-0.txt").write_text(parts[0], encoding="utf-8")
-        (self.text / "sw-1.txt.gz").write_bytes(gzip.compress(parts[1].encode()))
-        (self.text / "sw-2.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
-        (self.text / "sw-3.txt.bz2").write_bytes(bz2.compress(parts[3].encode()))
-        record = json.dumps({"text": "\n".join(LINES[4::5])})
-        (self.text / "sw-4.jsonl").write_text(record, encoding="utf-8")
+        self.write("text/sw-0.txt", parts[0])
+        self.write("text/sw-1.txt.gz", gzip.compress(parts[1].encode()))
+        self.write("text/sw-2.txt.xz", lzma.compress(parts[2].encode()))
+        self.write("text/sw-3.txt.bz2", bz2.compress(parts[3].encode()))
+        self.write("text/sw-4.jsonl", json.dumps({"text": "\n".join(LINES[4::5])}))
 
     def test_shards_of_all_kinds_count_as_the_text_that_they_hold(self):
         self.write_shards()
@@ -104,16 +99,13 @@ class CountTextTest(FolderTest):
         self.assertEqual(table.read_bytes(), self.table_of(LINES))
         for pattern, output in (("*.runs.gz", table), ("[a-z]?.runs.gz", spelled)):
             with self.assertRaisesRegex(ValueError, "out/sw.runs.gz is an input, .*; choose ano"):
-                self.count(
-                    f"--merge={self.out}/0.runs.gz",
-                    f"--merge={self.out}/{pattern}",
-                    f"--output={output}",
-                )
+                both = (f"--merge={self.out}/{one}" for one in ("0.runs.gz", pattern))
+                self.count(*both, f"--output={output}")
         self.assertEqual(table.read_bytes(), self.table_of(LINES))
 
     def test_text_is_added_to_a_table_that_is_named(self):
-        (self.text / "old.txt").write_text("\n".join(LINES[::2]), encoding="utf-8")
-        (self.text / "new.txt").write_text("\n".join(LINES[1::2]), encoding="utf-8")
+        self.write("text/old.txt", "\n".join(LINES[::2]))
+        self.write("text/new.txt", "\n".join(LINES[1::2]))
         table, new = self.out / "sw.runs.gz", self.folder / "new.runs.gz"
         self.count(f"--input={self.text}/old.txt", f"--output={table}")
         self.count(f"--input={self.text}/new.txt", f"--output={new}")
@@ -142,22 +134,19 @@ class CountTextTest(FolderTest):
     @parameterized.parameters("output", "heldout_output")
     def test_a_text_is_never_an_output(self, flag: str):
         self.write_shards()
-        text, link, hard = (
-            self.text / "sw-0.txt", self.folder / "link.txt", self.folder / "hard.txt",
-        )  # fmt: skip
+        text, link, hard = self.text / "sw-0.txt", self.folder / "link", self.folder / "hard"
         link.symlink_to(text)
         hard.hardlink_to(text)
         before = text.read_bytes()
         others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
         for name in ("_sentences", "_blocks"):
-            never = mock.patch.object(count_text, name, side_effect=AssertionError)
-            self.enterContext(never)
+            self.enterContext(mock.patch.object(count_text, name, side_effect=AssertionError))
         for given in (text, os.path.relpath(text), f"{self.text}/../text/sw-0.txt", hard, link):
             named = (f"--{name}={path}" for name, path in {**others, flag: given}.items())
+            flags = (f"--input={self.text}/sw-*", "--heldout_fraction=0.5", "--overwrite")
             refused = "is an input, .*sw-0|is a link; only"
             with self.assertRaisesRegex((ValueError, OSError), refused):
-                self.count(f"--input={self.text}/sw-*", "--heldout_fraction=0.5", "--overwrite",
-                           *named)  # fmt: skip
+                self.count(*flags, *named)
         self.assertEqual(text.read_bytes(), before)
         self.assertTrue(link.is_symlink())
         self.assertFalse(self.out.exists())

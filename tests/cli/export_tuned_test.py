@@ -161,8 +161,7 @@ class CardTest(ExportCase):
             ("cat ?", "the dog sleeps . the cat runs . the dog sleeps"),
             ("fox ?", "the dog runs"),
         ]
-        path = self.folder / "asked.txt"
-        path.write_text("".join(f"{one}\t{two}\n" for one, two in asked))
+        path = self.write("asked.txt", "".join(f"{one}\t{two}\n" for one, two in asked))
         model = prediction.FineTuned(tiny_tasks.finished("squad2"))
         (lines,) = model(model.read(path))
         self.assertEqual([line["prediction"] for line in lines], ["the cat runs", ""])

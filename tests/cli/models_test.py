@@ -5,7 +5,6 @@ import functools
 import gzip
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,10 +46,7 @@ OTHER = merge.write_model([*"abcdef", SPACE, "abcd", "q"], -np.arange(1.0, 10.0)
 
 def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A command as a process, which has one device."""
-    return subprocess.run(
-        [sys.executable, "-m", "xlm", _VERB[script], *flags], cwd=ROOT, env=processes.environment(),
-        capture_output=True, text=True,
-    )  # fmt: skip
+    return processes.run_python("-m", "xlm", _VERB[script], *flags, cwd=ROOT)
 
 
 @functools.cache
@@ -115,21 +111,16 @@ class EntryPointsTest(FolderTest):
     @parameterized.parameters({}, GATED)
     def test_a_model_on_another_vocabulary(self, **changes):
         folder = self.write_model(**changes)
-        output, new = self.folder / "new", self.folder / "new.model"
-        new.write_bytes(OTHER)
+        output, new = self.folder / "new", self.write("new.model", OTHER)
         flags = (f"--model={folder}", f"--output={output}", f"--vocabulary={new}")
         both = (*flags, f"--check={new}")
         self.assert_refused("--vocabulary puts another.*leave out one", "import_model", *both)
         printed = self.succeed("import_model", *flags)
-        self.assertEqual(
-            printed, "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
-        )
+        said = "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
+        self.assertEqual(printed, said)
         before, after = (model_folder.read_model(f)[1] for f in (folder, output))
-        swapped = vocabulary.swap(
-            vocabulary.vocabulary(TOKENIZER),
-            vocabulary.vocabulary(OTHER),
-            *model_folder.table_of(before),
-        )
+        both = map(vocabulary.vocabulary, (TOKENIZER, OTHER))
+        swapped = vocabulary.swap(*both, *model_folder.table_of(before))
         expected = model_folder.with_table(before, swapped.table, swapped.bias)
         jax.tree.map(np.testing.assert_array_equal, after, expected)
         self.assertEqual(model_folder.read_tokenizer(output), OTHER)
@@ -137,7 +128,7 @@ class EntryPointsTest(FolderTest):
 
     def test_a_model_of_other_origin_keeps_its_pieces(self):
         # As XLM-R comes: ids of fairseq, <mask> last.
-        folder, output, text = self.write_model(), self.folder / "ours", self.folder / "text.txt"
+        folder, output = self.write_model(), self.folder / "ours"
         proto = model_proto.ModelProto.FromString(TOKENIZER)
         normal = list(proto.pieces)[len(merge.SPECIALS) :]
         for path in ("spm.model", "tokenizer.json"):
@@ -148,15 +139,13 @@ class EntryPointsTest(FolderTest):
             vocab=list(zip(vocab, scores, strict=True)),
             _spm_precompiled_charsmap=proto.normalizer_spec.precompiled_charsmap,
         ).save_pretrained(folder)
-        text.write_text("ab cd\n\nfgh  zz\n", encoding="utf-8")
+        text = self.write("text.txt", "ab cd\n\nfgh  zz\n")
         flags = (f"--model={folder}", f"--output={output}", f"--check={text}")
         printed = self.succeed("import_model", *flags)
         self.assertIn("text.txt: 2 of 2 lines agree", printed)
         self.assertIn("20 pieces: 20 copied, 0 from their parts, 0 from", printed)
-        found, expected = map(
-            vocabulary.vocabulary, (model_folder.read_tokenizer(output), TOKENIZER)
-        )
-        self.assertEqual(found.pieces, expected.pieces)
+        found = vocabulary.vocabulary(model_folder.read_tokenizer(output))
+        self.assertEqual(found.pieces, vocabulary.vocabulary(TOKENIZER).pieces)
         (before, _), (after, _) = (
             model_folder.table_of(model_folder.read_model(f)[1]) for f in (folder, output)
         )
@@ -167,9 +156,8 @@ class EntryPointsTest(FolderTest):
     @parameterized.parameters({}, GATED)
     def test_a_pruned_model_says_the_same(self, **changes):
         folder, output = self.write_model(**changes), self.folder / "small"
-        text, lines = self.folder / "xx.txt.gz", ["ab cd", "deab abc"]
-        with gzip.open(text, "wt") as file:
-            file.write("\n\n".join(lines))
+        lines = ["ab cd", "deab abc"]
+        text = self.write("xx.txt.gz", gzip.compress("\n\n".join(lines).encode()))
         flags = (f"--model={folder}", f"--texts={text}", f"--output={output}")
         printed = self.succeed("prune_model", *flags)
         _, kept = vocabulary.prune(TOKENIZER, lines)
@@ -185,8 +173,7 @@ class EntryPointsTest(FolderTest):
 
     @parameterized.parameters(1, -1)
     def test_a_model_is_pruned_by_its_own_tokenizer_alone(self, more):
-        folder, text = self.write_model(), self.folder / "xx.txt"
-        text.write_text("ab cd\n", encoding="utf-8")
+        folder, text = self.write_model(), self.write("xx.txt", "ab cd\n")
         pieces = [*PIECES, "yy"][: len(PIECES) + more]
         other = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
         (folder / "spm.model").write_bytes(other)
@@ -214,11 +201,8 @@ class EntryPointsTest(FolderTest):
         )
         folder, output = self.folder / "tuned", self.folder / "small"
         model_folder.write_model(folder, encoder, sizes, TOKENIZER, task_head=head)
-        text = self.folder / "xx.txt"
-        text.write_text("ab cd\n", encoding="utf-8")
-        printed = self.succeed(
-            "prune_model", f"--model={folder}", f"--texts={text}", f"--output={output}"
-        )
+        flags = (f"--model={folder}", f"--texts={self.write('xx.txt', 'ab cd')}")
+        printed = self.succeed("prune_model", *flags, f"--output={output}")
         self.assertIn(f"{output} is an encoder, without the head of any task", printed)
         self.assertNotIn("head", model_folder.read_model(output)[1])
 
@@ -258,12 +242,9 @@ class EntryPointsTest(FolderTest):
         folders, store = self.write_workdir(config)
         params = self.save_checkpoint(config, folders, store)
         output = self.folder / "exported"
-        flags = (
-            "--config=configs/quickstart.py:runlocal",
-            *(f"--config.{key}={value}" for key, value in overrides.items()),
-            f"--workdir={folders.workdir}",
-            f"--output={output}",
-        )
+        keys = (f"--config.{key}={value}" for key, value in overrides.items())
+        flags = ("--config=configs/quickstart.py:runlocal", *keys,
+                 f"--workdir={folders.workdir}", f"--output={output}")  # fmt: skip
         # One of them on other devices than those of the checkpoint.
         result = (commands.execute if warning else run)("export_model", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -87,22 +87,18 @@ class SegmenterTest(FolderTest):
             (self.folder / name).write_text(json.dumps({"x": 1}), encoding="utf-8")
             with self.assertRaisesRegex(ValueError, rf"{name}: .*Hugging Face"):
                 read_segmenter(self.folder / name)
-        empty = self.folder / "empty"
-        empty.mkdir()
+        (self.folder / "empty").mkdir()
         with self.assertRaisesRegex(ValueError, "has none of spm.model, "):
-            read_segmenter(empty)
+            read_segmenter(self.folder / "empty")
 
 
 class CommandTest(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "spm.model").write_bytes(MODEL)
-        text = self.folder / "text"
-        text.mkdir()
-        (text / "en.txt").write_text("\n".join(LINES * 3), encoding="utf-8")
-        (text / "sw.txt").write_text("\n".join(["cd cd cd", "e f g h"] * 3), encoding="utf-8")
-        rows = "id\ten\tsw\n1\tab\tcd cd\n2\tabc\th\n"
-        (self.folder / "pairs.tsv").write_text(rows, encoding="utf-8")
+        self.write("spm.model", MODEL)
+        self.write("text/en.txt", "\n".join(LINES * 3))
+        self.write("text/sw.txt", "\n".join(["cd cd cd", "e f g h"] * 3))
+        self.write("pairs.tsv", "id\ten\tsw\n1\tab\tcd cd\n2\tabc\th\n")
 
     def run_main(self, *flags: str) -> None:
         named = (f"--text={self.folder / 'text'}", f"--output={self.folder / 'out'}", "--overwrite")
@@ -111,11 +107,9 @@ class CommandTest(FolderTest):
 
     def test_report(self):
         model = self.folder / "spm.model"
-        (self.folder / "more.tsv").write_text("id\ten\tsw\n1\th g f\tcd cd cd\n", "utf-8")
-        self.run_main(
-            f"--tokenizers=one={model},two={model}",
-            f"--parallel={self.folder / 'pairs.tsv'},{self.folder / 'more.tsv'}",
-        )
+        more = self.write("more.tsv", "id\ten\tsw\n1\th g f\tcd cd cd\n")
+        parallel = f"--parallel={self.folder / 'pairs.tsv'},{more}"
+        self.run_main(f"--tokenizers=one={model},two={model}", parallel)
         results = artifacts.read_json(self.folder / "out" / "results.json")
         self.assertEqual(results["one"], results["two"])
         processor = read_segmenter(model)
@@ -127,8 +121,7 @@ class CommandTest(FolderTest):
 
     def test_the_text_may_be_the_parallel_text(self):
         for language, lines in (("en", LINES), ("sw", ["cd", "", "e f", "h"])):
-            text = "\n".join(lines) + "\n"
-            (self.folder / "text" / f"{language}.txt").write_text(text, encoding="utf-8")
+            self.write(f"text/{language}.txt", "\n".join(lines) + "\n")
         flags = (f"--tokenizers=a={self.folder / 'spm.model'}", f"--parallel={self.folder}/text")
         self.run_main(*flags)
         results = artifacts.read_json(self.folder / "out" / "results.json")
@@ -136,16 +129,12 @@ class CommandTest(FolderTest):
         tokens = [sum(map(len, encode(side)))
                   for side in (["cd", "e f", "h"], [LINES[0], *LINES[2:]])]  # fmt: skip
         self.assertEqual(results["a"]["tax"], {"sw": tokens[0] / tokens[1]})
-        self.assertEqual(
-            {name: one["sentences"] for name, one in results["a"]["texts"].items()},
-            {"en": 4, "sw": 3},
-        )
+        counts = {name: one["sentences"] for name, one in results["a"]["texts"].items()}
+        self.assertEqual(counts, {"en": 4, "sw": 3})
 
     @mock.patch.object(score_tokenizer, "_score", mock.Mock(side_effect=AssertionError))
     def test_a_pivot_without_parallel_text_is_refused_before_scoring(self):
-        lone = self.folder / "lone"
-        lone.mkdir()
-        (lone / "en.txt").write_text("ab\n", encoding="utf-8")
+        self.write("lone/en.txt", "ab\n")
         tokenizer = f"--tokenizers=a={self.folder / 'spm.model'}"
         for path, message in (
             ("pairs.tsv", "--pivot: no parallel text is in 'de'; there are en, sw; name one"),
@@ -156,17 +145,15 @@ class CommandTest(FolderTest):
         self.assertFalse((self.folder / "out").exists())
 
     def test_languages_that_lose_their_tax_are_named(self):
-        rows = "id\ten\tsw\tde\tfr\n1\tab\tcd cd\tabc\th\n"
-        (self.folder / "more.tsv").write_text(rows, encoding="utf-8")
-        (self.folder / "text" / "ta.txt").write_text("ab cd\n", encoding="utf-8")
-        (self.folder / "apart.tsv").write_text("id\tta\tsw\n1\tab\tcd\n", encoding="utf-8")
+        more = self.write("more.tsv", "id\ten\tsw\tde\tfr\n1\tab\tcd cd\tabc\th\n")
+        self.write("text/ta.txt", "ab cd\n")
+        apart = self.write("apart.tsv", "id\tta\tsw\n1\tab\tcd\n")
         model = f"--tokenizers=a={self.folder / 'spm.model'}"
-        parallel = f"--parallel={self.folder / 'more.tsv'},{self.folder / 'apart.tsv'}"
-        with self.assertLogs(level="WARNING") as logs:
+        parallel = f"--parallel={more},{apart}"
+        told = ("no tax of de, fr, which --parallel has and --text has not",
+                "no tax of ta, of which --parallel has no text beside")  # fmt: skip
+        with self.assert_told(*told):
             self.run_main(model, parallel)
-        without_text, without_pivot = logs.output
-        self.assertIn("no tax of de, fr, which --parallel has and --text has not", without_text)
-        self.assertIn("no tax of ta, of which --parallel has no text beside", without_pivot)
         results = artifacts.read_json(self.folder / "out" / "results.json")
         self.assertEqual(list(results["a"]["tax"]), ["sw"])
         with self.assertNoLogs(level="WARNING"):

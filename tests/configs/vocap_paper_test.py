@@ -11,6 +11,10 @@ from xlm.objectives.masked_lm import TABLE
 from xlm.objectives.objective import Batch
 
 
+def masked_lm_of_run(config):
+    return masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+
+
 class TableReadsTest(parameterized.TestCase):
     @parameterized.parameters(
         ("vocap_500k_knn", 327_680, 500_096),
@@ -23,7 +27,7 @@ class TableReadsTest(parameterized.TestCase):
     def test_a_run_reads_what_its_keys_say(self, run, num_rows, vocab_size):
         config = vocap_paper.get_config(run)
         self.assertEqual(config.optimizer.embedding_update == "rows", num_rows is not None)
-        objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+        objective = masked_lm_of_run(config)
         size, length = config.train.batch_size, config.store.length
         batch = Batch(
             {"tokens": jax.ShapeDtypeStruct((size, length), jnp.int32),
@@ -43,21 +47,13 @@ class TableReadsTest(parameterized.TestCase):
             self.assertEqual(touched[TABLE].shape, (num_rows,))
             self.assertIn(f"at most {num_rows:,} of {vocab_size:,} table rows", said)
 
-    def test_without_the_capacity_the_whole_table_is_read(self):
+    @parameterized.parameters(
+        (256, 0, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not.*row_capacity"),
+        (32, 327_680, "at most 81,920 of .*: 1 x 65,536 candidates and 16,384 tokens$"),
+        (32, 500_096, "all 500,096 .*: output_layer.row_capacity is 500,096, not fewer$"),
+    )
+    def test_the_smaller_bound_is_the_one_named(self, size, capacity, expected):
         config = vocap_paper.get_config("vocap_500k_knn")
-        config.output_layer.row_capacity = 0
-        objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
-        said = objective.describe_table_reads(config.train.batch_size, config.store.length)
-        self.assertRegex(said, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not")
-        self.assertIn("output_layer.row_capacity", said)
-
-    def test_the_smaller_bound_is_the_one_named(self):
-        config = vocap_paper.get_config("vocap_500k_knn")
-        for capacity, expected in (
-            (327_680, "at most 81,920 of .*: 1 x 65,536 candidates and 16,384 tokens$"),
-            (500_096, "all 500,096 .*: output_layer.row_capacity is 500,096, not fewer$"),
-        ):
-            config.output_layer.row_capacity = capacity
-            objective = masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
-            said = objective.describe_table_reads(32, config.store.length)
-            self.assertRegex(said, expected)
+        config.output_layer.row_capacity = capacity
+        said = masked_lm_of_run(config).describe_table_reads(size, config.store.length)
+        self.assertRegex(said, expected)

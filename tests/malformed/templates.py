@@ -1,11 +1,9 @@
 """Folders that cases begin with, made once each: text, rows, a run, models, data of tasks."""
 
-import atexit
 import contextlib
 import functools
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -54,13 +52,6 @@ def quick() -> Iterator[None]:
         mock.patch("xlm.experiment.translation_runs.train", train),
     ):
         yield
-
-
-@functools.cache
-def _scratch() -> pathlib.Path:
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    return pathlib.Path(folder.name)
 
 
 def text(folder: pathlib.Path) -> None:
@@ -119,7 +110,8 @@ def finished(folder: pathlib.Path) -> None:
     """A run of finetune.py that has ended, with parameters of zero, and text to predict on."""
     settings = tiny_tasks.config("pawsx", num_layers=0)
     pretrained = pretrained_builders.read_pretrained(settings.init_from)
-    objective = fine_tuning.objective(settings, pretrained)
+    encoder = fine_tuning.encoder_settings(settings, pretrained.settings)
+    objective = fine_tuning.with_head(settings, encoder)
     shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
     params = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes)
     notes = {**fine_tuning.model_notes(objective, pretrained), "step": 1, "value": 0.5}
@@ -138,7 +130,7 @@ TEMPLATES: dict[str, Callable[[pathlib.Path], None]] = {
 
 @functools.cache
 def template(name: str) -> pathlib.Path:
-    folder = _scratch() / name
+    folder = tiny_tasks.scratch() / "templates" / name
     folder.mkdir(parents=True)
     TEMPLATES[name](folder)
     return folder

@@ -21,7 +21,7 @@ from xlm.experiment.experiment import Experiment
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 
-OPTIONS = {"help_on": lambda section: schema.help_of(schema.PRETRAINING, section)}
+OPTIONS = {"help_on": schema.help_of}
 
 
 def main(_) -> None:

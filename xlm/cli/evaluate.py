@@ -25,10 +25,7 @@ def _advice() -> str:
     return memory.advice(_CONFIG.value)
 
 
-OPTIONS = {
-    "on_out_of_memory": _advice,
-    "help_on": lambda section: schema.help_of(schema.PRETRAINING, section),
-}
+OPTIONS = {"on_out_of_memory": _advice, "help_on": schema.help_of}
 
 
 def main(_) -> None:

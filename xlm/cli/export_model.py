@@ -62,11 +62,8 @@ def main(_) -> None:
         readers = _TUNED_READERS if is_fine_tuned else _READERS
         logging.warning(
             "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
-            "(docs/interop.md)",
-            reason,
-            output,
-            readers,
-        )
+            "(docs/interop.md)", reason, output, readers,
+        )  # fmt: skip
 
 
 def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:

@@ -48,9 +48,7 @@ def main(_) -> None:
                 logging.info("%s is there already", path)
                 continue
             tfds_text.check_number_of_files(folder, language, _SHARDS.value)
-            with outputs.file(str(path), overwrite=False) as aside:
-                options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)
-                count = tfds_text.write_text(
-                    dataset, language, aside.parent, *options
-                )  # of the same name
+            options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)
+            with outputs.file(str(path), overwrite=False) as aside:  # of the same name
+                count = tfds_text.write_text(dataset, language, aside.parent, *options)
             logging.info("wrote %s: %d documents", path, count)

@@ -27,10 +27,9 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
 
-_KEYS = {**TRANSLATION, **FINE_TUNING}
 OPTIONS = {
     "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
-    "help_on": lambda section: schema.help_of(_KEYS, section),
+    "help_on": lambda section: schema.help_of(section, {**TRANSLATION, **FINE_TUNING}),
 }
 
 

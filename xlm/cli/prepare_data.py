@@ -19,7 +19,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _PLAN = flags.DEFINE_bool("plan", False, "Write what Beam needs, and run no task.")
 _VERIFY = flags.DEFINE_bool("verify", False, "Read a finished dataset and check its SHA-256.")
 
-OPTIONS = {"help_on": lambda section: schema.help_of(schema.PRETRAINING, section)}
+OPTIONS = {"help_on": schema.help_of}
 
 
 def main(_) -> None:

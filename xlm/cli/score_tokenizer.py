@@ -59,9 +59,8 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
         segmenters[name] = read_segmenter(pathlib.Path(path))
     paths = tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value)
     spec = CorpusSpec(
-        root=_TEXT.value, text=("",), parallel=(), parallel_eval=paths, languages=(),
-        language_codes={}, heldout_fraction=0.0, parallel_heldout_fraction=0.0,
-        max_train_bytes=0, seed=0,
+        root=_TEXT.value, text=("",), parallel_eval=paths,
+        heldout_fraction=0.0, parallel_heldout_fraction=0.0,
     )  # fmt: skip
     corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
     found = sources.find_parallel(spec)

@@ -144,25 +144,20 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
             "xlm count --merge"
         )
-    wanted = set(config.corpus.languages)
-    heldout = {
-        name.removesuffix(".heldout"): path
-        for name, path in found.items()
-        if name.endswith(".heldout")
-    }
-    train = {
-        declarations.check_name(name, str(path), "rename the table"): path
-        for name, path in found.items()
-        if not name.endswith(".heldout")
-    }
-    if wanted:
-        missing = sorted(wanted - set(train))
-        if missing:
-            raise ValueError(
-                f"vocab.tables: {folder} has no tables of {', '.join(missing)} (corpus.languages); "
-                "make them with xlm count"
-            )
-        train = {language: path for language, path in train.items() if language in wanted}
+    train: dict[str, pathlib.Path] = {}
+    heldout: dict[str, pathlib.Path] = {}
+    for name, path in found.items():
+        if (language := name.removesuffix(".heldout")) != name:
+            heldout[language] = path
+        else:
+            train[declarations.check_name(name, str(path), "rename the table")] = path
+    wanted = set(config.corpus.languages or train)
+    if missing := sorted(wanted - set(train)):
+        raise ValueError(
+            f"vocab.tables: {folder} has no tables of {', '.join(missing)} (corpus.languages); "
+            "make them with xlm count"
+        )
+    train = {language: path for language, path in train.items() if language in wanted}
     if not train:
         raise ValueError(
             f"vocab.tables: {folder} has no tables <lang>.runs.gz; make them with xlm count"
@@ -275,12 +270,9 @@ def open_train_stage(
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = schema.defaults_of_records()
     open_stage = functools.partial(
-        artifacts.open_stage,
-        folders.train,
-        defaults={"rows": defaults, **defaults},
-        uncompared=[f"rows.{path}" for path in PLACE_OF_TEXT],
-        reads=[folders.vocab, folders.rows],
-    )
+        artifacts.open_stage, folders.train, defaults={"rows": defaults, **defaults},
+        uncompared=[f"rows.{path}" for path in PLACE_OF_TEXT], reads=[folders.vocab, folders.rows],
+    )  # fmt: skip
     settings = {"rows": rows, **training_settings(config)}
     if earlier := phases.recorded(folders.train):
         settings[phases.PHASES] = earlier

@@ -49,14 +49,11 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
         if not hosts.is_first():
             return None
         path = report.write_report(
-            folders.report,
-            results,
-            store=store,
+            folders.report, results, store=store,
             output_layer=settings(OutputLayerSettings, config.output_layer),
-            allocation=_allocation(folders),
-            metrics=read_metrics(folders.train / "metrics.jsonl"),
+            allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
-        )
+        )  # fmt: skip
     return path
 
 
@@ -72,14 +69,9 @@ def retrieval(
     check_retrieval(config, encoder, store)
     options = evaluation_settings(config)
     return Retrieval(
-        encoder,
-        store,
-        layer=options.retrieval_layer,
-        pivot=options.retrieval_pivot,
-        batch_size=options.batch_size,
-        max_sentences=options.retrieval_max_sentences,
-        mesh=mesh,
-    )
+        encoder, store, layer=options.retrieval_layer, pivot=options.retrieval_pivot,
+        batch_size=options.batch_size, max_sentences=options.retrieval_max_sentences, mesh=mesh,
+    )  # fmt: skip
 
 
 def _examples(

@@ -63,15 +63,11 @@ def detection(
     from xlm.evaluation.replaced_token import ReplacedTokenDetection
 
     return ReplacedTokenDetection(
-        found,
-        store,
-        rate=found.generator.mask.rate,
-        batch_size=options.batch_size,
+        found, store, rate=found.generator.mask.rate, batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed,
-        frozen=_frozen_generator(options.frozen_generator, config.objective, store),
-        mesh=mesh,
-    )
+        frozen=_frozen_generator(options.frozen_generator, config.objective, store), mesh=mesh,
+    )  # fmt: skip
 
 
 def _frozen_generator(
@@ -109,14 +105,10 @@ def exact_masked_lm(
     """Build the exact evaluation, on fewer sequences if it is run during training."""
     options = evaluation_settings(config)
     return ExactMaskedLM(
-        masked_lm,
-        store,
-        num_folds=options.num_folds,
-        batch_size=options.batch_size,
+        masked_lm, store, num_folds=options.num_folds, batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
-        seed=options.seed,
-        mesh=mesh,
-    )
+        seed=options.seed, mesh=mesh,
+    )  # fmt: skip
 
 
 def sampled_loss(

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import tokenizer_hash
-from input_pipeline.tasks.batches import FeatureStream, padding_ratio
+from input_pipeline.tasks.batches import FeatureStream
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from xlm.common.schema import settings
@@ -25,11 +25,14 @@ from xlm.evaluation.tasks import Predictor, TaskData
 from xlm.experiment import task_data
 from xlm.experiment.model import check_batch
 from xlm.experiment.pretrained import Pretrained
+from xlm.experiment.run_folder import best_of
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import Encoder as Encoding
+from xlm.interop.params_file import read_params, write_params
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
+from xlm.training import hosts
 from xlm.training.accumulation import Accumulation
 from xlm.training.optimizer import wsd_decay_steps
 from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
@@ -41,21 +44,10 @@ MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
 _GROUPS = ("embeddings", "layers")
 
 
-def objective(
-    config: ConfigDict, pretrained: Pretrained, class_weights: tuple[float, ...] = ()
-) -> FineTuning:
-    """The encoder with a new head; of classes that weigh differently with their weights.
-
-    Raises:
-      ValueError: rows are longer than the encoder's positions.
-    """
-    return with_head(config, encoder_settings(config, pretrained.settings), class_weights)
-
-
 def with_head(
     config: ConfigDict, encoder: EncoderSettings, class_weights: tuple[float, ...] = ()
 ) -> FineTuning:
-    """An encoder of these settings with the head of the task.
+    """An encoder of these settings with the head of the task, and its loss.
 
     Raises:
       ValueError: it has no cross-attention, which is to be used.
@@ -103,12 +95,9 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     num_steps = max(round(train.epochs * steps_per_epoch), 1)
     interval = max(num_steps // train.evaluations, 1)
     return settings(
-        TrainSettings,
-        train,
-        num_steps=num_steps,
-        evaluate_every=interval,
+        TrainSettings, train, num_steps=num_steps, evaluate_every=interval,
         checkpoint_every=interval,
-    )
+    )  # fmt: skip
 
 
 def mesh() -> Mesh:
@@ -185,27 +174,48 @@ def predictor(
 ) -> Predictor:
     """Predictor of scores for features."""
     return Predictor(
-        fine_tuning.outputs,
-        batch_size=config.evaluation.batch_size,
-        buckets=task_settings(config).lengths,
-        pad=pad,
-        mesh=mesh,
-    )
+        fine_tuning.outputs, batch_size=config.evaluation.batch_size,
+        buckets=task_settings(config).lengths, pad=pad, mesh=mesh,
+    )  # fmt: skip
+
+
+def keeper(
+    folder: pathlib.Path, notes: dict[str, Any]
+) -> Callable[[str, Any, int, float | None], None]:
+    """Build what keeps the parameters of a choice in a run's folder; see `Selection.keep`."""
+
+    def keep(choice: str, params: Any, step: int, value: float | None) -> None:
+        if hosts.is_first():
+            found = {**notes, "step": step, "value": value}
+            write_params(best_of(folder, choice), jax.device_get(params), found)
+
+    return keep
+
+
+def kept(folder: pathlib.Path, choices: Sequence[str]) -> dict[str, float]:
+    """Scores of the parameters that a run which was stopped has kept, by choice."""
+    paths = {choice: best_of(folder, choice) for choice in choices}
+    values = {one: read_params(path)[1].value for one, path in paths.items() if path.exists()}
+    return {choice: value for choice, value in values.items() if value is not None}
 
 
 def run_metadata(config: ConfigDict) -> dict[str, Any]:
     """Metadata of a run, with which its results begin."""
-    options = task_settings(config)
+    options, train = task_settings(config), config.train
     name = config.model_name or pathlib.Path(config.init_from).name
+    varied: dict[str, Any] = {"learning_rate": config.optimizer.learning_rate}
     if options.task.is_search:
-        named = SEARCHES[options.task.kind].options
-        varied: dict[str, Any] = {name: getattr(options, name) for name in named}
-    else:
-        varied = {
-            "learning_rate": config.optimizer.learning_rate,
-            "batch_size": config.train.batch_size,
-            "epochs": config.train.epochs,
+        varied = {one: getattr(options, one) for one in SEARCHES[options.task.kind].options}
+    elif options.task.is_translation:
+        chosen = config.translation
+        varied |= {
+            "batch_tokens": train.batch_tokens,
+            "num_steps": train.num_steps,
+            "decoder": f"{chosen.decoder_from} {chosen.decoder_layers}",
+            "averaged_checkpoints": train.averaged_checkpoints,
         }
+    else:
+        varied |= {"batch_size": train.batch_size, "epochs": train.epochs}
         if config.optimizer.frozen:
             varied["frozen"] = ", ".join(config.optimizer.frozen)
         if options.reads_mean:
@@ -216,7 +226,7 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
         **({"dataset": dataset} if options.task.is_own else {}),
         "model": f"{name}, random" if config.random_init else name,
         "setting": _setting(options),
-        "seed": config.train.seed,
+        "seed": train.seed,
         "hyperparameters": varied,
     }
 
@@ -230,6 +240,8 @@ def _setting(options: TaskSettings) -> str:
     """
     if options.task.is_search:
         return "zero_shot"
+    if options.task.is_translation:
+        return "supervised"
     trained = task_data.languages(options, "train")
     if trained == ("en",):
         return "zero_shot"
@@ -254,13 +266,6 @@ def encoder_of_notes(found: Encoding) -> EncoderSettings:
     return EncoderSettings(**msgspec.structs.asdict(found))
 
 
-def padding(config: ConfigDict, data: Sequence[TaskData]) -> float:
-    """Ratio of evaluated tokens padded to `task.max_length` to those padded to buckets."""
-    options, size = task_settings(config), config.evaluation.batch_size
-    rows = [feature for one in data for feature in one.features]
-    return padding_ratio(rows, size, options.lengths, options.max_length)
-
-
 def sentence_encoder(
     config: ConfigDict, pretrained: Pretrained, tokenizer: Tokenizer
 ) -> SentenceEncoder:
@@ -281,15 +286,9 @@ def sentence_encoder(
         params = jax.device_get(nn.unbox(initial))
     special = tokenizer.special
     return SentenceEncoder(
-        encoder,
-        params,
-        layer=options.layer,
-        batch_size=config.evaluation.batch_size,
-        buckets=options.lengths,
-        pad=special.pad,
-        specials=special.special_ids(),
-        mesh=mesh(),
-    )
+        encoder, params, layer=options.layer, batch_size=config.evaluation.batch_size,
+        buckets=options.lengths, pad=special.pad, specials=special.special_ids(), mesh=mesh(),
+    )  # fmt: skip
 
 
 def sentence_vectors(

@@ -57,15 +57,11 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     data = data_settings(setup.config)
     parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
     first, *later = _packed_statistics(setup)
-    found: dict[str, MaskedLM] = {
-        PACKED: MaskedLM(
-            **parts,
-            name="mlm",
-            statistics=first[1],
-            later_statistics=tuple(later),
-            languages=setup.store.languages,
-        )
-    }
+    packed = MaskedLM(
+        **parts, name="mlm", statistics=first[1], later_statistics=tuple(later),
+        languages=setup.store.languages,
+    )  # fmt: skip
+    found: dict[str, MaskedLM] = {PACKED: packed}
     if not (data.pair_share or data.contrast_share):
         return found
     parts["mask"] = parts["mask"].of_pairs()

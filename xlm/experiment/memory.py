@@ -83,22 +83,15 @@ class _AbsentRows(PackedDataset):
 
 def absent_rows(config: ConfigDict) -> PackedDataset:
     """Return the packed dataset of a config, without sequences."""
-    given = config.vocab.tokenizer
+    size = config.vocab.target_size
+    if given := config.vocab.tokenizer:
+        found = vocabulary.sentencepiece_model(pathlib.Path(given))
+        size = len(vocabulary.vocabulary(found).pieces)
     return _AbsentRows(
-        folder=pathlib.Path(),
-        vocab_size=_num_pieces(given) if given else config.vocab.target_size,
-        length=config.store.length,
-        tokenizer="",
+        folder=pathlib.Path(), vocab_size=size, length=config.store.length, tokenizer="",
         special=SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4),
-        statistics={"xx": {"train": {"tokens": 1}}},
-        parallel={},
-    )
-
-
-def _num_pieces(tokenizer: str) -> int:
-    """Return the number of pieces of an existing tokenizer."""
-    model = vocabulary.sentencepiece_model(pathlib.Path(tokenizer))
-    return len(vocabulary.vocabulary(model).pieces)
+        statistics={"xx": {"train": {"tokens": 1}}}, parallel={},
+    )  # fmt: skip
 
 
 def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
@@ -124,8 +117,8 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
-    masks = (masked_lm.mask, masked_lm.mask.of_pairs()) if config.data.pair_share else ()
-    slots = max(mask.slots(store.length) for mask in (masked_lm.mask, *masks))
+    masks = [masked_lm.mask, *([masked_lm.mask.of_pairs()] if config.data.pair_share else [])]
+    slots = max(mask.slots(store.length) for mask in masks)
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
@@ -141,15 +134,11 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
-        state_bytes(state, in_stage),
-        examples=(rows,),
-        accumulation_steps=(parts,),
-        lengths=(store.length,),
-        activations=((activations,),),
+        state_bytes(state, in_stage), examples=(rows,), accumulation_steps=(parts,),
+        lengths=(store.length,), activations=((activations,),),
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
-        layout=parameter_table(state.params),
-        stage=str(in_stage),
-    )
+        layout=parameter_table(state.params), stage=str(in_stage),
+    )  # fmt: skip
 
 
 def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = "") -> Estimate:
@@ -184,21 +173,14 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
         raise ValueError(
             f"train.batch_size is {batch}, must be a multiple of the {shards} devices that share it"
         )
-    parts = [2**power for power in range(batch.bit_length()) if batch // shards % 2**power == 0]
-    examples = [batch // shards // one for one in parts]
-    activations = [
-        tuple(
-            activation_bytes(objective.encoder.settings, one, length) for length in options.lengths
-        )
-        for one in examples
-    ]
-    return Estimate(
-        state,
-        tuple(reversed(examples)),
-        tuple(reversed(parts)),
-        options.lengths,
-        tuple(reversed(activations)),
+    powers = [2**power for power in reversed(range(batch.bit_length()))]
+    parts = tuple(one for one in powers if batch // shards % one == 0)
+    examples = tuple(batch // shards // one for one in parts)
+    sizes, lengths = objective.encoder.settings, options.lengths
+    activations = tuple(
+        tuple(activation_bytes(sizes, one, length) for length in lengths) for one in examples
     )
+    return Estimate(state, examples, parts, lengths, activations)
 
 
 def advice(config: ConfigDict) -> str:
@@ -234,8 +216,8 @@ def table(found: Estimate) -> str:
             f"{length} tokens": f"{sum(found.bytes(row, column).values()) / 1e9:.2f}"
             for column, length in enumerate(found.lengths)
         }
-        at_once = found.examples[row]
-        rows.append({"train.accumulation_steps": parts, "examples at once": at_once, **totals})
+        first = {"train.accumulation_steps": parts, "examples at once": found.examples[row]}
+        rows.append({**first, **totals})
     state = {part: f"{size / 1e9:.2f}" for part, size in found.state.items()}
     return f"{tables.markdown([state])}\n\n{tables.markdown(rows)}"
 
@@ -260,19 +242,12 @@ def activation_sizes(
 ) -> ActivationSizes:
     """Sizes of an encoder's activations for a device's sequences."""
     return ActivationSizes(
-        tokens=sequences * length,
-        length=length,
-        hidden_size=sizes.hidden_size,
-        mlp_size=sizes.mlp_size,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.num_heads,
-        bytes_per_value=2 if sizes.dtype == "bfloat16" else 4,
-        remat=sizes.remat,
-        has_attention_weights=sizes.kernel == "xla",
-        logits=logits,
-        head_shards=head_shards,
+        tokens=sequences * length, length=length, hidden_size=sizes.hidden_size,
+        mlp_size=sizes.mlp_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
+        bytes_per_value=2 if sizes.dtype == "bfloat16" else 4, remat=sizes.remat,
+        has_attention_weights=sizes.kernel == "xla", logits=logits, head_shards=head_shards,
         mlp_shards=mlp_shards,
-    )
+    )  # fmt: skip
 
 
 def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
@@ -297,19 +272,11 @@ def _encoder_settings(config: ConfigDict, encoder: str) -> EncoderSettings:
         )
         return fine_tuning.encoder_settings(config, found)
     layers, width, heads, mlp, pieces, is_pre = _ENCODERS[encoder]
-    model: dict[str, Any] = config.model.to_dict()
     published = EncoderSettings(
-        vocab_size=pieces,
-        embedding_size=width,
-        hidden_size=width,
-        num_layers=layers,
-        num_heads=heads,
-        mlp_size=mlp,
-        max_length=512,
-        norm_position="pre" if is_pre else "post",
+        vocab_size=pieces, embedding_size=width, hidden_size=width, num_layers=layers,
+        num_heads=heads, mlp_size=mlp, max_length=512, norm_position="pre" if is_pre else "post",
         embedding_norm=not is_pre,
-        **model,
-    )
+    )  # fmt: skip
     return fine_tuning.encoder_settings(config, published)
 
 

@@ -47,14 +47,10 @@ def train_functions(
     """Build the compiled functions of the run on `mesh`."""
     train = train_settings(config)
     return make_train_functions(
-        objective,
-        settings(OptimizerSettings, config.optimizer, frozen=()),
-        settings(MeshSettings, config.mesh),
-        mesh,
-        num_steps=train.num_steps,
-        accumulation=train.accumulation,
-        prng=train.prng,
-    )
+        objective, settings(OptimizerSettings, config.optimizer, frozen=()),
+        settings(MeshSettings, config.mesh), mesh, num_steps=train.num_steps,
+        accumulation=train.accumulation, prng=train.prng,
+    )  # fmt: skip
 
 
 def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -142,7 +142,7 @@ def _choice(selected: Mapping[str, Any]) -> str:
         return "In percent."
     found = (
         f"In percent. The parameters are those of step {selected['step']}, the best by "
-        f"{selected['metric']} on the validation data in {_joined(selected['on'])}."
+        f"{selected['metric']} on the validation data in {', '.join(selected['on'])}."
     )
     if "steps" in selected:
         found += (
@@ -154,18 +154,13 @@ def _choice(selected: Mapping[str, Any]) -> str:
 
 def _metadata(facts: Facts) -> str:
     # JSON is YAML; "no" alone would be false, not Norwegian.
-    lines = [f"language: {json.dumps(_languages(facts))}"]
+    scored = facts.results["test"] or facts.results["validation"]
+    lines = [f"language: {json.dumps(sorted({*_trained_on(facts), *scored}))}"]
     if facts.head.class_suffix:
         lines.append("library_name: transformers")
         if not facts.tokenizer_reason:
             lines.append(f"pipeline_tag: {_PIPELINES[facts.head.class_suffix]}")
     return "\n".join(["---", *lines, "---"])
-
-
-def _languages(facts: Facts) -> list[str]:
-    """Languages of the training data and of the scores."""
-    scored = facts.results["test"] or facts.results["validation"]
-    return sorted({*_trained_on(facts), *scored})
 
 
 def _trained_on(facts: Facts) -> tuple[str, ...]:
@@ -187,7 +182,7 @@ def _task(facts: Facts) -> str:
     ]
     if head.labels:
         labels = [f"`{label.replace('`', '')}`" for label in head.labels]
-        found.append(f"Labels: {_joined(labels)}.")
+        found.append(f"Labels: {', '.join(labels)}.")
     elif head.class_suffix == task_heads.SEQUENCES:
         found.append("Its output is a number.")
     if options.reads_mean:
@@ -207,7 +202,7 @@ def _usage(facts: Facts) -> str:
         return _own_form(facts)
     if facts.tokenizer_reason:
         return _LOAD_SENTENCEPIECE.format(suffix=suffix, reason=facts.tokenizer_reason)
-    code = _LOAD.format(suffix=suffix) + "\n"
+    code, note = _LOAD.format(suffix=suffix) + "\n", ""
     if suffix == task_heads.SEQUENCES:
         names, texts = "texts", '["A text"]'
         if options.task.is_of_pairs:
@@ -228,8 +223,6 @@ def _usage(facts: Facts) -> str:
         if (threshold := facts.results.get("null_threshold")) is not None:
             code += _NO_ANSWER.format(threshold=threshold)
         code += "print(answer)\n"
-    note = ""
-    if suffix == task_heads.SPANS:
         note = (
             f"\nThe scores below are of windows of {options.max_length} tokens every "
             f"{options.stride} over longer contexts, which this code cuts off.\n"
@@ -252,15 +245,15 @@ def _own_form(facts: Facts) -> str:
 
 def _training(facts: Facts) -> str:
     config, options = facts.config, facts.options
-    frozen = {"optimizer.frozen": _joined(config.optimizer.frozen)}
+    frozen = {"optimizer.frozen": ", ".join(config.optimizer.frozen)}
     started = "random parameters of its sizes" if config.random_init else "its parameters"
     languages = _trained_on(facts)
     sources = [one for code in languages for one in options.patterns("train", code)]
-    trained = _joined([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
+    trained = ", ".join([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
     rows = {
         "started from": f"{tables.escaped(facts.results['model'])}, {started} "
         f"(SHA-256 `{facts.start[:16]}`)",
-        "trained on": f"{options.name} in {_joined(languages)}: {trained}",
+        "trained on": f"{options.name} in {', '.join(languages)}: {trained}",
         "seed": facts.results["seed"],
         **{f"train.{key}": config.train[key] for key in ("epochs", "batch_size")},
         **{
@@ -279,7 +272,3 @@ def _training(facts: Facts) -> str:
 def _public(pattern: str) -> str:
     """Return a pattern of files without the folders of the machine that it was read on."""
     return pathlib.PurePath(pattern).name if pattern.startswith("/") else pattern
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return ", ".join(parts)

@@ -43,15 +43,11 @@ class Pretrained:
 
     def digests(self) -> dict[str, str]:
         """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
-        return {"tokenizer": tokenizer_hash(self.tokenizer), "parameters": self._digest()}
-
-    def _digest(self) -> str:
-        """SHA-256 of all parameters, in hexadecimal, which differs between checkpoints of a run."""
-        hasher = hashlib.sha256()
+        hasher = hashlib.sha256()  # of all parameters, which differs between checkpoints of a run
         for path, array in jax.tree.leaves_with_path(self.params):
             hasher.update(f"{jax.tree_util.keystr(path)} {array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)
-        return hasher.hexdigest()
+        return {"tokenizer": tokenizer_hash(self.tokenizer), "parameters": hasher.hexdigest()}
 
 
 def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = "") -> Pretrained:
@@ -69,9 +65,14 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = 
     if _is_model_folder(path):
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
-        part = (found, params) if keeps_decoder else encoder_alone(found, params)
-        return Pretrained(*part, model_folder.read_tokenizer(folder))
-    return _of_run(Folders(folder), keeps_decoder, objective)
+        tokenizer = model_folder.read_tokenizer(folder)
+    else:
+        trained = read_run(Folders(folder), objective)
+        encoder = encoder_of(trained.objective)
+        params = jax.device_get(encoder.encoder_params(trained.params))
+        found, tokenizer = encoder.encoder.settings, Folders(folder).read_tokenizer()
+    part = (found, params) if keeps_decoder else encoder_alone(found, params)
+    return Pretrained(*part, tokenizer)
 
 
 def read_settings(
@@ -108,17 +109,6 @@ def _is_model_folder(path: str) -> bool:
         f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
         "train.py, or an --output of xlm export or xlm import"
     )
-
-
-def _of_run(folders: Folders, keeps_decoder: bool, objective: str) -> Pretrained:
-    """Read the encoder of the latest checkpoint of a run of train.py."""
-    trained = read_run(folders, objective)
-    found = encoder_of(trained.objective)
-    params = jax.device_get(found.encoder_params(trained.params))
-    sizes = found.encoder.settings
-    if not keeps_decoder:
-        sizes, params = encoder_alone(sizes, params)
-    return Pretrained(sizes, params, folders.read_tokenizer())
 
 
 def encoder_alone(

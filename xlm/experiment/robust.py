@@ -60,12 +60,9 @@ def with_next_phase(
     pairs = sorted(record.base)
     subtracted = [0.0 if baseline is None else baseline.get(pair, math.nan) for pair in pairs]
     found = best_response(
-        [losses[pair] for pair in pairs],
-        [record.base[pair] for pair in pairs],
-        settings.rho,
-        baseline=np.array(subtracted),
-        min_ratio=settings.min_ratio,
-    )
+        [losses[pair] for pair in pairs], [record.base[pair] for pair in pairs], settings.rho,
+        baseline=np.array(subtracted), min_ratio=settings.min_ratio,
+    )  # fmt: skip
     phase = Phase(
         step=step,
         weights=dict(zip(pairs, found.weights.tolist(), strict=True)),

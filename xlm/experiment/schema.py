@@ -10,7 +10,7 @@ key's default is what the code did without it.
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -115,13 +115,12 @@ def default_config(family: Family = PRETRAINING) -> ConfigDict:
     """A config of all sections with their defaults."""
     config = ConfigDict()
     for name, keys in family.items():
-        values = {one: _default(found) for one, found in keys.items()}
+        values = {
+            one: placeholder(float) if found.default is None else found.default
+            for one, found in keys.items()
+        }
         config.update(values if not name else {name: ConfigDict(values)})
     return config
-
-
-def _default(one: Key) -> Any:
-    return placeholder(float) if one.default is None else one.default
 
 
 def defaults_of_records() -> dict[str, Any]:
@@ -166,8 +165,12 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
             if isinstance(there[one], tuple | list):
                 _check_commas(full, there[one])
             check_value(full, there[one], declared)
-    if family is PRETRAINING and not is_foreign:
-        _check_axes(found["mesh"]["rules"])
+    rules = found["mesh"]["rules"] if family is PRETRAINING and not is_foreign else ()
+    if unknown := [name for name, _ in rules if name not in LOGICAL_AXES]:
+        raise ValueError(
+            f"mesh.rules is {rules!r}, but no parameter has the axis {unknown[0]!r}; name one of "
+            f"{', '.join(LOGICAL_AXES)}"
+        )
     return config
 
 
@@ -189,7 +192,7 @@ def with_effect(*sections: str, family: Family = PRETRAINING) -> Mapping[str, tu
     }
 
 
-def help_of(family: Family, name: str = "") -> str:
+def help_of(name: str = "", family: Family = PRETRAINING) -> str:
     """Help on a section's keys; on the names of the sections where none is given."""
     if not name:
         lines = [f"  {one:<15} {', '.join(family[one])}" for one in family if one]
@@ -227,10 +230,8 @@ def page() -> str:
                 continue
             seen.append((name, keys))
             lines += ["", f"### {name or 'The run'}", ""]
-            lines += [
-                "| key | default | meaning | allowed | changes results |",
-                "|---|---|---|---|---|",
-            ]
+            lines.append("| key | default | meaning | allowed | changes results |")
+            lines.append("|---|---|---|---|---|")
             for one, declared in keys.items():
                 effect = "yes" if declared.limits["effect"] == "results" else "no"
                 cells = (f"`{one}`", f"`{_shown(declared.default)}`", declared.text,
@@ -276,14 +277,6 @@ def _check_commas(name: str, values: Any) -> None:
         raise ValueError(
             f"{name} is {values!r}, in which {joined!r} has a comma; write several as "
             f'--config.{name}="({several})"'
-        )
-
-
-def _check_axes(rules: Sequence[Any]) -> None:
-    if unknown := [name for name, _ in rules if name not in LOGICAL_AXES]:
-        raise ValueError(
-            f"mesh.rules is {rules!r}, but no parameter has the axis {unknown[0]!r}; name one of "
-            f"{', '.join(LOGICAL_AXES)}"
         )
 
 

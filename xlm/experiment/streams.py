@@ -48,10 +48,8 @@ def training_data(
         logging.warning(
             "data.lanes is %d, no multiple of the %d parts of a batch that hosts feed: hosts read "
             "blocks of which others use sequences as well, up to %d times what a multiple needs",
-            data.lanes,
-            num_parts,
-            num_parts,
-        )
+            data.lanes, num_parts, num_parts,
+        )  # fmt: skip
     if weights is None:
         stream = _training_stream(config, store)
     else:
@@ -146,13 +144,10 @@ def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> Bitex
     """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
     data = data_settings(config)
     return BitextSettings(
-        buckets=data.pair_buckets,
-        positions=data.pair_positions,
-        alpha=data.pair_alpha,
-        tokens=config.train.batch_size * length,
-        separate_segments=is_separate,
+        buckets=data.pair_buckets, positions=data.pair_positions, alpha=data.pair_alpha,
+        tokens=config.train.batch_size * length, separate_segments=is_separate,
         blocks=data.block_settings(),
-    )
+    )  # fmt: skip
 
 
 def pairs_per_step(

@@ -4,12 +4,11 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks.batches import padding_ratio
 from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
 from xlm.evaluation.task_results import Scores, read_results, write_lines
@@ -36,7 +35,7 @@ from xlm.experiment.run_folder import (
 )
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
-from xlm.interop.params_file import read_params, write_params
+from xlm.interop.params_file import read_params
 from xlm.training import hosts
 from xlm.training.loop import train
 from xlm.training.signals import StopRequest
@@ -84,7 +83,7 @@ def run(
             artifacts.write_json(folder / DATA, data)
         if hosts.is_first() and not stage.has_recorded(later):
             stage.record()
-        results = {**procedure.metadata(config), **work()}
+        results = {**builders.run_metadata(config), **work()}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
@@ -119,25 +118,21 @@ class _Procedure(NamedTuple):
       read: config -> what the run starts from.
       prepare: (config, what it starts from, folder, stopping) -> the work, after the data are read.
       files: settings of the task -> files of its data, which `prepare` reads.
-      metadata: config -> that of the results.
     """
 
     read: Callable[[ConfigDict], Pretrained]
     prepare: Callable[..., Callable[[], dict[str, Any]]]
     files: Callable[[TaskSettings], Sequence[pathlib.Path]]
-    metadata: Callable[[ConfigDict], dict[str, Any]]
 
 
 def _procedure(task: Task) -> _Procedure:
     if task.is_translation:
         return _Procedure(
-            translation.read_start,
-            translation_runs.prepare,
-            translation_runs.data_files,
-            translation.metadata,
+            translation.read_start, translation_runs.prepare, translation_runs.data_files
         )
-    prepare = _search if task.is_search else _fine_tune
-    return _Procedure(_read_encoder, prepare, task_data.data_files, builders.run_metadata)
+    return _Procedure(
+        _read_encoder, _search if task.is_search else _fine_tune, task_data.data_files
+    )
 
 
 def _read_encoder(config: ConfigDict) -> Pretrained:
@@ -163,61 +158,47 @@ def _fine_tune(
     options = task_settings(config)
     task, kind = options.task, KINDS[options.task.kind]
     tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
-    builders.encoder_settings(config, pretrained.settings)  # before the data, which take longer
+    encoder = builders.encoder_settings(config, pretrained.settings)  # before the data, for errors
     data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
-    weights, selecting = (
-        task_data.class_weights(options, data["train"]),
-        task_data.selected_on(options, data["validation"]),
-    )
+    weights = task_data.class_weights(options, data["train"])
+    selecting = task_data.selected_on(options, data["validation"])
     seen = task_data.seen_in_training(options, data) if task.is_own else {}
-    objective = builders.objective(config, pretrained, weights)
+    objective = builders.with_head(config, encoder, weights)
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
     functions = builders.train_functions(config, objective, mesh, settings.num_steps)
-    notes = builders.model_notes(objective, pretrained)
+    keep = builders.keeper(folder, builders.model_notes(objective, pretrained))
     by_language = options.selection == EACH_LANGUAGE
-
-    def keep(choice: str, params: Any, step: int, value: float) -> None:
-        if hosts.is_first():
-            found = {**notes, "step": step, "value": value}
-            write_params(best_of(folder, choice), jax.device_get(params), found)
 
     def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         return kind.score(task, one, kind.decide(options, one, outputs), None)
 
     def work() -> dict[str, Any]:
         choices = [ALL, *(one.language for one in selecting if by_language)]
-        kept = {
-            choice: value
-            for choice in choices
-            if (path := best_of(folder, choice)).exists()
-            and (value := read_params(path)[1].value) is not None
-        }
+        kept = builders.kept(folder, choices)
         selection = Selection(
             task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language
         )
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
-            train(
-                functions,
-                settings,
-                folder,
-                batches,
-                [selection],
-                initial_params=builders.initial_params(
-                    objective, pretrained, config.train.seed, random=config.random_init
-                ),
-                should_stop=should_stop,
+            initial = builders.initial_params(
+                objective, pretrained, config.train.seed, random=config.random_init
             )
+            train(
+                functions, settings, folder, batches, [selection],
+                initial_params=initial, should_stop=should_stop,
+            )  # fmt: skip
             found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
         if seen:
             found["seen_in_training"] = seen
         if weights:
             found["class_weights"] = dict(zip(task.labels, weights, strict=True))
-        reported = data["test"] or data["validation"]
-        return {**found, "padding_ratio": builders.padding(config, reported)}
+        rows = [row for one in data["test"] or data["validation"] for row in one.features]
+        size = config.evaluation.batch_size
+        found["padding_ratio"] = padding_ratio(rows, size, options.lengths, options.max_length)
+        return found
 
     return work
 
@@ -262,11 +243,9 @@ def _evaluate(
     if threshold is not None:
         results["null_threshold"] = threshold
         chosen_on.append(data["validation"][0].language)
-    results["selected_on_test"] = (
-        task_data.selected_on_test(options, chosen_on)
-        if data["test"]
-        else list(dict.fromkeys(chosen_on))  # development data are what is reported then
-    )
+    results["selected_on_test"] = list(dict.fromkeys(chosen_on))
+    if data["test"]:  # else development data are what is reported
+        results["selected_on_test"] = task_data.selected_on_test(options, chosen_on)
     if task_data.holds_out(options):
         results["held_out"] = options.validation_share
     return results
@@ -307,12 +286,8 @@ def _search(
                 if hosts.is_first():
                     write_lines(folder / "predictions" / f"{split}.{language}.jsonl", lines)
             results[split] = scores
-            results["examples"][split] = _sizes(data[split])
+            results["examples"][split] = {name: len(one.gold) for name, one in data[split].items()}
         has_thresholds = None not in thresholds.values()
         return results | ({"thresholds": thresholds} if has_thresholds else {})
 
     return work
-
-
-def _sizes(pairs: dict[str, SentencePairs]) -> dict[str, int]:
-    return {language: len(one.gold) for language, one in pairs.items()}

@@ -46,14 +46,9 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
                 if hosts.is_first():
                     stage.claim()
             train(
-                functions,
-                settings,
-                folders.train,
-                data,
-                evaluators,
-                initial_params=start,
-                should_stop=should_stop,
-            )
+                functions, settings, folders.train, data, evaluators,
+                initial_params=start, should_stop=should_stop,
+            )  # fmt: skip
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error
     if hosts.is_first():

@@ -169,12 +169,9 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     num_pieces = tokenizer.processor.get_piece_size()
     targets = [translation.direction(one)[1] for one in directions(options, "train")]
     symbols = language_symbols(
-        targets,
-        num_pieces,
-        chosen.language_pieces,
-        tokenizer.processor.piece_to_id,
+        targets, num_pieces, chosen.language_pieces, tokenizer.processor.piece_to_id,
         tokenizer.special,
-    )
+    )  # fmt: skip
     num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
     encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
     decoder = dataclasses.replace(encoder, num_layers=chosen.decoder_layers, cross_attention=True)
@@ -314,13 +311,10 @@ def training_data(
 ) -> StreamedData:
     """Build this host's part of the training batches."""
     stream = TokenStream(
-        [feature for one in data for feature in one.features],
-        config.train.batch_tokens,
-        task_settings(config).lengths,
-        config.train.seed,
-        found.tokenizer.special.pad,
+        [feature for one in data for feature in one.features], config.train.batch_tokens,
+        task_settings(config).lengths, config.train.seed, found.tokenizer.special.pad,
         num_batch_shards(mesh) * config.train.accumulation_steps,
-    )
+    )  # fmt: skip
     return StreamedData(stream, "threads", *host_parts(mesh))
 
 
@@ -338,14 +332,10 @@ def translator(
     """Build the search, with `decoding.beams` hypotheses or another number."""
     decoding = decoding_settings(config)
     return Translator(
-        one,
-        decoding if beams is None else dataclasses.replace(decoding, beams=beams),
-        found.token_ids(),
-        batch_tokens=config.evaluation.batch_tokens,
-        buckets=task_settings(config).lengths,
-        pad=found.tokenizer.special.pad,
-        mesh=mesh,
-    )
+        one, decoding if beams is None else dataclasses.replace(decoding, beams=beams),
+        found.token_ids(), batch_tokens=config.evaluation.batch_tokens,
+        buckets=task_settings(config).lengths, pad=found.tokenizer.special.pad, mesh=mesh,
+    )  # fmt: skip
 
 
 def detokenized(found: TranslationModel, outputs: Sequence[np.ndarray]) -> list[str]:
@@ -367,25 +357,6 @@ def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, flo
             1.0 if is_same else metrics.scores(references, outputs, target)["bleu"]
         )
     return result
-
-
-def metadata(config: ConfigDict) -> dict[str, Any]:
-    """Metadata of a run, with which its results begin."""
-    name = config.model_name or pathlib.Path(config.init_from).name
-    train, chosen = config.train, config.translation
-    return {
-        "task": config.task.name,
-        "model": f"{name}, random" if config.random_init else name,
-        "setting": "supervised",
-        "seed": train.seed,
-        "hyperparameters": {
-            "learning_rate": config.optimizer.learning_rate,
-            "batch_tokens": train.batch_tokens,
-            "num_steps": train.num_steps,
-            "decoder": f"{chosen.decoder_from} {chosen.decoder_layers}",
-            "averaged_checkpoints": train.averaged_checkpoints,
-        },
-    }
 
 
 def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:

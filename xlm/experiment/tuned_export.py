@@ -4,8 +4,6 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from xlm.common import artifacts, declarations
 from xlm.evaluation import task_results
 from xlm.experiment import fine_tuning as builders
@@ -55,7 +53,17 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
         head = task_head(options, params["task"])
     sizes = dataclasses.asdict(encoder)
     reason = model_folder.why_not_transformers(sizes, task_head=head)
-    facts = _facts(workdir, config, head, sizes, reason, huggingface.why_not_exported(tokenizer))
+    facts = model_card.Facts(
+        config=config,
+        options=options,
+        results=task_results.read_results(workdir / RESULTS),
+        head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
+        num_layers=encoder.num_layers,
+        hidden_size=encoder.hidden_size,
+        start=prediction.read_digests(workdir).parameters,
+        reason=reason,
+        tokenizer_reason=huggingface.why_not_exported(tokenizer),
+    )
     model_folder.write_model(
         output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)
     )
@@ -73,24 +81,3 @@ def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
     # No class reads the two states of crossed pairs, or a text's mean state.
     suffix = "" if options.cross_attention or options.reads_mean else kind.class_suffix
     return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params)
-
-
-def _facts(
-    workdir: pathlib.Path,
-    config: ConfigDict,
-    head: TaskHead,
-    sizes: dict[str, Any],
-    reason: str,
-    tokenizer_reason: str,
-) -> model_card.Facts:
-    return model_card.Facts(
-        config=config,
-        options=task_settings(config),
-        results=task_results.read_results(workdir / RESULTS),
-        head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
-        num_layers=sizes["num_layers"],
-        hidden_size=sizes["hidden_size"],
-        start=prediction.read_digests(workdir).parameters,
-        reason=reason,
-        tokenizer_reason=tokenizer_reason,
-    )

@@ -36,12 +36,9 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
     # A packed dataset and a trained model would lose the tokenizer that they were made with.
     stage = artifacts.open_stage(
-        folders.vocab,
-        {**origin, "vocab": own},
-        defaults=defaults,
-        uncompared=builders.PLACE_OF_TEXT,
-        replace=lambda: not folders.has_rows,
-    )
+        folders.vocab, {**origin, "vocab": own}, defaults=defaults,
+        uncompared=builders.PLACE_OF_TEXT, replace=lambda: not folders.has_rows,
+    )  # fmt: skip
     if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
         return
@@ -98,19 +95,13 @@ def _sources(
         # Not by a build, which removes what is left of those that were killed.
         with artifacts.locked(folders.vocab, is_shared=True):
             found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
-        return (
-            found.train,
-            found.heldout,
-            {"corpus": dataclasses.asdict(spec), "text": found.digest},
-        )
+        origin = {"corpus": dataclasses.asdict(spec), "text": found.digest}
+        return found.train, found.heldout, origin
     corpus = load_corpus(spec)
+    held_out = [language for language, some in corpus.heldout.items() if some]
     return (
         {language: corpus.sentences(language) for language in corpus.train},
-        {
-            lang: corpus.sentences(lang, "heldout")
-            for lang, found in corpus.heldout.items()
-            if found
-        },
+        {language: corpus.sentences(language, "heldout") for language in held_out},
         {"corpus": dataclasses.asdict(spec), "text": corpus.digest()},
     )
 
