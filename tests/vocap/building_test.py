@@ -26,14 +26,14 @@ SYLLABLES = {
     "yc": [c + v for c in "\u043a\u043b\u043c\u043d\u0440" for v in "\u0430\u0438\u043e\u0443"],
 }
 SETTINGS = VocabularySettings(
-    compare=("proportional", "uniform", "joint", "clustered", "bpe"), target_size=150,
+    compare=("proportional", "uniform", "joint", "clustered", "bpe", "union"), target_size=150,
     sizes=(8, 30, 45, 60, 75, 90), num_clusters=2, character_coverage=1.0, max_characters=0,
     em_iterations=3, num_workers=1,
 )  # fmt: skip
 # One entry of each kind.
 ENTRIES = (
     "tables/yc-heldout-*.gz", "tables/xa-*.gz", "vocabularies/xb-*.npz", "together/*.npz",
-    "merges/*.npz", "scores/*.npy",
+    "merges/*.npz", "union/*.npz", "scores/*.npy",
 )  # fmt: skip
 # Builds in a process of its own that dies while it writes the second language's vocabularies.
 KILLED = """

@@ -1,0 +1,136 @@
+"""Tests of the vocabulary of all languages as one problem, against slow references and peers."""
+
+import dataclasses
+import functools
+
+import numpy as np
+from absl.testing import parameterized
+
+from tests.vocap.texts import sentences, table
+from vocap import comparison, lattice, merge, nested, runs, seeds, union
+from vocap.allocation import language_probabilities
+from vocap.settings import SPECIALS, UNIGRAM, VocabularySettings
+
+LANGUAGES = ("cy", "eu", "hi", "sw")
+BUDGET = 300
+SETTINGS = VocabularySettings(target_size=BUDGET + len(SPECIALS), character_coverage=0.99)
+
+
+@functools.cache
+def halves() -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+    """Training text, of which hi and sw have little, and other text."""
+    part = {"cy": 2, "eu": 2, "hi": 8, "sw": 8}
+    texts = {lang: list(sentences(lang)) for lang in LANGUAGES}
+    train = {lang: runs.count_runs(text[:: part[lang]]) for lang, text in texts.items()}
+    return train, {lang: runs.count_runs(text[1::2]) for lang, text in texts.items()}
+
+
+@functools.cache
+def shares() -> dict[str, float]:
+    return language_probabilities({lang: one.num_bytes for lang, one in halves()[0].items()}, 0.5)
+
+
+def tokens(pieces, scores) -> dict[str, float]:
+    """Tokens a sentence of the other text."""
+    counts_of = comparison.counter(pieces, scores, UNIGRAM)
+    return {lang: counts_of(one).sum() / one.num_sentences for lang, one in halves()[1].items()}
+
+
+class UnionTest(parameterized.TestCase):
+    def test_exactly_the_budget_with_the_characters_of_each_language(self):
+        pieces, log_probs = union.train(halves()[0], shares(), SETTINGS)
+        self.assertLen(set(pieces), BUDGET)
+        self.assertEqual(log_probs.shape, (BUDGET,))
+        for one in halves()[0].values():
+            required = seeds.cover(one, SETTINGS.character_coverage).alphabet.tolist()
+            self.assertContainsSubset(map(chr, required), pieces)
+
+    def test_no_weight_drops_a_script(self):
+        tiny = {**shares(), "hi": 1e-9}
+        pieces, _ = union.train(halves()[0], tiny, SETTINGS)
+        required = seeds.cover(halves()[0]["hi"], SETTINGS.character_coverage).alphabet.tolist()
+        self.assertContainsSubset(map(chr, required), pieces)
+
+    def test_fewer_tokens_than_one_joint_training_of_equal_shares_and_characters(self):
+        mixture = runs.mixture(halves()[0], shares())
+        text = seeds.cover_each(mixture, halves()[0].values(), SETTINGS.character_coverage)
+        strings = runs.Text(text.alphabet[text.characters], text.offsets)
+        covered = runs.RunTable(strings, text.weights, text.follow, 1)
+        joint = nested.train(
+            covered, (BUDGET,), character_coverage=1.0, max_piece_length=16, max_seeds=10**6
+        )
+        of_joint = [joint.pieces[i] for i in joint.vocabularies[0].ids]
+        there = tokens(of_joint, joint.vocabularies[0].log_probs)
+        here = tokens(*union.train(halves()[0], shares(), SETTINGS))
+        for language, count in here.items():
+            self.assertLess(count, there[language], language)
+
+    def test_a_piece_costs_the_tokens_that_its_absence_adds(self):
+        """By segmenting each string again without the piece, whatever the trunk says."""
+        text = seeds.cover(table("sw"), 1.0)
+        found = seeds.match_seeds(text, ("▁ku", "na", "wa", "ku", "▁k", "ya", "li", "ali", "ana"))
+        trunk = nested.Trunk(text, found)
+        trunk.fit()
+        ranking = trunk.rank(by_tokens=True)
+        ids, scores = trunk.first_ranked(ranking, 10**6)
+        pieces = seeds.piece_strings(text, found.begins[ids], found.lengths[ids])
+        strings = runs.Text(text.alphabet[text.characters], text.offsets)
+        best = lattice.build_trie(pieces).match(strings).best_paths(scores)
+        counts = best.counts(text.weights, len(pieces))
+        added = []
+        for i in range(len(text.alphabet), len(pieces)):
+            rest = [one for one in range(len(pieces)) if one != i]
+            trie = lattice.build_trie([pieces[one] for one in rest])
+            again = trie.match(runs.pack([pieces[i]])).best_paths(scores[rest])
+            added.append(counts[i] * (len(again.pieces) - 1))
+        self.assertGreater(len(added), 3)
+        self.assertEqual(added, sorted(added, reverse=True))
+
+    def test_scores_are_those_of_em_on_its_mixture(self):
+        pieces, log_probs = union.train(halves()[0], shares(), SETTINGS)
+        mixture = runs.mixture(halves()[0], shares())
+        again = merge.fit_scores(pieces, log_probs, mixture, 1)
+        np.testing.assert_allclose(again, log_probs, atol=0.1)
+
+    @parameterized.parameters(
+        (40, "require .* characters .* more than the 35 pieces"),
+        (90_000, "offers .* pieces that save tokens, fewer than the 89995"),
+    )
+    def test_impossible_sizes(self, size, message):
+        settings = dataclasses.replace(SETTINGS, target_size=size)
+        with self.assertRaisesRegex(ValueError, message):
+            union.train(halves()[0], shares(), settings)
+
+
+class FairSharesTest(parameterized.TestCase):
+    def fair(self, parity: float, *, is_parallel: bool = True) -> dict[str, float]:
+        settings = dataclasses.replace(SETTINGS, method="union", parity=parity)
+        args = halves()[0], shares(), halves()[1], settings
+        return union.fair_shares(*args, is_parallel=is_parallel)
+
+    def test_costs_come_closer_the_more_parity_is_asked_for(self):
+        found = []
+        for parity in (0.0, 0.5, 1.0):
+            costs = tokens(*union.train(halves()[0], self.fair(parity), SETTINGS))
+            found.append(union.gini(np.array(list(costs.values()))))
+        self.assertGreater(found[0], found[1])
+        self.assertGreater(found[1], found[2])
+        self.assertLess(found[2], found[0] / 2)
+
+    def test_between_are_geometric_means(self):
+        ends = self.fair(0.0), self.fair(1.0)
+        for language, share in self.fair(0.25).items():
+            expected = ends[0][language] ** 0.75 * ends[1][language] ** 0.25
+            self.assertAlmostEqual(share, expected, places=12)
+
+    def test_without_parallel_text_content_is_the_entropy_of_characters(self):
+        doubled = runs.count_runs(["ab ab"]), runs.count_runs(["ab ab", "ab ab"])
+        once, twice = map(union._character_entropy, doubled)
+        self.assertAlmostEqual(twice, 2 * once)
+        # Of two characters of equal share, ln 2 nats each; the space before each word is a third.
+        self.assertAlmostEqual(once, 6 * np.log(3))
+        self.assertNotEqual(self.fair(1.0, is_parallel=False), self.fair(1.0))
+
+    @parameterized.parameters(([2.0, 2.0, 2.0], 0.0), ([1.0, 3.0], 0.25), ([0.0, 0.0, 3.0], 2 / 3))
+    def test_gini_by_hand(self, values, expected):
+        self.assertAlmostEqual(union.gini(np.array(values)), expected)
