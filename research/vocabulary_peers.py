@@ -1,0 +1,241 @@
+"""Methods of choosing a vocabulary against their peers, on text of twelve unequal languages.
+
+    python -m research.vocabulary_peers --data=DATA --output=DIR --languages=second --draws=3
+
+DATA has the folders of research/README.md. Each language gets its bytes of `LANGUAGES`, which each
+seed draws again. Parity is fitted on the second half of `ntrex/train`. Its first half is training
+text. Tokens are counted on parallel text of other documents (`news`) and of another domain
+(`wiki`). An unknown character counts as its bytes in UTF-8: no method gains by leaving it out.
+
+Each row of the table is one vocabulary. In brackets: half the width of the 95 % interval by
+bootstrap over sentences, the same sentences in all languages; of several draws, their range.
+"""
+
+import json
+import lzma
+import pathlib
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+from absl import app, flags, logging
+
+from vocap import building, comparison, runs, union
+from vocap.runs import RunTable
+from vocap.settings import VocabularySettings
+from xlm.common import artifacts, tables
+
+_DATA = flags.DEFINE_string("data", None, "Folder of the data.")
+_OUTPUT = flags.DEFINE_string("output", None, "Folder of report.md, results.json and the cache.")
+_SET = flags.DEFINE_enum("languages", "first", ("first", "second"), "Set of languages.")
+_SIZE = flags.DEFINE_integer("size", 16_000, "Pieces, special tokens included.")
+_DRAWS = flags.DEFINE_integer("draws", 1, "Draws of the text.", lower_bound=1)
+_METHODS = flags.DEFINE_string("methods", "", "A part of the names of the methods to run.")
+
+# Bytes of training text. The method was chosen on the first set.
+LANGUAGES = {
+    "first": {"en": 6e6, "de": 4e6, "ru": 4e6, "fr": 3e6, "zh": 2e6, "ar": 1e6, "hi": 8e5,
+              "ko": 6e5, "sw": 3e5, "ta": 3e5, "my": 2.5e5, "yo": 1.2e5},
+    "second": {"es": 6e6, "pt": 4e6, "ja": 3e6, "pl": 3e6, "tr": 2e6, "vi": 1.5e6, "fa": 1e6,
+               "bn": 5e5, "te": 3e5, "km": 2e5, "am": 1.5e5, "ha": 1.5e5},
+}  # fmt: skip
+_FOLDERS = ("common_voice_text/train", "wikiann_text", "bible/train", "books")
+_SIZES = tuple(range(1000, 50_001, 1000))
+# Name -> settings of a build. VoCap's objective weighs a language by f^(alpha beta) = f^0.49, so
+# its baselines stand at that exponent too, and all mixtures at 0.3.
+BUILDS: dict[str, dict[str, Any]] = {
+    "vocap (paper)": {"method": "vocap"},
+    "vocap, 0.3": {"method": "vocap", "alpha": 0.3, "beta": 1.0},
+    **{
+        f"{method}, {alpha}": {"method": method, "alpha": alpha, "beta": 1.0}
+        for method in ("proportional", "joint", "clustered", "bpe", "union")
+        for alpha in (0.7, 0.49, 0.3)
+    },
+    "uniform": {"method": "uniform"},
+    **{
+        f"union, parity {parity}": {"method": "union", "alpha": 0.3, "beta": 1.0, "parity": parity}
+        for parity in (0.25, 0.5, 0.75, 1.0)
+    },
+}
+PARITY_BPE = ("parity BPE", "parity BPE, window")
+
+Counter = Callable[[Sequence[str]], np.ndarray]  # texts -> tokens of each
+
+
+def _read(path: pathlib.Path) -> list[str]:
+    return lzma.open(path, "rt", encoding="utf-8").read().splitlines()
+
+
+class Text:
+    """Text of a draw: `train`, `fit` (parallel), and `tests` by name (parallel), by language."""
+
+    def __init__(self, data: pathlib.Path, amounts: dict[str, float], seed: int):
+        codes = {}
+        for row in (data / "codes.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+            code, ntrex, flores = row.split("\t")
+            codes[code] = ntrex, flores
+        self.train: dict[str, list[str]] = {}
+        self.fit: dict[str, list[str]] = {}
+        self.tests: dict[str, dict[str, list[str]]] = {"news": {}, "wiki": {}}
+        for language, amount in amounts.items():
+            ntrex, flores = codes[language]
+            news = _read(data / f"ntrex/train/{ntrex}.txt.xz")
+            self.fit[language] = news[len(news) // 2 :]
+            self.tests["news"][language] = _read(data / f"ntrex/dev/{ntrex}.txt.xz")
+            self.tests["wiki"][language] = _read(data / f"flores200/dev/{flores}.txt.xz")
+            paths = (data / folder / f"{language}.txt.xz" for folder in _FOLDERS)
+            rest = [line for path in paths if path.exists() for line in _read(path) if line.strip()]
+            random.Random(f"{seed} {language}").shuffle(rest)
+            self.train[language], size = [], 0
+            for line in (*news[: len(news) // 2], *rest):
+                if size >= amount:
+                    break
+                self.train[language].append(line)
+                size += len(line.encode())
+
+
+def _built(text: Text, cache: pathlib.Path, **changed: Any) -> tuple[Counter, comparison.Counts]:
+    settings = VocabularySettings(target_size=_SIZE.value, sizes=_SIZES, **changed)
+    built = building.build_vocabulary(text.train, {}, settings, cache, parallel=text.fit)
+    processor = spm.SentencePieceProcessor(model_proto=built.model)
+
+    def count(texts: Sequence[str]) -> np.ndarray:
+        found = []
+        for one in processor.encode(list(texts), out_type=str):
+            is_unknown = (i == processor.unk_id() for i in processor.piece_to_id(one))
+            sizes = (
+                len(x.encode()) if lost else 1 for x, lost in zip(one, is_unknown, strict=True)
+            )
+            found.append(sum(sizes))
+        return np.array(found, float)
+
+    pieces = [processor.id_to_piece(i) for i in range(5, len(processor))]
+    scores = np.array([processor.get_score(i) for i in range(5, len(processor))])
+    return count, comparison.counter(pieces, scores, built.choice.kind)
+
+
+def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
+    """Train ParityBpeTrainer of `tokenizers` on the same normalised text, split at spaces alone."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+
+    normalize = runs.normalizer().normalize
+
+    def prepared(texts: Iterable[str]) -> list[str]:
+        return [normalize(one).replace(runs.SPACE, " ").strip() for one in texts]
+
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<unk>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.ParityBpeTrainer(
+        num_merges=_SIZE.value - 5, variant=variant, total_symbols=True
+    )
+    trainer.train_from_iterator(
+        tokenizer,
+        train_iterators=[prepared(one) for one in text.train.values()],
+        dev_iterators=[prepared(text.fit[language]) for language in text.train],
+    )
+    unknown = tokenizer.token_to_id("<unk>")
+
+    def count(texts: Sequence[str]) -> np.ndarray:
+        found = []
+        for one, encoded in zip(
+            given := prepared(texts), tokenizer.encode_batch(given), strict=True
+        ):
+            spans = zip(encoded.ids, encoded.offsets, strict=True)
+            found.append(sum(len(one[a:b].encode()) if i == unknown else 1 for i, (a, b) in spans))
+        return np.array(found, float)
+
+    bare = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    bare.pre_tokenizer = pre_tokenizers.Split("\n", "removed")  # runs are split already
+
+    def counts_of(table: RunTable) -> np.ndarray:
+        counts = np.zeros(tokenizer.get_vocab_size() + 1)
+        encodings = bare.encode_batch(table.runs())
+        for encoded, weight in zip(encodings, table.counts.tolist(), strict=True):
+            for i in encoded.ids:
+                counts[-1 if i == unknown else i] += weight
+        return counts
+
+    return count, counts_of
+
+
+def _scores(
+    text: Text, found: dict[str, dict[str, RunTable]], count: Counter, counts_of: comparison.Counts
+) -> dict[str, dict[str, Any]]:
+    """Scores on each test: values, and half the width of their 95 % intervals."""
+    results = {}
+    third = len(text.train) // 3
+    for name, test in text.tests.items():
+        tokens = np.array([count(texts) for texts in test.values()])  # [languages, sentences]
+        drawn = np.random.default_rng(0).integers(tokens.shape[1], size=(500, tokens.shape[1]))
+        samples = [_of_costs(tokens[:, rows].mean(1), third) for rows in drawn]
+        values = _of_costs(tokens.mean(1), third)
+        alp = [one.alp for one in comparison.score(counts_of, found["train"], found[name]).values()]
+        values |= {"ALP": np.mean(alp), "ALP low": np.mean(alp[-third:]),
+                   "ALP high": np.mean(alp[:third])}  # fmt: skip
+        spread = {
+            key: (np.quantile(of := [one[key] for one in samples], 0.975) - np.quantile(of, 0.025))
+            / 2
+            for key in samples[0]
+        }
+        costs = dict(zip(test, tokens.mean(1).round(2).tolist(), strict=True))
+        results[name] = {"values": {k: float(v) for k, v in values.items()}, "tokens": costs,
+                         "spread": {k: float(v) for k, v in spread.items()}}  # fmt: skip
+    return results
+
+
+def _of_costs(costs: np.ndarray, third: int) -> dict[str, Any]:
+    return {"tokens": costs.mean(), "tokens low": costs[-third:].mean(), "Gini": union.gini(costs),
+            "max/min": costs.max() / costs.min()}  # fmt: skip
+
+
+def _report(results: dict[str, list[dict[str, Any]]]) -> str:
+    parts = [f"# {_SIZE.value:,} pieces, {_SET.value} set of languages, {_DRAWS.value} draws", ""]
+    for name in ("news", "wiki"):
+        rows = []
+        for method, draws in results.items():
+            row: dict[str, Any] = {"method": method}
+            for key in draws[0][name]["values"]:
+                of = [one[name]["values"][key] for one in draws]
+                digits = 3 if key == "Gini" else 2 if key == "max/min" else 1
+                row[key] = f"{np.mean(of):.{digits}f}"
+                if len(of) > 1:
+                    row[key] += f" ({min(of):.{digits}f} to {max(of):.{digits}f})"
+                elif key in draws[0][name]["spread"]:
+                    row[key] += f" (± {draws[0][name]['spread'][key]:.{digits}f})"
+            rows.append(row)
+        parts += [f"## {name}", "", tables.markdown(rows), ""]
+    return "\n".join(parts)
+
+
+def main(_) -> None:
+    data, output = pathlib.Path(_DATA.value), pathlib.Path(_OUTPUT.value)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(_DRAWS.value):
+        text = Text(data, LANGUAGES[_SET.value], seed)
+        found = {
+            name: {language: runs.count_runs(lines) for language, lines in of.items()}
+            for name, of in (("train", text.train), *text.tests.items())
+        }
+        for method in (*BUILDS, *PARITY_BPE):
+            if _METHODS.value not in method:
+                continue
+            start = time.process_time()
+            if method in BUILDS:
+                made = _built(text, output / "cache", **BUILDS[method])
+            else:
+                made = _parity_bpe(text, "window" if "window" in method else "base")
+            results.setdefault(method, []).append(_scores(text, found, *made))
+            logging.info("%s: %.0f s of CPU", method, time.process_time() - start)
+            artifacts.write_json(output / "results.json", results)
+            artifacts.write_text(output / "report.md", _report(results))
+    print(json.dumps({"report": str(output / "report.md")}))
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["data", "output"])
+    app.run(main)
