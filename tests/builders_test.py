@@ -234,6 +234,28 @@ class VocabularyTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, f"vocab.amounts: .*{message}"):
             data_builders.vocabulary_settings(self.config)
 
+    def test_parallel_lines_are_those_of_all_languages(self):
+        self.assertEqual(data_builders.parallel_sentences(self.config), {})
+        for name, lines in (("en", "one\ntwo\nthree\n"), ("swa", "moja\n\ntatu\n"), ("de", "x\n")):
+            self.write(f"same/{name}.txt", lines)
+        self.config.vocab.parallel = str(self.folder / "same")
+        self.config.corpus.update(languages=("en", "sw"), language_codes={"swa": "sw"})
+        found = data_builders.parallel_sentences(self.config)
+        self.assertEqual(found, {"en": ["one", "three"], "sw": ["moja", "tatu"]})
+
+    @parameterized.parameters(
+        ({}, "which is no folder; correct the path"),
+        ({"en": "a\nb\n", "sw": "c\n"}, "sw.txt: 1 lines, but en.txt has 2"),
+        ({"en": "\n", "sw": "c\n"}, "no line in all of its languages, en, sw; it must have files"),
+    )
+    def test_parallel_text_that_cannot_be_is_named(self, files, message):
+        for language, content in files.items():
+            self.write(f"same/{language}.txt", content)
+        self.config.vocab.parallel = str(self.folder / "same")
+        self.config.corpus.languages = ()
+        with self.assertRaisesRegex(ValueError, message):
+            data_builders.parallel_sentences(self.config)
+
     def allocation(self, content: str) -> dict[str, int]:
         """Sizes that languages begin at by a file for the config's T and beta."""
         path = self.write("allocation.json", content)
