@@ -23,7 +23,7 @@ import numpy as np
 import sentencepiece as spm
 from absl import app, flags, logging
 
-from vocap import building, comparison, runs, union
+from vocap import building, comparison, runs, segmentation
 from vocap.runs import RunTable
 from vocap.settings import VocabularySettings
 from xlm.common import artifacts, tables
@@ -189,7 +189,7 @@ def _scores(
 
 
 def _of_costs(costs: np.ndarray, third: int) -> dict[str, Any]:
-    return {"tokens": costs.mean(), "tokens low": costs[-third:].mean(), "Gini": union.gini(costs),
+    return {"tokens": costs.mean(), "tokens low": costs[-third:].mean(), "Gini": segmentation.gini(costs),
             "max/min": costs.max() / costs.min()}  # fmt: skip
 
 

@@ -136,3 +136,10 @@ def tax(
             own = token_counts(encode, [cells[i] for i in np.flatnonzero(both)])
             found[language] = (int(own.sum()), int(pivot_tokens[both].sum()))
     return found
+
+
+def gini(values: np.ndarray) -> float:
+    """Gini coefficient of positive values [N]: 0 if all are equal, below 1."""
+    ascending, count = np.sort(values), len(values)
+    ranks = 2 * np.arange(1, count + 1) - count - 1
+    return float(ranks @ ascending / (count * ascending.sum()))

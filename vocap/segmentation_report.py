@@ -5,8 +5,10 @@ import itertools
 import pathlib
 from collections.abc import Collection, Mapping
 
+import numpy as np
+
 from vocap import figures
-from vocap.segmentation import TextScore, TokenizerScore
+from vocap.segmentation import TextScore, TokenizerScore, gini
 from xlm.common import artifacts, tables
 
 _NOTE = """\
@@ -16,6 +18,8 @@ _NOTE = """\
 - *unknown*: share of the tokens.
 - *used*: share of the tokenizer's pieces that these texts use, which grows with the amount of text.
 - *tax*: tokens of a language by those of the same sentences in {pivot}.
+- *Gini*, *max/min*: of the tokens of all languages for the same sentences, {pivot} included. They
+  are 0 and 1 if all languages pay alike.
 - \\*: more than 1 % of the language's tokens are unknown. Each stands for a whole run of unknown
   characters, so lengths and tax flatter."""
 
@@ -83,6 +87,8 @@ def summary_table(scores: Scores) -> str:
         }
         lacking = _lacking(one)
         known = {language: tax for language, tax in one.tax.items() if language not in lacking}
+        # A tax alone would favour tokenizers that are bad at the pivot.
+        costs = np.array([1.0, *known.values()])
         highest = max(known, key=lambda language: known[language], default=None)
         rows.append(
             {
@@ -93,10 +99,13 @@ def summary_table(scores: Scores) -> str:
                 **means,
                 "tax, mean without *": tables.mean_of(known.values()),
                 "tax, highest": f"{known[highest]:.2f} ({highest})" if highest else "",
+                "Gini": gini(costs) if highest else None,
+                "max/min": costs.max() / costs.min() if highest else None,
             }
         )
     formats = {heading: form for heading, (_, form) in _COLUMNS.items()}
-    formats |= {"pieces": ",", "used": ".1%", "tax, mean without *": ".2f"}
+    formats |= {"pieces": ",", "used": ".1%", "tax, mean without *": ".2f", "Gini": ".3f"}
+    formats["max/min"] = ".2f"
     return tables.markdown(rows, formats, left=2)
 
 

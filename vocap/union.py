@@ -20,6 +20,7 @@ import numpy as np
 
 from vocap import bpe, lattice, merge, nested, runs, seeds, unigram
 from vocap.runs import RunTable, Text
+from vocap.segmentation import gini
 from vocap.settings import VocabularySettings
 
 _MERGES = 2.0
@@ -128,13 +129,6 @@ def fair_shares(
         language: share ** (1 - parity) * fairest[language] ** parity
         for language, share in shares.items()
     }
-
-
-def gini(values: np.ndarray) -> float:
-    """Gini coefficient of positive values [N]: 0 if all are equal, below 1."""
-    ascending, count = np.sort(values), len(values)
-    ranks = 2 * np.arange(1, count + 1) - count - 1
-    return float(ranks @ ascending / (count * ascending.sum()))
 
 
 def _character_entropy(table: RunTable) -> float:

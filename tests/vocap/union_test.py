@@ -9,6 +9,7 @@ from absl.testing import parameterized
 from tests.vocap.texts import sentences, table
 from vocap import comparison, lattice, merge, nested, runs, seeds, union
 from vocap.allocation import language_probabilities
+from vocap.segmentation import gini
 from vocap.settings import SPECIALS, UNIGRAM, VocabularySettings
 
 LANGUAGES = ("cy", "eu", "hi", "sw")
@@ -112,7 +113,7 @@ class FairSharesTest(parameterized.TestCase):
         found = []
         for parity in (0.0, 0.5, 1.0):
             costs = tokens(*union.train(halves()[0], self.fair(parity), SETTINGS))
-            found.append(union.gini(np.array(list(costs.values()))))
+            found.append(gini(np.array(list(costs.values()))))
         self.assertGreater(found[0], found[1])
         self.assertGreater(found[1], found[2])
         self.assertLess(found[2], found[0] / 2)
@@ -133,4 +134,4 @@ class FairSharesTest(parameterized.TestCase):
 
     @parameterized.parameters(([2.0, 2.0, 2.0], 0.0), ([1.0, 3.0], 0.25), ([0.0, 0.0, 3.0], 2 / 3))
     def test_gini_by_hand(self, values, expected):
-        self.assertAlmostEqual(union.gini(np.array(values)), expected)
+        self.assertAlmostEqual(gini(np.array(values)), expected)
