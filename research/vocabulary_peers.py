@@ -189,8 +189,8 @@ def _scores(
 
 
 def _of_costs(costs: np.ndarray, third: int) -> dict[str, Any]:
-    return {"tokens": costs.mean(), "tokens low": costs[-third:].mean(), "Gini": segmentation.gini(costs),
-            "max/min": costs.max() / costs.min()}  # fmt: skip
+    return {"tokens": costs.mean(), "tokens low": costs[-third:].mean(),
+            "Gini": segmentation.gini(costs), "max/min": costs.max() / costs.min()}  # fmt: skip
 
 
 def _report(results: dict[str, list[dict[str, Any]]]) -> str:
