@@ -21,7 +21,8 @@ from absl.testing import parameterized
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xlm.training import checkpoint, digests, hosts
+from xlm.common import interruption
+from xlm.training import checkpoint, digests, faults, hosts
 from xlm.training.checkpoint import (
     Checkpoints,
     DamagedError,
@@ -381,3 +382,9 @@ class UnraisableTest(parameterized.TestCase):
         with mock.patch.object(checkpoint, "_show_unraisable") as show:
             checkpoint._unraisablehook(found)
         self.assertEqual(show.call_count, count)
+
+    def test_an_interrupted_read_is_no_damage(self):
+        damaged = pathlib.Path(__file__), ValueError("DATA_LOSS")
+        self.assertIsInstance(faults.fault_of(*damaged), DamagedError)
+        with mock.patch.object(interruption, "_received", 2), self.assertRaises(KeyboardInterrupt):
+            faults.fault_of(*damaged)

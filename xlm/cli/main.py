@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import NoReturn
 
+from xlm.common import interruption
+
 # Verb -> module of this package. The first lines of their docstrings are the overview.
 VERBS = {
     "build-vocab": "build_vocab",
@@ -41,11 +43,14 @@ def main(verb: str = "") -> None:
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
+    interruption.listen()
     try:
         command = importlib.import_module(f"xlm.cli.{VERBS[verb]}")
         from xlm.common import entry_point  # needs absl
     except KeyboardInterrupt:
         _fail("interrupted; run the same command again to resume", 130)
+    except interruption.Terminated:
+        _fail("terminated; run the same command again to resume", 143)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise

@@ -11,14 +11,13 @@ import re
 import resource
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from xlm.common import artifacts, packages
+from xlm.common import artifacts, interruption, packages
 
 # Exit status for faults of the user's input: flags, config, files, disk. Any other error is a fault
 # of the program, which ends with its traceback and status 1.
@@ -92,23 +91,6 @@ def _help(main: Callable[[list[str]], None]) -> str:
     return "\n".join(lines)
 
 
-class _Terminated(BaseException):
-    """SIGTERM, raised so that temporary files are removed and workers end."""
-
-
-def _terminate(*_) -> NoReturn:
-    raise _Terminated
-
-
-def _signal_again(otherwise: Callable[[Any], None], found: Any) -> None:
-    """Send a signal again whose exception a destructor or a callback has swallowed."""
-    numbers = {KeyboardInterrupt: signal.SIGINT, _Terminated: signal.SIGTERM}
-    if number := numbers.get(found.exc_type):
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # the callback has ended then
-    else:
-        otherwise(found)
-
-
 def collect_seldom() -> None:
     """Exclude imported objects from garbage collection, and collect after more allocations.
 
@@ -165,8 +147,7 @@ def call(
 def _call(
     main: Callable[[list[str]], None], arguments: list[str], on_out_of_memory: Callable[[], str]
 ) -> None:
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.unraisablehook = functools.partial(_signal_again, sys.unraisablehook)
+    interruption.listen()
     _check_address_space()
     try:
         main(arguments)
@@ -181,11 +162,11 @@ def _call(
         raise
     except BaseException as error:
         # Compiled code may raise an error of its own over that of a signal.
-        for one in chain(error):
-            if isinstance(one, KeyboardInterrupt):
-                fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
-            if isinstance(one, _Terminated):
-                fail("terminated; run the same command again to resume", EXIT_TERMINATED)
+        came = interruption.received()
+        if came == signal.SIGTERM:
+            fail("terminated; run the same command again to resume", EXIT_TERMINATED)
+        if came or isinstance(error, KeyboardInterrupt):
+            fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
         if logging.level_debug():
             traceback.print_exc()
         if asked := out_of_memory(error):

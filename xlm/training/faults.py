@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from xlm.common import interruption
 from xlm.common.entry_point import chain, out_of_memory
 from xlm.training import digests
 
@@ -34,7 +35,12 @@ _KINDS = (MemoryError, DamagedError, UnreadableError, OtherStateError)
 
 
 def fault_of(path: pathlib.Path, error: Exception) -> Exception:
-    """Return one of `_KINDS` for an error that Orbax has raised while reading a checkpoint."""
+    """Return one of `_KINDS` for an error that Orbax has raised while reading a checkpoint.
+
+    Raises KeyboardInterrupt if a signal came meanwhile, which looks like damage.
+    """
+    if interruption.received():
+        raise KeyboardInterrupt from error
     if asked := out_of_memory(error):
         return MemoryError(asked)
     if isinstance(error, OtherStateError):
