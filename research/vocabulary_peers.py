@@ -43,7 +43,7 @@ LANGUAGES = {
                "bn": 5e5, "te": 3e5, "km": 2e5, "am": 1.5e5, "ha": 1.5e5},
 }  # fmt: skip
 _FOLDERS = ("common_voice_text/train", "wikiann_text", "bible/train", "books")
-_SIZES = tuple(range(1000, 50_001, 1000))
+_SIZES = (*range(250, 4000, 250), *range(4000, 50_001, 1000))
 # Name -> settings of a build. VoCap's objective weighs a language by f^(alpha beta) = f^0.49, so
 # its baselines stand at that exponent too, and all mixtures at 0.3.
 BUILDS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Every command and config that the documentation names, for scripts/test_fresh.sh.
 
-Prints a line for each, seconds of CPU and arguments of Python, and writes what those of fine-tuning
+Prints a line for each, seconds of CPU and the command, and writes what those of fine-tuning
 are given: CHECKPOINT, a tiny encoder, and DATA. Commands with the same flags and config are printed
 once.
 """
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 
 from tests import commands, docs_commands_test, tiny_tasks
+from xlm.cli.main import VERBS
 from xlm.interop import model_folder
 
 _STAGES = ("build_vocab", "prepare_data", "train", "evaluate")
@@ -50,7 +51,10 @@ if __name__ == "__main__":
     )
     shutil.copytree(tiny_tasks.data_folder(), commands.ROOT / "DATA")
     unlike = {}
-    for seconds, *command in found():
-        flags = (one if one.startswith("--config=") else one.partition("=")[0] for one in command)
-        unlike.setdefault(tuple(flags), f"{seconds} {shlex.join(command)}")
+    verbs = {module: verb for verb, module in VERBS.items()}
+    for seconds, name, *arguments in found():
+        is_script = "." in name or (commands.ROOT / f"{name}.py").exists()
+        start = ["python", "-m", name] if is_script else ["xlm", verbs[name]]
+        flags = (one if one.startswith("--config=") else one.partition("=")[0] for one in arguments)
+        unlike.setdefault((name, *flags), f"{seconds} {shlex.join([*start, *arguments])}")
     print(*unlike.values(), sep="\n")
