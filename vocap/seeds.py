@@ -73,10 +73,12 @@ def cover_each(
     mixture: RunTable, tables: Iterable[RunTable], character_coverage: float
 ) -> TrainingText:
     """Cut a mixture's runs as `cover`, but at characters that no language's own text requires."""
-    parts = [_Characters(table) for table in tables]
-    needed = np.concatenate([one.alphabet[one.required(character_coverage)] for one in parts])
+    needed: set[int] = set()
+    for table in tables:
+        own = _Characters(table)
+        needed.update(own.alphabet[own.required(character_coverage)].tolist())
     characters = _Characters(mixture)
-    return characters.cut(np.flatnonzero(np.isin(characters.alphabet, needed)))
+    return characters.cut(np.flatnonzero(np.isin(characters.alphabet, list(needed))))
 
 
 class _Characters:
