@@ -23,6 +23,7 @@ from vocap.settings import LENGTH_BITS
 
 _SMALL = 12  # largest range of suffixes for insertion sort
 _MAX_CHARACTERS = 2**31 - 1  # positions are int32
+_CHARACTERS_AT_ONCE = 1 << 20
 _MAX_OPEN_RANGES = 512  # stack size of the sort; see `_sort_suffixes`
 
 
@@ -125,13 +126,17 @@ def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:
     longer = [piece for piece in pieces if len(piece) > 1]
     strings = Text(text.alphabet[text.characters], text.offsets)
     lattice = build_trie([*alphabet, *longer]).match(strings)
-    found = (lattice.arcs >> LENGTH_BITS).astype(np.int32)
-    position = np.repeat(np.arange(len(text.characters)), np.diff(lattice.begins))
-    begins = np.zeros(len(alphabet) + len(longer), np.int64)
-    begins[found[::-1]] = position[::-1]
     lengths = np.fromiter(map(len, (*alphabet, *longer)), np.int32)
     weights = np.repeat(text.weights, np.diff(text.offsets))
-    scores = np.bincount(found, weights[position], len(begins)) * lengths
+    counts, begins = np.zeros(len(lengths)), np.zeros(len(lengths), np.int64)
+    # Backwards, so that the first occurrence stays; in parts, since there are many arcs.
+    for end in range(len(weights), 0, -_CHARACTERS_AT_ONCE):
+        first = max(end - _CHARACTERS_AT_ONCE, 0)
+        arcs = lattice.arcs[lattice.begins[first] : lattice.begins[end]] >> LENGTH_BITS
+        position = np.repeat(np.arange(first, end), np.diff(lattice.begins[first : end + 1]))
+        begins[arcs[::-1]] = position[::-1]
+        counts += np.bincount(arcs, weights[position], len(counts))
+    scores = counts * lengths
     return Seeds(scores, begins, lengths, lattice)
 
 
