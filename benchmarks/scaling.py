@@ -36,13 +36,14 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from benchmarks.collectives import collectives_of
 from configs import vocap_paper, xlm_r
 from input_pipeline.stream import PACKED
+from xlm.common import entry_point
 from xlm.common.schema import settings
 from xlm.experiment import memory, model, objectives
 from xlm.objectives.objective import Batch
@@ -311,4 +312,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry_point.run(main, required=())
