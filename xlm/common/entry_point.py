@@ -175,7 +175,7 @@ def _call(
             except Exception as other:  # also for want of memory
                 advice = f"no estimate ({type(other).__name__})"
             fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
-        if isinstance(error, ValueError | OSError | FloatingPointError):
+        if isinstance(error, ValueError | OSError | FloatingPointError | app.UsageError):
             fail(describe(error))
         place = traceback.extract_tb(error.__traceback__)[-1].filename
         if place.endswith("xla_bridge.py"):  # an AssertionError, if jax has no kind of device left
