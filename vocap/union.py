@@ -10,7 +10,7 @@ several share is counted for none of the others. Here one training sees the mixt
 4. EM scores what remains as a unigram model.
 
 Merges as seeds need fewer tokens than all frequent substrings, and give text a higher likelihood
-(research/reports/results_vocabularies.md). The languages' shares of the mixture are the only
+(research/reports/results_union.md). The languages' shares of the mixture are the only
 weights. `fair_shares` moves them towards the languages whose text costs the most tokens.
 """
 
