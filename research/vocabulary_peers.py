@@ -26,6 +26,7 @@ from absl import app, flags, logging
 from vocap import building, comparison, runs, segmentation
 from vocap.runs import RunTable
 from vocap.settings import VocabularySettings
+from vocap.text_rules import TextRules
 from xlm.common import artifacts, tables
 
 _DATA = flags.DEFINE_string("data", None, "Folder of the data.")
@@ -122,7 +123,7 @@ def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
     import tokenizers
     from tokenizers import models, pre_tokenizers, trainers
 
-    normalize = runs.normalizer().normalize
+    normalize = TextRules().processor().normalize
 
     def prepared(texts: Iterable[str]) -> list[str]:
         return [normalize(one).replace(runs.SPACE, " ").strip() for one in texts]

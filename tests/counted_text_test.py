@@ -12,6 +12,7 @@ from input_pipeline.packed_dataset import META
 from input_pipeline.sources import CorpusSpec
 from tests import folders
 from vocap import run_tables, runs
+from vocap.text_rules import TextRules
 from xlm.common import artifacts
 from xlm.experiment import counted_text, vocabulary
 from xlm.experiment.data import Folders
@@ -43,7 +44,9 @@ class CountedTextTest(folders.FolderTest):
         return CorpusSpec(**{"root": str(self.folder), **shares, **files, **changes})
 
     def count(self, spec: CorpusSpec) -> counted_text.Counted:
-        return counted_text.count(spec, self.folder / "tables", 1, lambda items, *_: items)
+        return counted_text.count(
+            spec, self.folder / "tables", TextRules(), 1, lambda items, *_: items
+        )
 
     @parameterized.parameters(
         {}, {"heldout_by": "position"}, {"max_train_bytes": 5000}, {"deduplicate": False},

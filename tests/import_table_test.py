@@ -35,7 +35,7 @@ OURS |= {"research": _ALL, "benchmarks": _ALL}
 # Of other people's packages that not everyone may import, a room may import these.
 THEIRS = {
     "vocap":            {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
-                         "apache_beam", "msgspec"},
+                         "apache_beam", "msgspec", "tokenizers"},
     "knn_sampling":     {"jax"},
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
                          "apache_beam", "msgspec"},

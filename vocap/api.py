@@ -74,16 +74,14 @@ def build(
     The methods of `compare` are scored on `heldout`. `parallel` has sentences that say the same in
     all languages, for `method="union"` with a `parity`. `cache` is a folder for intermediate
     results; none by default. `settings` are other fields of `VocabularySettings`, such as `method`,
-    `alpha` or `sizes`, whose default is tenths of `size`. `num_workers` above 1 needs a program
+    `alpha` or `sizes`, which follow the text by default. `num_workers` above 1 needs a program
     whose work is under `if __name__ == "__main__"`.
 
     Raises ValueError if a setting is out of its limits, a language has no text, or the texts are
     too small for so many pieces; the message names it.
     """
     settings.setdefault("num_workers", 1)
-    settings.setdefault(
-        "sizes", tuple(sorted({max(size * part // 10, 1) for part in range(1, 11)}))
-    )
+    settings.setdefault("sizes", ())
     chosen = VocabularySettings(target_size=size, **settings)
     train = {language: list(text) for language, text in texts.items()}
     aside = {language: list(text) for language, text in (heldout or {}).items()}

@@ -45,6 +45,7 @@ def train(
             vocab_size=size + 1,
             hard_vocab_limit=not may_be_fewer,
             character_coverage=character_coverage,
+            required_chars="".join(sorted(table.required)),
             max_sentencepiece_length=max_piece_length,
             # Runs are normalised, and begin with a visible space where there was one.
             normalization_rule_name="identity",

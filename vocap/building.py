@@ -14,7 +14,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram, union
+from vocap import (
+    bpe,
+    comparison,
+    entries,
+    merge,
+    methods,
+    nested,
+    run_tables,
+    runs,
+    text_rules,
+    unigram,
+    union,
+)
 from vocap.allocation import language_probabilities
 from vocap.settings import VocabularySettings
 from xlm.common import artifacts, processes
@@ -74,8 +86,48 @@ def build_vocabulary(
     if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
     _check_initial_sizes(settings, train)
-    prepared = _prepare(train, heldout, settings, cache, progress)
-    languages = _read_languages(prepared, settings)
+    limits = dict.fromkeys(train, _first_limit(settings.budget, len(train)))
+    while True:
+        prepared = _prepare(train, heldout, settings, limits, cache, progress)
+        languages = _read_languages(prepared, settings)
+        limited = [
+            language
+            for language, one in languages.items()
+            if not settings.sizes and one.vocabularies.curve.sizes[-1] >= limits[language]
+        ]
+        if not limited or _num_pieces(languages) >= settings.budget:
+            built = _choose(train, prepared, languages, settings, cache, progress, parallel)
+            reached = built.choice.allocation.sizes if built.choice.allocation else {}
+            ends = {
+                language: one.vocabularies.curve.sizes[-1] for language, one in languages.items()
+            }
+            limited = [language for language in limited if reached.get(language) == ends[language]]
+            if not limited:
+                return built
+        limits |= {language: 4 * limits[language] for language in limited}
+
+
+def _first_limit(budget: int, num_languages: int) -> int:
+    """Return the largest size to train at first: some four equal shares, by powers of two."""
+    return 1 << max(12, min(4 * budget // num_languages, budget).bit_length())
+
+
+def _num_pieces(languages: Mapping[str, Language]) -> int:
+    """Return the number of distinct pieces of the largest vocabularies."""
+    curves = [one.vocabularies.curve for one in languages.values()]
+    return len({piece for curve in curves for piece in curve.vocabulary(len(curve.sizes) - 1)})
+
+
+def _choose(
+    train: Mapping[str, Source],
+    prepared: Mapping[str, "_Prepared"],
+    languages: dict[str, Language],
+    settings: VocabularySettings,
+    cache: pathlib.Path,
+    progress: Progress,
+    parallel: Mapping[str, Sequence[str]],
+) -> BuiltVocabulary:
+    """Choose the pieces by each method wanted, score them, and write the model of the first."""
     probabilities = {language: one.probability for language, one in languages.items()}
     together = MixtureTrainer(train, languages, prepared, settings, cache, parallel)
     choices, scores = {}, {}
@@ -96,7 +148,7 @@ def build_vocabulary(
         scores[method] = together.fit_scores(choices[method])
     choice = choices[settings.method]
     return BuiltVocabulary(
-        model=merge.write_model(choice.pieces, scores[settings.method], choice.kind),
+        model=merge.write_model(choice.pieces, scores[settings.method], choice.kind, settings),
         languages=languages,
         choice=choice,
         scores={
@@ -114,7 +166,7 @@ def _check_initial_sizes(settings: VocabularySettings, languages: Iterable[str])
             f"{', '.join(sorted(languages))}; remove them, or add the languages to the corpus"
         )
     for language, size in settings.initial_sizes.items():
-        if size not in settings.sizes:
+        if settings.sizes and size not in settings.sizes:
             raise ValueError(
                 f"vocab.allocation has the size {size} for {language}, which is none of "
                 f"vocab.sizes, {', '.join(map(str, settings.sizes))}; choose one of them, or add it"
@@ -135,22 +187,22 @@ def _prepare(
     train: Mapping[str, Source],
     heldout: Mapping[str, Source],
     settings: VocabularySettings,
+    limits: Mapping[str, int],
     cache: pathlib.Path,
     progress: Progress,
 ) -> dict[str, _Prepared]:
-    """Count and train all languages that the cache does not hold."""
+    """Count and train all languages that the cache does not hold, up to sizes of `limits`."""
     prepared, missing = {}, []
     for language in sorted(train):
-        digest = source_digest(train[language])
-        key = artifacts.fingerprint(
-            digest, dataclasses.asdict(settings.training), settings.max_characters
-        )
+        digest = _text_digest(train[language], settings)
+        own = dataclasses.replace(settings.training, limit=limits[language])
+        key = artifacts.fingerprint(digest, own.training_identity, settings.max_characters)
         aside = heldout.get(language)
         prepared[language] = _Prepared(
             table=_table_path(train[language], digest, cache, language),
             heldout=None
             if aside is None
-            else _table_path(aside, source_digest(aside), cache, f"{language}-heldout"),
+            else _table_path(aside, _text_digest(aside, settings), cache, f"{language}-heldout"),
             vocabularies=cache / "vocabularies" / f"{language}-{key}.npz",
             digest=digest,
         )
@@ -164,7 +216,11 @@ def _prepare(
         nested.compile_kernels()  # once; the workers load them from numba's cache
     # Longest first, so that a large language does not start last and leave the other cores idle.
     missing.sort(key=lambda language: -_size(train[language]))
-    jobs = [(lang, train[lang], heldout.get(lang), prepared[lang], settings) for lang in missing]
+    jobs = [
+        (lang, train[lang], heldout.get(lang), prepared[lang],
+         dataclasses.replace(settings, limit=limits[lang]))
+        for lang in missing
+    ]  # fmt: skip
     with processes.Workers(settings.num_workers, "vocab.num_workers") as workers:
         for _ in progress(workers.run(_build_language, jobs), "languages", len(jobs)):
             pass
@@ -174,19 +230,35 @@ def _prepare(
 def _read_languages(
     prepared: Mapping[str, _Prepared], settings: VocabularySettings
 ) -> dict[str, Language]:
-    tables = {language: run_tables.read_table(one.table) for language, one in prepared.items()}
+    tables = {language: _read_table(one.table, settings) for language, one in prepared.items()}
     amounts = settings.amounts or {lang: table.num_bytes for lang, table in tables.items()}
     probabilities = language_probabilities(amounts, settings.alpha, tables)
     return {
         language: Language(
             table=tables[language],
-            heldout=None if one.heldout is None else run_tables.read_table(one.heldout),
+            heldout=None if one.heldout is None else _read_table(one.heldout, settings),
             vocabularies=unigram.read_vocabularies(one.vocabularies),
             amount=amounts[language],
             probability=probabilities[language],
         )
         for language, one in prepared.items()
     }
+
+
+def _read_table(path: pathlib.Path, settings: VocabularySettings) -> runs.RunTable:
+    """Read a table, with its required characters; ValueError if it is of other rules."""
+    table = run_tables.read_table(path)
+    if table.rules != settings.rules.name:
+        raise ValueError(
+            f"{path} was counted by the rules {table.rules}, vocab.normalizer, whitespace, "
+            f"split_digits, pattern and user_defined_symbols say {settings.rules.name}; count the "
+            "text again with the flags of these names, or set the keys as they were"
+        )
+    if not settings.required_chars:
+        return table
+    used = np.unique(table.text.characters).tobytes().decode("utf-32-le")
+    needed = text_rules.required_characters(used, settings.required_chars, settings.rules)
+    return dataclasses.replace(table, required=frozenset(needed))
 
 
 def _size(source: Source) -> int:
@@ -201,6 +273,11 @@ def source_digest(source: Source) -> str:
     for sentence in source:
         digest.update(sentence.encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+def _text_digest(source: Source, settings: VocabularySettings) -> str:
+    digest, rules = source_digest(source), settings.text_identity
+    return artifacts.fingerprint(digest, rules) if rules else digest
 
 
 def _table_path(source: Source, digest: str, cache: pathlib.Path, name: str) -> pathlib.Path:
@@ -221,10 +298,10 @@ def _build_language(
         if path is not None and not path.exists():
             assert not isinstance(source, pathlib.Path | None)
             with entries.written(path) as aside:
-                run_tables.write_table(aside, runs.count_runs(source))
+                run_tables.write_table(aside, runs.count_runs(source, settings.rules))
     if prepared.vocabularies.exists():
         return
-    table = run_tables.read_table(prepared.table)
+    table = _read_table(prepared.table, settings)
     vocabularies = unigram.train_vocabularies(
         runs.most_frequent(table, settings.max_characters),
         settings.training,
@@ -232,11 +309,12 @@ def _build_language(
     )
     if vocabularies is None:
         characters = len(np.unique(table.text.characters))
+        sizes = "..".join(map(str, (*settings.sizes[:1], *settings.sizes[-1:])))
         raise ValueError(
-            f"language {language!r}: none of vocab.sizes {settings.sizes[0]}..{settings.sizes[-1]} "
-            f"can be trained on its {table.num_sentences} sentences with {characters} distinct "
-            "characters; a size must exceed the characters and be small enough for the text to "
-            "fill: add text, or offer other sizes"
+            f"language {language!r}: none of vocab.sizes {sizes} can be trained on its "
+            f"{table.num_sentences} sentences with {characters} distinct characters; a size must "
+            "exceed the characters and be small enough for the text to fill: add text, or offer "
+            "other sizes"
         )
     unigram.write_vocabularies(prepared.vocabularies, vocabularies)
 
@@ -277,7 +355,7 @@ class MixtureTrainer:
         draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
         key = artifacts.fingerprint(
             self._text_key(languages),
-            dataclasses.asdict(settings),
+            settings.training_identity,
             self.settings.seed if draws else None,
         )
         path = self.cache / "together" / f"{key}.npz"
@@ -331,7 +409,10 @@ class MixtureTrainer:
             shares = {
                 language: found.probability**one.beta for language, found in self.languages.items()
             }
-            measured = {language: runs.count_runs(text) for language, text in self.parallel.items()}
+            measured = {
+                language: runs.count_runs(text, one.rules)
+                for language, text in self.parallel.items()
+            }
             if one.parity and not measured:
                 heldout = {language: found.heldout for language, found in self.languages.items()}
                 measured = {lang: table for lang, table in heldout.items() if table is not None}

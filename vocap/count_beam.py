@@ -224,7 +224,7 @@ def _check_counted(job: Job, tasks: Sequence[Task]) -> None:
                 in_text += int(file.read())
         for path in paths:
             with _opened(path) as file:
-                in_tables += run_tables.read_entries(file, path)[0]
+                in_tables += run_tables.read_entries(file, path)[0].num_sentences
         FileSystems.delete(there)
         if in_tables != in_text or len(there) != len(notes) or len(paths) != job.num_parts:
             FileSystems.delete(paths)
@@ -262,7 +262,7 @@ def _blocks(text: str, counter: runs.RunCounter, num_parts: int) -> Iterator[Blo
 
 def _table(num_sentences: int, entries: Iterable[run_tables.Entry]) -> bytes:
     file = io.BytesIO()
-    run_tables.write_entries(file, num_sentences, entries, compression=1)
+    run_tables.write_entries(file, run_tables.Header(num_sentences), entries, compression=1)
     return file.getvalue()
 
 
@@ -273,14 +273,15 @@ def _write_part(part: tuple[tuple[str, int], Iterable[bytes]], job: Job) -> None
     total: dict[bytes, int] = {}
     num_sentences = 0
     for block in blocks:
-        block_sentences, entries = run_tables.read_entries(io.BytesIO(block), "a block")
-        num_sentences += block_sentences
+        header, entries = run_tables.read_entries(io.BytesIO(block), "a block")
+        num_sentences += header.num_sentences
         for run, value in entries:
             old = total.get(run)
             total[run] = value if old is None else runs.merge_counts(old, value)
     name = f"part-{number:05d}-of-{job.num_parts:05d}{_SUFFIX}"
     path = FileSystems.join(job.outputs[text], name)
-    _write(path, lambda file: run_tables.write_entries(file, num_sentences, sorted(total.items())))
+    header = run_tables.Header(num_sentences)
+    _write(path, lambda file: run_tables.write_entries(file, header, sorted(total.items())))
 
 
 def _opened(path: str) -> Any:

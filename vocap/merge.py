@@ -1,7 +1,6 @@
 """Merge of an allocation into one SentencePiece model: EM over fixed pieces, then the proto."""
 
 import collections
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,16 @@ from google.protobuf.message import Message
 from vocap import lattice, model_proto
 from vocap.nested import with_unknown
 from vocap.runs import RunTable
-from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
+from vocap.settings import (
+    BOS_ID,
+    EOS_ID,
+    MASK_ID,
+    PAD_ID,
+    SPECIALS,
+    UNIGRAM,
+    UNK_ID,
+    VocabularySettings,
+)
 
 # SentencePiece's trainer drops a piece when EM expects it less often than this. The pieces here
 # were chosen by their languages and stay; their expected counts are clipped to this minimum.
@@ -44,27 +52,34 @@ def fit_scores(
     return log_probs
 
 
-def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) -> bytes:
-    """Serialise a ModelProto: ids 0-4 are `SPECIALS`, then pieces by descending score.
+def write_model(
+    pieces: Sequence[str],
+    scores: np.ndarray,
+    kind: str = UNIGRAM,
+    settings: VocabularySettings | None = None,
+) -> bytes:
+    """Serialise a ModelProto: `settings.fixed`, then pieces by descending score.
+
+    `settings` have the fixed pieces, of which ids 0-4 are `SPECIALS`, and the normaliser.
 
     Scores are natural-log probabilities; for `BPE` any numbers, the larger the earlier merged. They
     are rounded to 1/1024 nat, since sums of such numbers are exact in the 32-bit floats of
     SentencePiece. So paths of equal score stay equal in any order of the pieces, and every library
     that reads the model breaks ties alike. Raises ValueError if a piece is empty, repeated, or
-    equal to a special token.
+    equal to a fixed one.
     """
-    occurrences = collections.Counter([*pieces, *SPECIALS, ""])
+    settings = settings or VocabularySettings()
+    occurrences = collections.Counter([*pieces, *settings.fixed, ""])
     wrong = [piece for piece, count in occurrences.items() if count > 1]
     if wrong:
         raise ValueError(
-            f"pieces must be distinct, not empty, and none of {' '.join(SPECIALS)}; got {wrong[:5]}"
+            f"pieces must be distinct, not empty, and none of {' '.join(settings.fixed)[:80]}; got "
+            f"{wrong[:5]}"
         )
     proto = model_proto.ModelProto()
-    piece_type = model_proto.ModelProto.SentencePiece
-    for token in SPECIALS:
-        role = piece_type.UNKNOWN if token == SPECIALS[UNK_ID] else piece_type.CONTROL
-        proto.pieces.add(piece=token, score=0.0, type=role)
     scores = np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
+    _add_fixed(proto, settings, scores, kind)
+    piece_type = model_proto.ModelProto.SentencePiece
     for i in sorted(range(len(pieces)), key=lambda i: (-scores[i], pieces[i])):
         proto.pieces.add(piece=pieces[i], score=float(scores[i]), type=piece_type.NORMAL)
 
@@ -74,29 +89,32 @@ def write_model(pieces: Sequence[str], scores: np.ndarray, kind: str = UNIGRAM) 
     spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = BOS_ID, PAD_ID, EOS_ID, UNK_ID
     spec.bos_piece, spec.pad_piece, spec.eos_piece, spec.unk_piece = SPECIALS[:4]
     # A control symbol, not user-defined: the literal text "<mask>" must not become a mask.
-    spec.control_symbols.append(SPECIALS[MASK_ID])
-    proto.normalizer_spec.CopyFrom(_trained_normalizer_spec())
+    spec.control_symbols.extend([SPECIALS[MASK_ID], *settings.controls])
+    spec.user_defined_symbols.extend(settings.user_defined_symbols)
+    spec.byte_fallback = settings.byte_fallback
+    settings.write_spec(proto.normalizer_spec)
 
     serialized = proto.SerializeToString()
     _check_loads(serialized, len(proto.pieces))
     return serialized
 
 
-def _trained_normalizer_spec() -> Message:
-    """Return the normaliser spec of a minimal trained model, with its compiled character map.
-
-    A spec without the map loads silently and does not normalise, and no API offers the map alone.
-    """
-    model = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a b"]),
-        model_writer=model,
-        model_type="char",
-        vocab_size=6,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    return model_proto.ModelProto.FromString(model.getvalue()).normalizer_spec
+def _add_fixed(proto: Message, settings: VocabularySettings, scores: np.ndarray, kind: str) -> None:
+    """Add the pieces that are not learned, in the order of `settings.fixed`."""
+    kinds = model_proto.ModelProto.SentencePiece
+    types = dict.fromkeys(settings.fixed, kinds.CONTROL)
+    types |= {SPECIALS[UNK_ID]: kinds.UNKNOWN}
+    types |= dict.fromkeys(settings.user_defined_symbols, kinds.USER_DEFINED)
+    types |= dict.fromkeys(settings.byte_pieces, kinds.BYTE)
+    types |= dict.fromkeys(settings.whitespace_pieces, kinds.NORMAL)
+    # Of several blanks the longest piece wins, as all score alike; merges make words first.
+    best, last = scores.max(initial=0.0), scores.min(initial=0.0)
+    is_unigram = kind == UNIGRAM
+    of_blanks = {
+        piece: best if is_unigram else last - len(piece) for piece in settings.whitespace_pieces
+    }
+    for piece, role in types.items():
+        proto.pieces.add(piece=piece, score=of_blanks.get(piece, 0.0), type=role)
 
 
 def _check_loads(serialized: bytes, vocab_size: int) -> None:

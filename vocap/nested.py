@@ -26,6 +26,7 @@ _EM_ITERATIONS = 2
 _MIN_EXPECTED_COUNT = 0.5
 _SHRINKING_FACTOR = 0.75
 _CUT_FACTOR = 1.1
+_LEAST_STEP = 20  # pieces, between sizes that follow the text
 _PENALTY_STEP = 1e-4  # distinguishes the scores of characters that are added back at the end
 
 
@@ -56,15 +57,21 @@ class NestedVocabularies:
 
 def train(
     table: RunTable,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | None,
     *,
+    limit: int = 0,
     character_coverage: float,
     max_piece_length: int,
     max_seeds: int,
 ) -> NestedVocabularies:
-    """Train the vocabularies of all feasible `sizes`, which do not count the unknown piece."""
+    """Train the vocabularies of all feasible `sizes`, which do not count the unknown piece.
+
+    Without sizes they are those of `sizes_of_text` up to `limit`.
+    """
     text = cover(table, character_coverage)
     size = len(text.alphabet)
+    if sizes is None:
+        sizes = sizes_of_text(size, limit)
     targets = sorted(target for target in set(sizes) if target >= size > 0)
     if not targets:
         return NestedVocabularies((), (), text.num_unknown)
@@ -88,6 +95,14 @@ def train(
         ),
         num_unknown=text.num_unknown,
     )
+
+
+def sizes_of_text(num_characters: int, limit: int) -> list[int]:
+    """Return sizes from the characters alone up to a limit, each step an eighth above the last."""
+    more = [0, _LEAST_STEP]
+    while num_characters + more[-1] < limit:
+        more.append(more[-1] + max(_LEAST_STEP, more[-1] // 8))
+    return [num_characters + pieces for pieces in more]
 
 
 def with_unknown(log_probs: np.ndarray) -> np.ndarray:

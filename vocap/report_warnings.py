@@ -42,7 +42,9 @@ def warnings(record: Record) -> list[str]:
 def _ends_of_curves(record: Record) -> Iterator[str]:
     found: dict[str, list[str]] = {end: [] for end in _ENDS}
     share = 0.0
-    lowest, highest = record["settings"]["sizes"][0], record["settings"]["sizes"][-1]
+    # Sizes that follow the text begin at its characters and end where it can fill no more.
+    offered = record["settings"]["sizes"] or [0, None]
+    lowest, highest = offered[0], offered[-1]
     for name, one in allocated(record):
         size = one["allocated"]
         if one["at_largest"]:

@@ -1,8 +1,8 @@
 """Files of run counts: sorted, mergeable, written with bounded memory.
 
-A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the normaliser and
-the number of sentences. Then comes one line per distinct run, `run TAB count TAB follow` (see
-`runs.RunTable`), in code point order. The normaliser leaves neither tabs nor line feeds in a run.
+A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the rules of text
+and the number of sentences. Then comes one line per distinct run, `run TAB count TAB follow` (see
+`runs.RunTable`), in code point order. No rules leave tabs or line feeds in a run.
 
 Tables of parts of a text merge into the table of the whole text, byte for byte, in any order and
 grouping: counts add up, and `follow` becomes `MIXED` where the parts differ.
@@ -27,6 +27,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from vocap import runs
+from vocap.text_rules import TextRules
 from xlm.common import artifacts
 
 Path = str | os.PathLike[str]
@@ -34,8 +35,8 @@ Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pac
 
 DEFAULT_MAX_RUNS = 5_000_000
 
-_HEADER = f"vocap-runs=1\tnormalizer={runs.NORMALIZER}\tsentences={{}}\n"
-_HEADER_PATTERN = re.compile(re.escape(_HEADER).replace(r"\{\}", "([0-9]{1,15})").encode())
+_HEADER = "vocap-runs=1\tnormalizer={}\tsentences={}\n"
+_HEADER_PATTERN = re.compile(rb"vocap-runs=1\tnormalizer=([a-z_0-9-]+)\tsentences=([0-9]{1,15})\n")
 # A count must fit into 64 bits when packed; follow is at most `runs.MIXED`.
 _LINE = re.compile(
     rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
@@ -43,6 +44,7 @@ _LINE = re.compile(
 # Every writer compresses lines in groups of this size, so that equal tables give equal bytes, even
 # with a zlib whose output depends on the sizes of the writes.
 _LINES_AT_ONCE = 10_000
+_DEFAULT_RULES = TextRules().name
 _MAX_OPEN_FILES = 64
 _PART_COMPRESSION, _COMPRESSION = 1, 6  # of temporary and of final tables
 # Runs of text are short, and text compresses to a fifth. Other files could exhaust memory.
@@ -53,6 +55,13 @@ _BATCH_CHARACTERS = 4_000_000
 PART = re.compile(r"(.*[-_.])([0-9]+)-of-([0-9]+)\b(.*)")
 _HELDOUT = ".heldout.runs.gz"  # end of the name of a table of held-out text
 _AGAIN = "copy the file again, or count the text again"
+
+
+class Header(NamedTuple):
+    """First line of a table: sentences counted, and the name of the rules (`TextRules.name`)."""
+
+    num_sentences: int
+    rules: str = _DEFAULT_RULES
 
 
 class Size(NamedTuple):
@@ -66,7 +75,7 @@ def write_table(path: Path, table: runs.RunTable) -> None:
     packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
     entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
-        write_entries(file, table.num_sentences, entries)
+        write_entries(file, Header(table.num_sentences, table.rules), entries)
 
 
 def read_table(path: Path) -> runs.RunTable:
@@ -75,7 +84,7 @@ def read_table(path: Path) -> runs.RunTable:
     characters, lengths = bytearray(), array.array("q")
     counts, follow = array.array("q"), array.array("h")
     with open(path, "rb") as file:
-        num_sentences, entries = read_entries(file, str(path))
+        header, entries = read_entries(file, str(path))
         while batch := list(itertools.islice(entries, _LINES_AT_ONCE)):
             batch_runs = [run.decode() for run, _ in batch]
             characters += "".join(batch_runs).encode("utf-32-le")
@@ -90,7 +99,8 @@ def read_table(path: Path) -> runs.RunTable:
         ),
         counts=np.frombuffer(counts, np.int64),
         follow=np.frombuffer(follow, np.int16),
-        num_sentences=num_sentences,
+        num_sentences=header.num_sentences,
+        rules=header.rules,
     )
 
 
@@ -99,8 +109,8 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
 
     Files called `NAME-00003-of-00032.runs.gz`, also with `_` or `.` behind NAME, are parts of one
     table. `NAME.heldout.runs.gz` is a table of held-out text. Raises ValueError if there is no
-    table, parts are missing, only some tables are of held-out text, or one is malformed (see
-    `read_table`).
+    table, parts are missing, only some tables are of held-out text, their rules differ, or one is
+    malformed (see `read_table`).
     """
     tables = [pathlib.Path(path) for path in paths]
     if not tables:
@@ -122,9 +132,14 @@ def _merge_in_rounds(tables: Sequence[pathlib.Path], out: pathlib.Path) -> Size:
             return _merge(tables, aside, _COMPRESSION)
 
 
-def count_to_table(sentences: Iterable[str], out: Path, max_runs: int = DEFAULT_MAX_RUNS) -> Size:
+def count_to_table(
+    sentences: Iterable[str],
+    out: Path,
+    max_runs: int = DEFAULT_MAX_RUNS,
+    rules: TextRules | None = None,
+) -> Size:
     """Count text larger than memory into a table, with about `max_runs` runs in memory at once."""
-    with BoundedCounter(out, max_runs) as counter:
+    with BoundedCounter(out, max_runs, rules) as counter:
         for batch in batches(sentences):
             counter.add(batch)
         return counter.write()
@@ -136,11 +151,12 @@ def count_split(
     out: Path,
     heldout_out: Path,
     max_runs: int = DEFAULT_MAX_RUNS,
+    rules: TextRules | None = None,
 ) -> tuple[Size, Size]:
     """Count text and its held-out part into separate tables, each with `max_runs` in memory."""
     sides = (enumerate(heldout.split(batch)) for batch in batches(sentences))
     groups = ((part, bool(side)) for split in sides for side, part in split)
-    return count_groups(groups, out, heldout_out, max_runs)
+    return count_groups(groups, out, heldout_out, max_runs, rules)
 
 
 def count_groups(
@@ -148,11 +164,15 @@ def count_groups(
     out: Path,
     heldout_out: Path,
     max_runs: int = DEFAULT_MAX_RUNS,
+    rules: TextRules | None = None,
 ) -> tuple[Size, Size]:
     """Count groups of sentences, each with whether it is held out, as `count_split` does."""
     waiting: tuple[list[str], list[str]] = ([], [])
     characters = [0, 0]
-    with BoundedCounter(out, max_runs) as kept, BoundedCounter(heldout_out, max_runs) as aside:
+    with contextlib.ExitStack() as stack:
+        kept, aside = (
+            stack.enter_context(BoundedCounter(one, max_runs, rules)) for one in (out, heldout_out)
+        )
         counters = (kept, aside)
         for sentences, side in groups:
             waiting[side].extend(sentences)
@@ -170,13 +190,14 @@ def count_groups(
 class BoundedCounter(contextlib.ExitStack):
     """Counter of runs with bounded memory: a context manager with temporary tables beside `out`."""
 
-    def __init__(self, out: Path, max_runs: int) -> None:
+    def __init__(self, out: Path, max_runs: int, rules: TextRules | None = None) -> None:
         super().__init__()
         if max_runs < 1:
             raise ValueError(f"max_runs is {max_runs}, must be at least 1")
         self._out = pathlib.Path(out)
         self._max_runs = max_runs
-        self._counter = runs.RunCounter()
+        self._rules = rules or TextRules()
+        self._counter = runs.RunCounter(self._rules)
         self._parts: list[pathlib.Path] = []
         self._folder: pathlib.Path | None = None
 
@@ -195,15 +216,19 @@ class BoundedCounter(contextlib.ExitStack):
             self._spill(packed)
             return _merge_in_rounds(self._parts, self._out)
         with artifacts.atomic_path(self._out) as aside:
-            return _write_packed(aside, self._counter.num_sentences, packed, _COMPRESSION)
+            return _write_packed(aside, self._header, packed, _COMPRESSION)
+
+    @property
+    def _header(self) -> Header:
+        return Header(self._counter.num_sentences, self._rules.name)
 
     def _spill(self, packed: Mapping[str, int]) -> None:
         if self._folder is None:
             self._folder = self.enter_context(_temporary_folder(self._out))
         part = self._folder / f"counted-{len(self._parts)}"
-        _write_packed(part, self._counter.num_sentences, packed, _PART_COMPRESSION)
+        _write_packed(part, self._header, packed, _PART_COMPRESSION)
         self._parts.append(part)
-        self._counter = runs.RunCounter()
+        self._counter = runs.RunCounter(self._rules)
 
 
 class HeldOut:
@@ -218,7 +243,7 @@ class HeldOut:
             raise ValueError(f"heldout_fraction is {fraction}, must be at least 0 and below 1")
         self._limit = math.floor(fraction * 2**64).to_bytes(8, "big")
         self._key = str(seed).encode()
-        self._normalize = runs.normalizer().normalize
+        self._normalize = TextRules().processor().normalize
 
     def split(self, sentences: Sequence[str]) -> tuple[list[str], list[str]]:
         sides: tuple[list[str], list[str]] = ([], [])
@@ -243,34 +268,35 @@ def batches(sentences: Iterable[str]) -> Iterator[list[str]]:
 
 
 def write_entries(
-    file: BinaryIO, num_sentences: int, entries: Iterable[Entry], compression: int = _COMPRESSION
+    file: BinaryIO, header: Header, entries: Iterable[Entry], compression: int = _COMPRESSION
 ) -> Size:
     """Write a table's bytes from distinct, ascending `entries`; `compression` is gzip's level."""
     num_runs, remaining = 0, iter(entries)
     # Neither name nor time in the gzip header, so that equal tables give equal bytes.
     with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
-        compressed.write(_HEADER.format(num_sentences).encode())
+        compressed.write(_HEADER.format(header.rules, header.num_sentences).encode())
         while batch := list(itertools.islice(remaining, _LINES_AT_ONCE)):
             lines = [b"%b\t%d\t%d\n" % (run, *runs.unpack_count(value)) for run, value in batch]
             compressed.write(b"".join(lines))
             num_runs += len(batch)
-    return Size(num_sentences, num_runs)
+    return Size(header.num_sentences, num_runs)
 
 
-def read_entries(file: BinaryIO, name: str) -> tuple[int, Iterator[Entry]]:
-    """Return the number of sentences of a table, and an iterator over its entries in order.
+def read_entries(file: BinaryIO, name: str) -> tuple[Header, Iterator[Entry]]:
+    """Return the header of a table, and an iterator over its entries in order.
 
     `file` must stay open while the entries are read. Raises as `read_table`, also from the
     iterator.
     """
     lines = _lines(file, name)
-    header = next(lines, b"")
-    if not (match := _HEADER_PATTERN.fullmatch(header)):
+    first = next(lines, b"")
+    if not (match := _HEADER_PATTERN.fullmatch(first)):
+        expected = _HEADER.format(_DEFAULT_RULES, "N")
         raise ValueError(
-            f"{name}, line 1: expected {_HEADER.format('N')!r}, found {header[:80]!r}; this is no "
-            "table of run counts, or one of another version: count the text again"
+            f"{name}, line 1: expected {expected!r}, found {first[:80]!r}; this is no table of run "
+            "counts, or one of another version: count the text again"
         )
-    return int(match[1]), _parsed(lines, name)
+    return Header(int(match[2]), match[1].decode()), _parsed(lines, name)
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -316,11 +342,16 @@ def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("rb")) for path in paths]
         tables = [read_entries(file, str(path)) for file, path in zip(files, paths, strict=True)]
-        num_sentences = sum(sentences for sentences, _ in tables)
+        rules = {header.rules: path for (header, _), path in zip(tables, paths, strict=True)}
+        if len(rules) > 1:
+            (a, path_a), (b, path_b) = sorted(rules.items())[:2]
+            raise ValueError(
+                f"{path_a} was counted by the rules {a}, {path_b} by {b}; count both with the same "
+                "--normalizer, --whitespace, --pattern and so on"
+            )
+        header = Header(sum(header.num_sentences for header, _ in tables), *rules)
         merged = _sum_of_equals(heapq.merge(*(entries for _, entries in tables)))
-        return write_entries(
-            stack.enter_context(out.open("wb")), num_sentences, merged, compression
-        )
+        return write_entries(stack.enter_context(out.open("wb")), header, merged, compression)
 
 
 def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -337,11 +368,11 @@ def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
 
 
 def _write_packed(
-    path: pathlib.Path, num_sentences: int, packed: Mapping[str, int], compression: int
+    path: pathlib.Path, header: Header, packed: Mapping[str, int], compression: int
 ) -> Size:
     with path.open("wb") as file:
         entries = ((run.encode(), packed[run]) for run in sorted(packed))
-        return write_entries(file, num_sentences, entries, compression)
+        return write_entries(file, header, entries, compression)
 
 
 def _check_parts(paths: Sequence[pathlib.Path]) -> None:

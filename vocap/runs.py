@@ -3,7 +3,8 @@
 A piece of a unigram vocabulary never crosses a space or a change of Unicode script. So the best
 segmentation of a sentence is that of its script runs, and distinct runs with counts represent the
 whole corpus exactly. Such a table is smaller than one of words: punctuation, digits and the words
-they touch are separate runs.
+they touch are separate runs. `text_rules` has other ways to cut. White space that is kept has
+pieces of its own, so that no run holds any.
 """
 
 import collections
@@ -17,11 +18,10 @@ from typing import Any
 
 import numba
 import numpy as np
-import sentencepiece as spm
 from fontTools import unicodedata
 
-NORMALIZER = "nmt_nfkc"  # SentencePiece's name of the rules
-SPACE = "\u2581"  # SentencePiece's visible space; prefix of a run that follows a space.
+from vocap.text_rules import SPACE, TextRules
+
 # Options of all trainings by SentencePiece, whose only special piece is the unknown.
 TRAINER: dict[str, Any] = {
     "max_sentence_length": 1 << 20,  # it would silently skip longer lines, but the ALP counts them
@@ -35,7 +35,9 @@ MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000
 _MAX_PENDING_WORDS = 2_000_000
-_END = "\n"  # end of a sentence; normalised text contains none
+_END = "\n"  # end of a sentence, and of a run before kept white space or a symbol
+_KEPT = str.maketrans(dict.fromkeys("\n\r\t", _END))
+_WORDS_AT_ONCE = 100_000  # cut by a pattern
 _FOLLOW_BITS = 9  # low bits of a packed (count, follow)
 _FOLLOW_MASK = (1 << _FOLLOW_BITS) - 1
 _SCRIPTS = np.full(sys.maxunicode + 1, -1, np.int16)  # of code points, as far as they were met
@@ -73,12 +75,16 @@ class RunTable:
       follow: [N] int16, UTF-8 byte after the run: 0 at the end of a sentence, `MIXED` if it differs
         among occurrences. SentencePiece's choice of seeds depends on it (see `seeds`).
       num_sentences: non-empty sentences counted, the |D| of Eq. 1.
+      rules: name of the rules that the text was counted by.
+      required: characters that a vocabulary must have, whether or not the text has them.
     """
 
     text: Text
     counts: np.ndarray
     follow: np.ndarray
     num_sentences: int
+    rules: str = TextRules().name
+    required: frozenset[str] = frozenset()
 
     @functools.cached_property
     def num_bytes(self) -> float:
@@ -117,6 +123,8 @@ def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) 
         counts=np.concatenate([s * t.counts for s, t in zip(scales, chosen, strict=True)]),
         follow=np.concatenate([table.follow for table in chosen]),
         num_sentences=sum(table.num_sentences for table in chosen),
+        rules=chosen[0].rules,
+        required=frozenset().union(*(table.required for table in chosen)),
     )
 
 
@@ -133,35 +141,22 @@ def most_frequent(table: RunTable, max_characters: int) -> RunTable:
     kept = np.sort(order[np.cumsum(lengths[order]) <= max_characters])
     of_kept = np.zeros(len(lengths), bool)
     of_kept[kept] = True
-    part = RunTable(
+    part = dataclasses.replace(
+        table,
         text=Text(
             table.text.characters[np.repeat(of_kept, lengths)],
             np.concatenate([[0], np.cumsum(lengths[kept])]),
         ),
         counts=table.counts[kept],
         follow=table.follow[kept],
-        num_sentences=0,
     )
     share = part.num_bytes / table.num_bytes
     return dataclasses.replace(part, num_sentences=math.ceil(share * table.num_sentences))
 
 
-def normalizer() -> spm.SentencePieceNormalizer:
-    """Return the text normaliser of every vocabulary here: nmt_nfkc, leading and visible spaces.
-
-    These are the defaults of SentencePiece's trainer. The merged model copies its normaliser from a
-    trained one, so it sees the text that the curves were measured on.
-    """
-    return spm.SentencePieceNormalizer(
-        rule_name=NORMALIZER,
-        add_dummy_prefix=True,
-        escape_whitespaces=True,
-        remove_extra_whitespaces=True,
-    )
-
-
-def count_runs(sentences: Iterable[str]) -> RunTable:
-    counter = RunCounter()
+def count_runs(sentences: Iterable[str], rules: TextRules | None = None) -> RunTable:
+    """Count sentences under `rules`, by default those of SentencePiece's trainer."""
+    counter = RunCounter(rules)
     counter.add(sentences)
     return counter.table()
 
@@ -169,8 +164,12 @@ def count_runs(sentences: Iterable[str]) -> RunTable:
 class RunCounter:
     """Incremental counter of script runs."""
 
-    def __init__(self) -> None:
-        self._normalize = normalizer().normalize
+    def __init__(self, rules: TextRules | None = None) -> None:
+        self._rules = rules or TextRules()
+        self._normalize = self._rules.processor().normalize
+        # As they are in normalised text, longest first.
+        symbols = sorted(self._normalize(list(self._rules.user_defined_symbols)), key=len)
+        self._symbols = [symbol.removeprefix(SPACE) for symbol in reversed(symbols)]
         self._words: collections.Counter[str] = collections.Counter()
         self._runs: dict[str, int] = {}  # run -> count << _FOLLOW_BITS | follow
         self.num_sentences = 0
@@ -185,7 +184,12 @@ class RunCounter:
             normalized = [sentence for sentence in self._normalize(batch) if sentence]
             self.num_sentences += len(normalized)
             # Each sentence begins with a space, so the last word of a sentence keeps its `_END`.
-            self._words.update((_END.join(normalized) + _END).split(SPACE))
+            joined = _END.join(normalized) + _END
+            if self._rules.keeps_whitespace:
+                joined = joined.translate(_KEPT)
+            for symbol in self._symbols:
+                joined = joined.replace(symbol, _END)
+            self._words.update(joined.split(SPACE))
             if len(self._words) > _MAX_PENDING_WORDS:
                 self._split_words()
 
@@ -195,24 +199,66 @@ class RunCounter:
         return self._runs
 
     def table(self) -> RunTable:
-        return table_of(self.packed(), self.num_sentences)
+        return table_of(self.packed(), self.num_sentences, self._rules.name)
 
     def _split_words(self) -> None:
-        self._words.pop("", None)
-        self._words.pop(_END, None)
+        for nothing in ("", _END):
+            self._words.pop(nothing, None)
         words, counts = list(self._words), np.fromiter(self._words.values(), np.int64)
         self._words.clear()
         if not words:
             return
         joined = SPACE + SPACE.join(words)
         characters = np.frombuffer(joined.encode("utf-32-le"), np.int32)
-        begins, ends, follow, word = _split(characters, _scripts_of(characters), ord(SPACE))
+        if self._rules.pattern:
+            breaks = self._matches(words)
+        else:
+            breaks = _script_changes(characters, _scripts_of(characters), ord(SPACE))
+        if self._rules.split_digits:
+            is_digit = _is_decimal(characters)
+            breaks[1:] |= is_digit[1:] | is_digit[:-1]
+        begins, ends, follow, word = _split(characters, breaks, ord(SPACE))
         packed = counts[word] << _FOLLOW_BITS | follow
         runs = self._runs
         for begin, end, value in zip(begins.tolist(), ends.tolist(), packed.tolist(), strict=True):
             run = joined[begin:end]
             old = runs.get(run)
             runs[run] = value if old is None else merge_counts(old, value)
+
+    def _matches(self, words: Sequence[str]) -> np.ndarray:
+        """Return [C] bool, where in the words, each behind a space, a match of the pattern begins.
+
+        Matches see the blank before a word and, at the end of a sentence, that nothing follows.
+        """
+        splitter = _splitter(self._rules.pattern)
+        ends = np.cumsum([1 + len(word) for word in words])
+        breaks = np.zeros(ends[-1], bool)
+        inner = [i for i, word in enumerate(words) if _END not in word]
+        for first in range(0, len(inner), _WORDS_AT_ONCE):
+            some = inner[first : first + _WORDS_AT_ONCE]
+            found = splitter.pre_tokenize_str(" " + " ".join(words[i] for i in some))
+            places = np.concatenate([np.arange(ends[i] - len(words[i]) - 1, ends[i]) for i in some])
+            breaks[places[[begin for _, (begin, _) in found]]] = True
+        for i in set(range(len(words))).difference(inner):
+            begin = ends[i] - len(words[i]) - 1
+            for part in f" {words[i]}".split(_END):
+                found = splitter.pre_tokenize_str(part)
+                breaks[[begin + first for _, (first, _) in found]] = True
+                begin += len(part) + 1
+        return breaks
+
+
+def _splitter(pattern: str) -> Any:
+    """Return a splitter of `tokenizers`, so that matches are those of exported tokenizers."""
+    import tokenizers
+
+    try:
+        compiled = tokenizers.Regex(pattern)
+    except Exception as error:  # of this very class
+        raise ValueError(
+            f"vocab.pattern is {pattern!r}, no regular expression of Oniguruma: {error}"
+        ) from None
+    return tokenizers.pre_tokenizers.Split(compiled, "isolated")
 
 
 def pack_count(count: int, follow: int) -> int:
@@ -230,7 +276,7 @@ def merge_counts(a: int, b: int) -> int:
     return ((a >> _FOLLOW_BITS) + (b >> _FOLLOW_BITS)) << _FOLLOW_BITS | follow
 
 
-def table_of(packed: dict[str, int], num_sentences: int) -> RunTable:
+def table_of(packed: dict[str, int], num_sentences: int, rules: str = TextRules().name) -> RunTable:
     """Build the table of runs with packed counts, in code point order."""
     runs = sorted(packed)
     values = np.fromiter(map(packed.__getitem__, runs), np.int64, len(runs))
@@ -239,6 +285,7 @@ def table_of(packed: dict[str, int], num_sentences: int) -> RunTable:
         counts=values >> _FOLLOW_BITS,
         follow=(values & _FOLLOW_MASK).astype(np.int16),
         num_sentences=num_sentences,
+        rules=rules,
     )
 
 
@@ -277,29 +324,53 @@ def first_byte(character):
     return 0xF0 | (character >> 18)
 
 
+def _is_decimal(characters: np.ndarray) -> np.ndarray:
+    distinct, inverse = np.unique(characters, return_inverse=True)
+    return np.array([chr(code).isdecimal() for code in distinct.tolist()], bool)[inverse]
+
+
 @numba.njit(cache=True)
-def _split(characters, scripts, space):
-    """Return begin, end, following byte and word of each script run of words joined by spaces."""
+def _script_changes(characters, scripts, space):
+    """Return [C] bool, whether a character is of another script than the text before it."""
+    breaks = np.zeros(len(characters), np.bool_)
+    script = 0
+    for i in range(len(characters)):
+        c = characters[i]
+        if c == 10:
+            continue
+        s = scripts[i]
+        if c == space:
+            s = 0
+        elif s == 0:
+            s = script
+        breaks[i] = script != 0 and s != script
+        script = s
+    return breaks
+
+
+@numba.njit(cache=True)
+def _split(characters, breaks, space):
+    """Cut words joined by spaces at line feeds, which are left out, and before spaces and `breaks`.
+
+    Returns begin, end, following byte and word of each run.
+    """
     begins = np.empty(len(characters), np.int64)
     ends = np.empty(len(characters), np.int64)
     follow = np.empty(len(characters), np.int64)
     word_of_run = np.empty(len(characters), np.int64)
-    num_runs, word, script = 0, -1, 0
+    num_runs, word, at_begin = 0, -1, True
     for i in range(len(characters)):
         c = characters[i]
-        if c == 10:  # end of a sentence, already recorded as `follow` of the preceding run
+        if c == 10:  # recorded as `follow` of the preceding run
+            at_begin = True
             continue
-        s = scripts[i]
         if c == space:
             word += 1
-            s = 0
-        elif s == 0:
-            s = script
-        if i == 0 or c == space or (script != 0 and s != script):
+        if at_begin or c == space or breaks[i]:
             begins[num_runs] = i
             word_of_run[num_runs] = word
             num_runs += 1
-        script = s
+        at_begin = False
         ends[num_runs - 1] = i + 1
         if i + 1 == len(characters):
             follow[num_runs - 1] = first_byte(space)

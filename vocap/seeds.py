@@ -18,8 +18,9 @@ import numba
 import numpy as np
 
 from vocap.lattice import Lattice, build_trie
-from vocap.runs import MIXED, SPACE, RunTable, Text, first_byte
+from vocap.runs import MIXED, RunTable, Text, first_byte, pack
 from vocap.settings import LENGTH_BITS
+from vocap.text_rules import SPACE
 
 _SMALL = 12  # largest range of suffixes for insertion sort
 _MAX_CHARACTERS = 2**31 - 1  # positions are int32
@@ -86,7 +87,7 @@ class _Characters:
     """The distinct characters of a table: `alphabet` [A], ascending, and their `frequency` [A]."""
 
     def __init__(self, table: RunTable):
-        self._table = table
+        self._table = table = _with_required(table)
         counts = np.repeat(table.counts, np.diff(table.text.offsets))
         self.alphabet, self._inverse = np.unique(table.text.characters, return_inverse=True)
         self.frequency = np.bincount(self._inverse, counts, len(self.alphabet))
@@ -100,6 +101,8 @@ class _Characters:
             character_coverage
         )
         reached &= character_coverage < 1
+        always = np.array([ord(one) for one in self._table.required], np.int32)
+        reached &= ~np.isin(self.alphabet, always)[by_frequency]
         return np.sort(by_frequency[~reached])
 
     def cut(self, required: np.ndarray) -> TrainingText:
@@ -118,6 +121,24 @@ class _Characters:
             frequency=self.frequency[required],
             num_unknown=self.frequency.sum() - self.frequency[required].sum(),
         )
+
+
+def _with_required(table: RunTable) -> RunTable:
+    """Add the required characters that the text lacks, as runs that occur once."""
+    there = np.unique(table.text.characters)
+    missing = sorted(table.required - set(there.astype(np.int32).tobytes().decode("utf-32-le")))
+    if not missing:
+        return table
+    added = pack(missing)
+    return dataclasses.replace(
+        table,
+        text=Text(
+            np.concatenate([table.text.characters, added.characters]),
+            np.concatenate([table.text.offsets, table.text.offsets[-1] + added.offsets[1:]]),
+        ),
+        counts=np.concatenate([table.counts, np.ones(len(missing), table.counts.dtype)]),
+        follow=np.concatenate([table.follow, np.zeros(len(missing), table.follow.dtype)]),
+    )
 
 
 def match_seeds(text: TrainingText, pieces: Iterable[str]) -> Seeds:

@@ -1,8 +1,11 @@
 """Settings of a vocabulary and of its trainer. Nothing here needs numba."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
+from typing import Any
 
+from vocap.text_rules import REQUIRED, WHITESPACE_PIECES, TextRules
 from xlm.common import schema
 
 METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union")
@@ -18,14 +21,17 @@ _LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainerSettings:
+class TrainerSettings(TextRules):
     """Settings of the training of a language's vocabularies.
 
     Attributes:
       trainer: "nested", one training for all sizes (`vocap.nested`), or "sentencepiece", the
         reference, with one training per size.
-      sizes: wanted numbers of pieces, ascending, the unknown piece not counted.
+      sizes: wanted numbers of pieces, ascending, the unknown piece not counted; () for sizes that
+        follow the text, from its characters alone up to what it can fill.
       character_coverage: share of the characters that must be pieces of their own.
+      required_chars: characters that are pieces of their own whether or not a language's text has
+        them: "ascii"; "digits", all of a decimal system of which one is used; "currency"; or files.
       max_piece_length: longest piece, in characters.
       max_seeds: number of substrings that training starts from.
       alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
@@ -34,20 +40,65 @@ class TrainerSettings:
 
     trainer: str = schema.key("nested", choices=TRAINERS)
     sizes: tuple[int, ...] = schema.key(tuple(range(1000, 50_001, 1000)))
+    limit: int = 1 << 16
     character_coverage: float = schema.key(0.9995, above=0, at_most=1)
+    required_chars: tuple[str, ...] = schema.key(())
     max_piece_length: int = schema.key(16, at_least=1, at_most=MAX_PIECE_LENGTH)
     max_seeds: int = schema.key(1_000_000, at_least=1)
     alp_probabilities: str = schema.key("corpus", choices=ALP_PROBABILITIES)
 
     def __post_init__(self):
-        schema.check(self, "vocab")
-        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+        super().__post_init__()
+        for name in self.required_chars:
+            if name not in REQUIRED and not pathlib.Path(name).is_file():
+                raise ValueError(
+                    f"vocab.required_chars has {name!r}, must be {' or '.join(REQUIRED)}, or a file"
+                )
+        if self.trainer == "sentencepiece" and self.text_identity:
+            raise ValueError(
+                "vocab.trainer is 'sentencepiece', the reference, which knows the default "
+                "vocab.normalizer, whitespace, split_digits, pattern, user_defined_symbols and "
+                "required_chars only; set vocab.trainer=nested"
+            )
+        if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=1) < 1:
             raise ValueError(f"vocab.sizes must be positive and ascending, got {self.sizes}")
+        if not self.sizes and self.trainer == "sentencepiece":
+            raise ValueError(
+                "vocab.sizes is (), but vocab.trainer 'sentencepiece' trains sizes one by one; "
+                "give sizes, or set vocab.trainer=nested"
+            )
         if self.trainer == "sentencepiece" and self.character_coverage < _LEAST_COVERAGE:
             raise ValueError(
                 f"vocab.character_coverage is {self.character_coverage}; SentencePiece takes "
                 f"{_LEAST_COVERAGE} or more, vocab.trainer = nested any"
             )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*super().files, *(name for name in self.required_chars if name not in REQUIRED))
+
+    @property
+    def text_identity(self) -> list[str]:
+        """What a text is counted by, besides the default; files by their contents."""
+        if self.rules == TextRules() and not self.required_chars:
+            return []
+        texts = (pathlib.Path(path).read_text(encoding="utf-8") for path in self.files)
+        return [self.rules.name, *self.required_chars, *texts]
+
+    @property
+    def training(self) -> "TrainerSettings":
+        """Settings that a training depends on."""
+        fields = dataclasses.fields(TrainerSettings)
+        return TrainerSettings(**{field.name: getattr(self, field.name) for field in fields})
+
+    @property
+    def training_identity(self) -> dict[str, Any]:
+        """Settings that a training of counted text depends on; for `text_identity` see there."""
+        of_text = {"required_chars", *(field.name for field in dataclasses.fields(TextRules))}
+        own = dataclasses.asdict(self.training)
+        if self.sizes:  # which alone limit what is trained
+            del own["limit"]
+        return {key: value for key, value in own.items() if key not in of_text}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +117,9 @@ class VocabularySettings(TrainerSettings):
       num_clusters: clusters of the method "clustered".
       parity: of the method "union", from 0, shares q^beta, to 1, equal tokens for the same content
         in all languages as far as text allows; see `union.fair_shares`.
+      byte_fallback: whether 256 pieces for bytes spell what no other piece does.
+      control_symbols: pieces that no text becomes, such as those of a chat; ids from 5 on.
+      reserved: number of further control pieces, <reserved_0> and so on, for later use.
       max_characters: limit on the text of one training, of a single language or of several
         together: the most frequent runs of each language are kept, up to this many characters in
         all; 0 for no limit. Training takes about 80 bytes of memory per character.
@@ -83,6 +137,9 @@ class VocabularySettings(TrainerSettings):
     initial_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_clusters: int = schema.key(4, at_least=1)
     parity: float = schema.key(0.0, at_least=0, at_most=1)
+    byte_fallback: bool = schema.key(False)
+    control_symbols: tuple[str, ...] = schema.key(())
+    reserved: int = schema.key(0, at_least=0)
     max_characters: int = schema.key(100_000_000, at_least=0)
     em_iterations: int = schema.key(5, at_least=0)
     num_workers: int = schema.key(2, at_least=1, effect="records")
@@ -103,16 +160,36 @@ class VocabularySettings(TrainerSettings):
         if self.budget < 1:
             raise ValueError(
                 f"vocab.target_size is {self.target_size}, must be above the "
-                f"{len(SPECIALS)} special tokens"
+                f"{self.target_size - self.budget} special tokens and other fixed pieces"
+            )
+        if len(set(self.fixed)) < len(self.fixed) or "" in self.fixed:
+            raise ValueError(
+                f"vocab.control_symbols is {self.control_symbols} and vocab.user_defined_symbols "
+                f"{self.user_defined_symbols}; must be distinct, not empty, and none of "
+                f"{' '.join(SPECIALS)}"
             )
 
     @property
-    def training(self) -> TrainerSettings:
-        """Settings that a training depends on."""
-        fields = dataclasses.fields(TrainerSettings)
-        return TrainerSettings(**{f.name: getattr(self, f.name) for f in fields})
+    def fixed(self) -> tuple[str, ...]:
+        """Pieces that are not learned, in the order of their ids, which begin at 0."""
+        return (
+            *SPECIALS, *self.controls, *self.user_defined_symbols, *self.byte_pieces,
+            *self.whitespace_pieces,
+        )  # fmt: skip
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        return (*self.control_symbols, *(f"<reserved_{i}>" for i in range(self.reserved)))
+
+    @property
+    def byte_pieces(self) -> tuple[str, ...]:
+        return tuple(f"<0x{byte:02X}>" for byte in range(256)) if self.byte_fallback else ()
+
+    @property
+    def whitespace_pieces(self) -> tuple[str, ...]:
+        return WHITESPACE_PIECES if self.keeps_whitespace else ()
 
     @property
     def budget(self) -> int:
-        """Number of pieces, special tokens not counted."""
-        return self.target_size - len(SPECIALS)
+        """Number of learned pieces."""
+        return self.target_size - len(self.fixed)

@@ -45,7 +45,8 @@ def train_vocabularies(
         return _train_reference(list(sentences), table, settings)
     found = nested.train(
         table,
-        settings.sizes,
+        settings.sizes or None,
+        limit=settings.limit,
         character_coverage=settings.character_coverage,
         max_piece_length=settings.max_piece_length,
         max_seeds=settings.max_seeds,

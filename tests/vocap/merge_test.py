@@ -9,6 +9,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from vocap import merge, model_proto, runs
+from vocap.text_rules import TextRules
 
 TRICKY = [
     "plain words", "  many   spaces\tand tabs ",
@@ -91,7 +92,7 @@ class WriteModelTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        characters = sorted(set("".join(runs.normalizer().normalize(t) for t in TRICKY)))
+        characters = sorted(set("".join(TextRules().processor().normalize(t) for t in TRICKY)))
         cls.pieces = [*characters, *"<>ks", "\u2581wor", "ds", "mask", "\u2581<"]
         cls.pieces = list(dict.fromkeys(cls.pieces))
         cls.log_probs = -np.random.default_rng(0).permutation(len(cls.pieces)).astype(float) - 1
@@ -142,7 +143,7 @@ class WriteModelTest(parameterized.TestCase):
     def test_text_comes_back_normalised_as_the_runs_were_counted(self, text):
         ids = self.processor.encode(text)
         self.assertNotIn(merge.UNK_ID, ids)
-        normalized = runs.normalizer().normalize(text)
+        normalized = TextRules().processor().normalize(text)
         self.assertEqual("".join(map(self.processor.id_to_piece, ids)), normalized)
         self.assertEqual(self.processor.decode(ids), normalized.replace(runs.SPACE, " ").strip())
 

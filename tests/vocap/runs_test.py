@@ -10,6 +10,7 @@ from fontTools import unicodedata
 
 from tests.vocap.texts import CORPUS, assert_same
 from vocap import runs
+from vocap.text_rules import TextRules
 
 # Characters that begin, continue or end runs in all the ways there are.
 LETTERS = (
@@ -57,7 +58,7 @@ def counted(sentences) -> tuple[dict[str, tuple[int, int]], int]:
     counts: collections.Counter[str] = collections.Counter()
     follow = collections.defaultdict(set)
     num_sentences = 0
-    normalize = runs.normalizer().normalize
+    normalize = TextRules().processor().normalize
     for sentence in sentences:
         if not (normalized := normalize(sentence)):
             continue
@@ -141,7 +142,7 @@ class RunsTest(parameterized.TestCase):
 
     def test_bytes_are_those_of_the_normalised_text(self):
         sentences = [*SENTENCES, *random_sentences(8, 300)]
-        normalized = runs.normalizer().normalize(sentences)
+        normalized = TextRules().processor().normalize(sentences)
         self.assertEqual(
             runs.count_runs(sentences).num_bytes,
             sum(len(text.replace(runs.SPACE, " ").encode()) for text in normalized),

@@ -13,6 +13,7 @@ from tests.vocap.runs_test import runs_of
 from tests.vocap.texts import assert_same
 from tests.vocap.texts import sentences as lines
 from vocap import lattice, runs, seeds
+from vocap.text_rules import TextRules
 
 
 def random_sentences(seed: int, alphabet: str) -> list[str]:
@@ -37,7 +38,7 @@ TEXTS = {
 
 
 def normalized(sentences) -> list[str]:
-    return [n for n in map(runs.normalizer().normalize, sentences) if n]
+    return [n for n in map(TextRules().processor().normalize, sentences) if n]
 
 
 def required_characters(sentences, coverage: float) -> dict[str, int]:

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from input_pipeline import selection, sources, text_files
 from vocap import run_tables
-from xlm.common import outputs
+from vocap.text_rules import TextRules
+from xlm.common import outputs, schema
 
 _INPUT = flags.DEFINE_multi_string(
     "input", [], "Text files, .txt or .jsonl, also compressed; a quoted pattern; repeatable."
@@ -43,6 +44,12 @@ _BLOCK_BYTES = flags.DEFINE_integer(
 _MAX_RUNS = flags.DEFINE_integer(
     "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
 )
+
+_DEFINE = {str: flags.DEFINE_string, bool: flags.DEFINE_bool, tuple: flags.DEFINE_multi_string}
+_RULES = {  # those of the build, see docs/keys.md
+    name: _DEFINE[type(one.default)](name, one.default, f"As vocab.{name}.")
+    for name, one in schema.section(TextRules).items()
+}
 
 OPTIONS = {"required": ("output",)}
 
@@ -82,12 +89,17 @@ def _count(
     paths: Sequence[pathlib.Path], outs: Sequence[pathlib.Path]
 ) -> Sequence[run_tables.Size]:
     """Count text into a table, and what is held out, if any, into another."""
+    given = {name: flag.value for name, flag in _RULES.items()}
+    given["user_defined_symbols"] = tuple(given["user_defined_symbols"])
+    rules = schema.settings(TextRules, given)
     if len(outs) == 1:
-        return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value)]
+        return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value, rules)]
     heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)  # checks it
     if _HELDOUT_BY.value == "text":
-        return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value)
-    return run_tables.count_split(_sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value)
+        return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value, rules)
+    return run_tables.count_split(
+        _sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value, rules
+    )
 
 
 def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:

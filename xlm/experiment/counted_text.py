@@ -8,6 +8,7 @@ from input_pipeline.corpus import CorpusStream
 from input_pipeline.sources import CorpusSpec
 from vocap import entries, run_tables
 from vocap.building import Progress
+from vocap.text_rules import TextRules
 from xlm.common import artifacts, processes
 from xlm.experiment.data import Folders
 
@@ -55,7 +56,9 @@ def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
     return size >= STREAMED_FROM and trainer != "sentencepiece"
 
 
-def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Progress) -> Counted:
+def count(
+    spec: CorpusSpec, folder: pathlib.Path, rules: TextRules, num_workers: int, progress: Progress
+) -> Counted:
     """Count the text of each language, which is read twice and never held.
 
     Args:
@@ -66,7 +69,7 @@ def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Pr
     Raises:
       ValueError: as `corpus.load_corpus`.
     """
-    jobs = [(spec, language, folder) for language in CorpusStream(spec).languages]
+    jobs = [(spec, language, folder, rules) for language in CorpusStream(spec).languages]
     with processes.Workers(num_workers, "vocab.num_workers") as workers:
         found = sorted(progress(workers.run(_count, jobs), "count", len(jobs)))
     return Counted(
@@ -77,16 +80,20 @@ def count(spec: CorpusSpec, folder: pathlib.Path, num_workers: int, progress: Pr
 
 
 def _count(
-    spec: CorpusSpec, language: str, folder: pathlib.Path
+    spec: CorpusSpec, language: str, folder: pathlib.Path, rules: TextRules
 ) -> tuple[str, str, pathlib.Path, pathlib.Path | None]:
     """Count a language; return it, the hash of its text, its table and that of held-out text."""
     stream = CorpusStream(spec)
     sides, digest = stream.select(language)
-    names = (f"{language}-{digest[:16]}.runs.gz", f"{language}-heldout-{digest[:16]}.runs.gz")
+    # Tables of the first rules there were have no name of rules.
+    own = digest[:16] + ("" if rules == TextRules() else f"-{rules.name}")
+    names = (f"{language}-{own}.runs.gz", f"{language}-heldout-{own}.runs.gz")
     out, aside = (folder / name for name in names)
     if not all(map(entries.is_whole, (out, aside))):
         with entries.written(out) as new, entries.written(aside) as new_aside:
-            run_tables.count_groups(stream.groups(language, sides), new, new_aside, _MAX_RUNS)
+            run_tables.count_groups(
+                stream.groups(language, sides), new, new_aside, _MAX_RUNS, rules
+            )
     with aside.open("rb") as file:
-        num_sentences, _ = run_tables.read_entries(file, str(aside))
-    return language, digest, out, aside if num_sentences else None
+        header, _ = run_tables.read_entries(file, str(aside))
+    return language, digest, out, aside if header.num_sentences else None

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from input_pipeline.corpus import load_corpus
 from vocap import report
 from vocap.building import CACHE_VERSION, Source, build_vocabulary, source_digest
+from vocap.text_rules import TextRules
 from xlm.common import artifacts
 from xlm.experiment import counted_text, schema
 from xlm.experiment import data as builders
@@ -26,7 +27,9 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     settings = builders.vocabulary_settings(config)
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
-    train, heldout, origin = _sources(config, folders, cache)
+    train, heldout, origin = _sources(config, folders, settings, cache)
+    if settings.files:
+        origin["files"] = {path: source_digest(pathlib.Path(path)) for path in settings.files}
     parallel = builders.parallel_sentences(config)
     if parallel:
         _check_parallel(parallel, train)
@@ -82,7 +85,7 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
 
 
 def _sources(
-    config: ConfigDict, folders: builders.Folders, cache: pathlib.Path
+    config: ConfigDict, folders: builders.Folders, rules: TextRules, cache: pathlib.Path
 ) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
     """Training and held-out text of each language, and the settings that identify the text."""
     if config.vocab.tables:
@@ -94,7 +97,9 @@ def _sources(
         folders.vocab.mkdir(parents=True, exist_ok=True)
         # Not by a build, which removes what is left of those that were killed.
         with artifacts.locked(folders.vocab, is_shared=True):
-            found = counted_text.count(spec, cache / "counted", config.vocab.num_workers, _progress)
+            found = counted_text.count(
+                spec, cache / "counted", rules.rules, config.vocab.num_workers, _progress
+            )
         origin = {"corpus": dataclasses.asdict(spec), "text": found.digest}
         return found.train, found.heldout, origin
     corpus = load_corpus(spec)

@@ -17,7 +17,7 @@ _SAME = 0.99  # of the rules; versions of Unicode differ by less, other normalis
 
 def standard() -> bytes:
     """Return SentencePiece's own map of NFKC, white space and controls."""
-    return _map_of(spm.SentencePieceNormalizer(rule_name=STANDARD))
+    return of(rule_name=STANDARD)
 
 
 def compiled(rules: Mapping[str, str]) -> bytes:
@@ -29,10 +29,19 @@ def compiled(rules: Mapping[str, str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "rules.tsv"
         path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
-        return _map_of(spm.SentencePieceNormalizer(rule_tsv=str(path)))
+        return of(rule_tsv=str(path))
 
 
-def _map_of(normalizer: spm.SentencePieceNormalizer) -> bytes:
+def of(rule_name: str | None = None, rule_tsv: str | None = None) -> bytes:
+    """Return the map of SentencePiece's rules of a name, or of a file; ValueError for others."""
+    spm.set_min_log_level(2)  # each compilation would be logged
+    try:
+        normalizer = spm.SentencePieceNormalizer(rule_name=rule_name, rule_tsv=rule_tsv)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(
+            f"{rule_name or rule_tsv}: no rules of SentencePiece ({error}); give a file of lines, "
+            "each code points, a tab, code points"
+        ) from None
     proto = model_proto.ModelProto.FromString(normalizer.serialized_model_proto())
     return proto.normalizer_spec.precompiled_charsmap
 
