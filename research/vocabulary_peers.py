@@ -13,8 +13,10 @@ bootstrap over sentences, the same sentences in all languages; of several draws,
 
 import json
 import lzma
+import math
 import pathlib
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,7 +25,8 @@ import numpy as np
 import sentencepiece as spm
 from absl import app, flags, logging
 
-from vocap import building, comparison, runs, segmentation
+from configs import vocabulary
+from vocap import building, comparison, runs, seeds, segmentation
 from vocap.runs import RunTable
 from vocap.settings import VocabularySettings
 from vocap.text_rules import TextRules
@@ -31,10 +34,10 @@ from xlm.common import artifacts, tables
 
 _DATA = flags.DEFINE_string("data", None, "Folder of the data.")
 _OUTPUT = flags.DEFINE_string("output", None, "Folder of report.md, results.json and the cache.")
-_SET = flags.DEFINE_enum("languages", "first", ("first", "second"), "Set of languages.")
+_SET = flags.DEFINE_enum("languages", "first", ("first", "second", "all"), "Set of languages.")
 _SIZE = flags.DEFINE_integer("size", 16_000, "Pieces, special tokens included.")
 _DRAWS = flags.DEFINE_integer("draws", 1, "Draws of the text.", lower_bound=1)
-_METHODS = flags.DEFINE_string("methods", "", "A part of the names of the methods to run.")
+_METHODS = flags.DEFINE_string("methods", "", "Regular expression of the methods to run.")
 
 # Bytes of training text. The method was chosen on the first set.
 LANGUAGES = {
@@ -42,11 +45,13 @@ LANGUAGES = {
               "ko": 6e5, "sw": 3e5, "ta": 3e5, "my": 2.5e5, "yo": 1.2e5},
     "second": {"es": 6e6, "pt": 4e6, "ja": 3e6, "pl": 3e6, "tr": 2e6, "vi": 1.5e6, "fa": 1e6,
                "bn": 5e5, "te": 3e5, "km": 2e5, "am": 1.5e5, "ha": 1.5e5},
+    "all": dict.fromkeys(vocabulary.LANGUAGES, math.inf),
 }  # fmt: skip
 _FOLDERS = ("common_voice_text/train", "wikiann_text", "bible/train", "books")
-_SIZES = (*range(250, 4000, 250), *range(4000, 50_001, 1000))
 # Name -> settings of a build. VoCap's objective weighs a language by f^(alpha beta) = f^0.49, so
-# its baselines stand at that exponent too, and all mixtures at 0.3.
+# its baselines stand at that exponent too, and all mixtures at 0.3. A mixture covers the characters
+# of its whole text, the union those of each language: "same characters" gives the peers all these.
+# "bytes" spells the rarer ones in bytes, as no peer does, and so needs no more than the mixture's.
 BUILDS: dict[str, dict[str, Any]] = {
     "vocap (paper)": {"method": "vocap"},
     "vocap, 0.3": {"method": "vocap", "alpha": 0.3, "beta": 1.0},
@@ -56,11 +61,17 @@ BUILDS: dict[str, dict[str, Any]] = {
         for alpha in (0.7, 0.49, 0.3)
     },
     "uniform": {"method": "uniform"},
+    "union, bytes, 0.3": {"method": "union", "alpha": 0.3, "beta": 1.0, "byte_fallback": True},
     **{
-        f"union, parity {parity}": {"method": "union", "alpha": 0.3, "beta": 1.0, "parity": parity}
+        f"{method}, same characters, 0.3": {"method": method, "alpha": 0.3, "beta": 1.0}
+        for method in ("joint", "bpe")
+    },
+    **{
+        f"union, bytes, parity {parity}": {"method": "union", "alpha": 0.3, "beta": 1.0,
+                                           "byte_fallback": True, "parity": parity}
         for parity in (0.25, 0.5, 0.75, 1.0)
     },
-}
+}  # fmt: skip
 PARITY_BPE = ("parity BPE", "parity BPE, window")
 
 Counter = Callable[[Sequence[str]], np.ndarray]  # texts -> tokens of each
@@ -71,7 +82,10 @@ def _read(path: pathlib.Path) -> list[str]:
 
 
 class Text:
-    """Text of a draw: `train`, `fit` (parallel), and `tests` by name (parallel), by language."""
+    """Text of a draw: `train`, `fit` (parallel), and `tests` by name (parallel), by language.
+
+    Some of the set "all" have no parallel text; parity is left out there.
+    """
 
     def __init__(self, data: pathlib.Path, amounts: dict[str, float], seed: int):
         codes = {}
@@ -83,10 +97,13 @@ class Text:
         self.tests: dict[str, dict[str, list[str]]] = {"news": {}, "wiki": {}}
         for language, amount in amounts.items():
             ntrex, flores = codes[language]
-            news = _read(data / f"ntrex/train/{ntrex}.txt.xz")
-            self.fit[language] = news[len(news) // 2 :]
-            self.tests["news"][language] = _read(data / f"ntrex/dev/{ntrex}.txt.xz")
-            self.tests["wiki"][language] = _read(data / f"flores200/dev/{flores}.txt.xz")
+            news: list[str] = []
+            if (data / f"ntrex/train/{ntrex}.txt.xz").exists():
+                news = _read(data / f"ntrex/train/{ntrex}.txt.xz")
+                self.fit[language] = news[len(news) // 2 :]
+                self.tests["news"][language] = _read(data / f"ntrex/dev/{ntrex}.txt.xz")
+            if (data / f"flores200/dev/{flores}.txt.xz").exists():
+                self.tests["wiki"][language] = _read(data / f"flores200/dev/{flores}.txt.xz")
             paths = (data / folder / f"{language}.txt.xz" for folder in _FOLDERS)
             rest = [line for path in paths if path.exists() for line in _read(path) if line.strip()]
             random.Random(f"{seed} {language}").shuffle(rest)
@@ -96,11 +113,28 @@ class Text:
                     break
                 self.train[language].append(line)
                 size += len(line.encode())
+        # Most text first, by which scores tell the languages of little text.
+        by_size = sorted(self.train, key=lambda lang: -sum(map(len, self.train[lang])))
+        self.tests = {
+            name: {lang: test[lang] for lang in by_size if lang in test}
+            for name, test in self.tests.items()
+        }
 
 
-def _built(text: Text, cache: pathlib.Path, **changed: Any) -> tuple[Counter, comparison.Counts]:
-    settings = VocabularySettings(target_size=_SIZE.value, sizes=_SIZES, **changed)
-    built = building.build_vocabulary(text.train, {}, settings, cache, parallel=text.fit)
+def _built(
+    name: str, text: Text, cache: pathlib.Path, **changed: Any
+) -> tuple[Counter, comparison.Counts]:
+    if "same characters" in name:
+        needed: set[str] = set()
+        for lines in text.train.values():
+            alphabet = seeds.cover(runs.count_runs(lines), 0.9995).alphabet
+            needed.update(alphabet.tobytes().decode("utf-32-le"))
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "characters.txt").write_text("".join(sorted(needed)), encoding="utf-8")
+        changed["required_chars"] = (str(cache / "characters.txt"),)
+    settings = VocabularySettings(target_size=_SIZE.value, sizes=(), **changed)
+    parallel = text.fit if len(text.fit) == len(text.train) else {}
+    built = building.build_vocabulary(text.train, {}, settings, cache, parallel=parallel)
     processor = spm.SentencePieceProcessor(model_proto=built.model)
 
     def count(texts: Sequence[str]) -> np.ndarray:
@@ -113,8 +147,9 @@ def _built(text: Text, cache: pathlib.Path, **changed: Any) -> tuple[Counter, co
             found.append(sum(sizes))
         return np.array(found, float)
 
-    pieces = [processor.id_to_piece(i) for i in range(5, len(processor))]
-    scores = np.array([processor.get_score(i) for i in range(5, len(processor))])
+    learned = range(len(settings.fixed), len(processor))
+    pieces = [processor.id_to_piece(i) for i in learned]
+    scores = np.array([processor.get_score(i) for i in learned])
     return count, comparison.counter(pieces, scores, built.choice.kind)
 
 
@@ -169,13 +204,14 @@ def _scores(
 ) -> dict[str, dict[str, Any]]:
     """Scores on each test: values, and half the width of their 95 % intervals."""
     results = {}
-    third = len(text.train) // 3
     for name, test in text.tests.items():
+        third = len(test) // 3
         tokens = np.array([count(texts) for texts in test.values()])  # [languages, sentences]
         drawn = np.random.default_rng(0).integers(tokens.shape[1], size=(500, tokens.shape[1]))
         samples = [_of_costs(tokens[:, rows].mean(1), third) for rows in drawn]
         values = _of_costs(tokens.mean(1), third)
-        alp = [one.alp for one in comparison.score(counts_of, found["train"], found[name]).values()]
+        own = {language: found["train"][language] for language in test}
+        alp = [one.alp for one in comparison.score(counts_of, own, found[name]).values()]
         values |= {"ALP": np.mean(alp), "ALP low": np.mean(alp[-third:]),
                    "ALP high": np.mean(alp[:third])}  # fmt: skip
         spread = {
@@ -223,11 +259,13 @@ def main(_) -> None:
             for name, of in (("train", text.train), *text.tests.items())
         }
         for method in (*BUILDS, *PARITY_BPE):
-            if _METHODS.value not in method:
+            if not re.search(_METHODS.value, method) or (
+                "parity" in method and len(text.fit) < len(text.train)
+            ):
                 continue
             start = time.process_time()
             if method in BUILDS:
-                made = _built(text, output / "cache", **BUILDS[method])
+                made = _built(method, text, output / "cache", **BUILDS[method])
             else:
                 made = _parity_bpe(text, "window" if "window" in method else "base")
             results.setdefault(method, []).append(_scores(text, found, *made))

@@ -399,6 +399,7 @@ class MixtureTrainer:
         """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
         one = self.settings
         used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
+        used += ("bytes",) if one.byte_fallback else ()
         key = artifacts.fingerprint(
             self._text_key(tuple(self.languages)), size, used,
             [one.parity, self._measured_key()] if one.parity else [],

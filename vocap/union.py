@@ -3,7 +3,8 @@
 Algorithm 1 (`allocation`) trains languages apart and joins their vocabularies, so a piece that
 several share is counted for none of the others. Here one training sees the mixture of all:
 
-1. Each language requires the characters of its own text, so no weights drop a script.
+1. Each language requires the characters of its own text, so no weights drop a script. With
+   `byte_fallback` those that are frequent in the mixture suffice.
 2. Byte-pair merges of the mixture are the seeds, `_MERGES` of them for each wanted piece.
 3. The trunk of `nested` prunes them. The pieces go first without which text needs the fewest more
    tokens.
@@ -43,7 +44,10 @@ def train(
       ValueError: the languages require more characters, or their text offers fewer pieces.
     """
     mixture, budget = runs.mixture(tables, shares), settings.budget
-    text = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
+    if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
+        text = seeds.cover(mixture, settings.character_coverage)
+    else:
+        text = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
     size = len(text.alphabet)
     if size > budget:
         raise ValueError(
