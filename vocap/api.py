@@ -8,7 +8,8 @@ from typing import Any
 
 import sentencepiece as spm
 
-from vocap.building import BuiltVocabulary, build_vocabulary
+from vocap import choosing
+from vocap.building import BuiltVocabulary
 from vocap.settings import VocabularySettings
 from xlm.common import artifacts
 
@@ -18,10 +19,14 @@ class Vocabulary:
 
     `sizes` are the pieces allocated to each language, empty for methods that allocate none.
     `curves` has each language's vocabulary sizes, and the ALP at each in nats a sentence (Eq. 1).
+    `candidates` are those that method "auto" compared, the chosen one first.
     """
 
-    def __init__(self, built: BuiltVocabulary):
+    def __init__(
+        self, built: BuiltVocabulary, candidates: tuple[choosing.Candidate, ...] = ()
+    ) -> None:
         self.model = built.model
+        self.candidates = candidates
         allocation = built.choice.allocation
         self.sizes = dict(allocation.sizes) if allocation else {}
         self.curves = {
@@ -88,4 +93,5 @@ def build(
     same = {language: list(text) for language, text in (parallel or {}).items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(cache or scratch)
-        return Vocabulary(build_vocabulary(train, aside, chosen, folder, parallel=same))
+        found = choosing.build(train, aside, chosen, folder, parallel=same)
+        return Vocabulary(found.built, found.candidates)

@@ -152,7 +152,7 @@ def _choose(
         languages=languages,
         choice=choice,
         scores={
-            method: _score(choices[method], scores[method], languages)
+            method: _score(choices[method], scores[method], languages, settings)
             for method in progress(wanted, "comparison", len(wanted))
         },
     )
@@ -330,12 +330,16 @@ def _read_scored(path: pathlib.Path) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _score(
-    choice: methods.Choice, scores: np.ndarray, languages: Mapping[str, Language]
+    choice: methods.Choice,
+    scores: np.ndarray,
+    languages: Mapping[str, Language],
+    settings: VocabularySettings,
 ) -> dict[str, comparison.Score]:
     tables = {language: one.table for language, one in languages.items()}
     heldout = {lang: one.heldout for lang, one in languages.items() if one.heldout is not None}
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
-    return comparison.score(counts_of, tables, heldout)
+    spelled = choice.pieces if settings.byte_fallback else None
+    return comparison.score(counts_of, tables, heldout, spelled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,10 +403,10 @@ class MixtureTrainer:
         """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
         one = self.settings
         used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
-        used += ("bytes",) if one.byte_fallback else ()
         key = artifacts.fingerprint(
             self._text_key(tuple(self.languages)), size, used,
             [one.parity, self._measured_key()] if one.parity else [],
+            *(["bytes"] if one.byte_fallback else []),
         )  # fmt: skip
         path = self.cache / "union" / f"{key}.npz"
         if not entries.is_whole(path):

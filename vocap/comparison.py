@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -32,7 +32,10 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
 
 
 def score(
-    counts_of: Counts, train: Mapping[str, RunTable], heldout: Mapping[str, RunTable]
+    counts_of: Counts,
+    train: Mapping[str, RunTable],
+    heldout: Mapping[str, RunTable],
+    spelled: Collection[str] | None = None,
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
 
@@ -42,16 +45,32 @@ def score(
     use share the smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats
     more than the rarest piece. Priced by its share, it would be cheap just where a vocabulary lacks
     many characters.
+
+    Where bytes spell unknown characters, `spelled` are the pieces, and such a character is as many
+    tokens as it has bytes.
     """
+    known = None if spelled is None else {piece for piece in spelled if len(piece) == 1}
     scores = {}
     for language, table in heldout.items():
         if not table.num_sentences:
             continue
         log_probs = smoothed_log_probs(counts_of(train[language])[:-1])
         counts = counts_of(table)
+        tokens = float(counts.sum())
+        if known is not None:
+            tokens += _bytes_outside(table, known) - float(counts[-1])
         scores[language] = Score(
             alp=average_log_probability(counts, log_probs, table.num_sentences),
-            tokens_per_sentence=float(counts.sum()) / table.num_sentences,
+            tokens_per_sentence=tokens / table.num_sentences,
             unknown_rate=float(counts[-1] / counts.sum()),
         )
     return scores
+
+
+def _bytes_outside(table: RunTable, known: Collection[str]) -> float:
+    """Count the bytes in UTF-8 of the characters of a text that are not known."""
+    codes, inverse = np.unique(table.text.characters, return_inverse=True)
+    characters = map(chr, codes.tolist())
+    sizes = np.array([0 if one in known else len(one.encode()) for one in characters])
+    in_runs = np.add.reduceat(sizes[inverse], table.text.offsets[:-1])
+    return float(in_runs @ table.counts)

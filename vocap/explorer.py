@@ -14,7 +14,7 @@ from vocap.allocation import Course, trace_courses
 from vocap.building import BuiltVocabulary
 from vocap.curves import concave_envelope
 from vocap.record import Record
-from vocap.settings import SPECIALS, VocabularySettings
+from vocap.settings import VocabularySettings
 
 BETAS = tuple(i / 10 for i in range(11))
 _FOLDER = pathlib.Path(__file__).parent
@@ -35,7 +35,7 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
     settings, languages = record["settings"], record["languages"]
     indices = {name: i for i, name in enumerate(languages)}
     return {
-        "specials": len(SPECIALS),
+        "specials": settings["target_size"] - record["pieces"],
         "amounts": "given" if settings["amounts"] else "bytes",
         "build": {"target_size": settings["target_size"], "beta": settings["beta"]},
         "languages": [

@@ -1,15 +1,17 @@
 """Report of a build from its record (`vocap.record`): decisions, reasons, and held-out scores."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vocap.building import BuiltVocabulary
+from vocap.choosing import Candidate
 from vocap.explorer import explorer_page
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
-from vocap.settings import SPECIALS, VocabularySettings
+from vocap.settings import VocabularySettings
 from xlm.common import artifacts, tables
 
 _METHODS = {
@@ -78,10 +80,17 @@ stopping there. Steps go past them."""
 
 
 def write_report(
-    folder: pathlib.Path, vocabulary: BuiltVocabulary, settings: VocabularySettings
+    folder: pathlib.Path,
+    vocabulary: BuiltVocabulary,
+    settings: VocabularySettings,
+    candidates: Sequence[Candidate] = (),
 ) -> None:
-    """Write allocation.json, report.md, plots and report.html; remove those of an earlier build."""
+    """Write allocation.json, report.md, plots and report.html; remove those of an earlier build.
+
+    `candidates` are those of `choosing`, of which the first one was built.
+    """
     record = allocation_record(vocabulary, settings)
+    record["candidates"] = [dataclasses.asdict(one) for one in candidates]
     remove(folder)
     artifacts.write_json(folder / "allocation.json", record)
     if _has_explorer(record):
@@ -117,6 +126,7 @@ def page(record: Record) -> str:
     images = {name: f"![{title}]({name})" for name, (_, title) in _PLOTS.items()}
     parts = [
         "# Vocabulary",
+        choice(record),
         summary(record),
         _EXPLORER_NOTE if _has_explorer(record) else _NO_EXPLORER_NOTE.format(method=method),
         "## Warnings",
@@ -154,6 +164,42 @@ def page(record: Record) -> str:
     return tables.page(*parts)
 
 
+def choice(record: Record) -> str:
+    """Say what `vocab.method=auto` chose, what it costs whom, and the alternatives; "" if none."""
+    candidates = record.get("candidates", [])
+    if not candidates:
+        return ""
+    limit = record["settings"]["max_ratio"]
+    rows = []
+    for one in candidates:
+        ratios = sorted(one["ratios"].items(), key=lambda item: -item[1])
+        keys = {
+            "vocab.method": one["settings"]["method"],
+            "vocab.parity": one["settings"]["parity"],
+        }
+        rows.append(
+            {
+                "build it by": " ".join(f"`--config.{key}={value}`" for key, value in keys.items()),
+                "tokens a sentence": f"{one['tokens']:.1f}",
+                "by uniform's, mean": f"{tables.mean_of(one['ratios'].values()):.3f}",
+                "most": ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios[:3]),
+                "least": ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios[:-4:-1]),
+            }
+        )
+    first = candidates[0]
+    worst, method = max(first["ratios"].values()), first["settings"]["method"]
+    chosen = f"**Chosen: {method} with parity {first['settings']['parity']:g}.**"
+    if worst > limit:
+        chosen += f" No candidate stays within {limit:g} times *uniform*; this one comes closest:"
+    else:
+        chosen += f" It needs the fewest tokens of those within {limit:g} times *uniform*:"
+    return (
+        f"{chosen} at most {worst:.2f} times as many in any language. The ratios are of held-out "
+        "text, which also chose it. Add the keys of another line to your command for that one.\n\n"
+        f"{tables.markdown(rows, left=1)}"
+    )
+
+
 def summary(record: Record) -> str:
     """Return a summary of the build and its allocation as sentences."""
     settings, languages = record["settings"], record["languages"]
@@ -161,7 +207,8 @@ def summary(record: Record) -> str:
     q = sorted((one["probability"], name) for name, one in languages.items())
     sentences = [
         f"{len(languages)} {'languages share' if len(languages) > 1 else 'language has'} "
-        f"{settings['target_size']:,} pieces, {len(SPECIALS)} of them special.",
+        f"{settings['target_size']:,} pieces, {settings['target_size'] - record['pieces']} of them "
+        "special.",
         f"Method *{settings['method']}*: {_METHODS[settings['method']].format(**settings)}.",
         f"The probabilities q come from the {origin} to the power alpha = {settings['alpha']:g} "
         f"(Eq. 3) and go from {q[0][0]:.3g} ({q[0][1]}) to {q[-1][0]:.3g} ({q[-1][1]}).",

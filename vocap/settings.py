@@ -9,6 +9,7 @@ from vocap.text_rules import REQUIRED, WHITESPACE_PIECES, TextRules
 from xlm.common import schema
 
 METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union")
+AUTO = "auto"  # the method that `choosing` finds
 LENGTH_BITS = 5  # of a piece's length, in an arc of a lattice
 MAX_PIECE_LENGTH = 1 << LENGTH_BITS  # characters
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
@@ -106,7 +107,10 @@ class VocabularySettings(TrainerSettings):
     """Settings of a vocabulary build, with sizes of single languages; the `vocab` section.
 
     Attributes:
-      method: method of choosing pieces, one of `METHODS`.
+      method: method of choosing pieces, one of `METHODS`, or "auto", which tries union at several
+        parities and vocap, and takes the one that needs the fewest tokens within `max_ratio`.
+      max_ratio: of the method "auto", the most tokens of any language by those it needs under
+        "uniform".
       compare: other methods that the report compares it with.
       target_size: T of Algorithm 1, pieces of the merged model, special tokens included.
       amounts: n_i of Eq. 3 per language in any unit; if empty, the bytes of the text.
@@ -128,7 +132,8 @@ class VocabularySettings(TrainerSettings):
       seed: of the sentence sampling with which the trainer "sentencepiece" mixes languages.
     """
 
-    method: str = schema.key("vocap", choices=METHODS)
+    method: str = schema.key("vocap", choices=(*METHODS, AUTO))
+    max_ratio: float = schema.key(1.1, above=0)
     compare: tuple[str, ...] = schema.key((), choices=METHODS, effect="records")
     target_size: int = schema.key(250_000, at_least=1)
     amounts: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -152,7 +157,7 @@ class VocabularySettings(TrainerSettings):
                 f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
                 "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
             )
-        if self.parity and "union" not in (self.method, *self.compare):
+        if self.parity and not {"union", AUTO} & {self.method, *self.compare}:
             raise ValueError(
                 f"vocab.parity is {self.parity}, but vocab.method is {self.method!r}; set "
                 "vocab.method=union, or vocab.parity=0"

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 from tests.vocap.texts import sentences
 from vocap import comparison, merge, runs, unigram
-from vocap.settings import UNIGRAM, TrainerSettings
+from vocap.settings import UNIGRAM, TrainerSettings, VocabularySettings
 
 SETTINGS = TrainerSettings(sizes=(900,), character_coverage=0.999)
 # Characters that no vocabulary here has: alone, in a row, within a word, in a script of their own.
@@ -75,6 +75,21 @@ class ScoreTest(parameterized.TestCase):
         self.assertAlmostEqual(score.alp, alp / len(heldout))
         self.assertAlmostEqual(score.tokens_per_sentence, counts.total() / len(heldout))
         self.assertAlmostEqual(score.unknown_rate, counts[None] / counts.total())
+
+    def test_bytes_spell_what_is_unknown(self):
+        """The tokens of a model that falls back to bytes, where a score counts characters."""
+        settings = VocabularySettings(byte_fallback=True)
+        # Without the last ones, whose characters are no pieces.
+        pieces, log_probs = self.pieces[:-3], np.float64(self.log_probs[:-3])
+        model = merge.write_model(pieces, log_probs, settings=settings)
+        processor = spm.SentencePieceProcessor(model_proto=model)
+        counts_of = comparison.counter(pieces, log_probs, UNIGRAM)
+        found = comparison.score(counts_of, self.train, self.heldout, pieces)
+        for language, score in found.items():
+            heldout = self.text[language][1]
+            tokens = sum(map(len, processor.encode(heldout)))
+            self.assertAlmostEqual(score.tokens_per_sentence, tokens / len(heldout))
+        self.assertGreater(found["sw"].tokens_per_sentence, self.scores["sw"].tokens_per_sentence)
 
     def test_languages_without_heldout_text_have_no_score(self):
         heldout = {"cy": runs.count_runs(["", "  "]), "hi": self.heldout["hi"]}

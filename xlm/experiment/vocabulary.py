@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from input_pipeline.corpus import load_corpus
-from vocap import report
-from vocap.building import CACHE_VERSION, Source, build_vocabulary, source_digest
+from vocap import choosing, report
+from vocap.building import CACHE_VERSION, Source, source_digest
 from vocap.text_rules import TextRules
 from xlm.common import artifacts
 from xlm.experiment import counted_text, schema
@@ -47,10 +47,10 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
-        built = build_vocabulary(train, heldout, settings, cache, _progress, parallel)
+        chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
-        artifacts.write_bytes(folders.tokenizer, built.model)
-        report.write_report(folders.vocab, built, settings)
+        artifacts.write_bytes(folders.tokenizer, chosen.built.model)
+        report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
         stage.finish()
     logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")

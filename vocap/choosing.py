@@ -1,0 +1,107 @@
+"""Choice of a method and its parity by the tokens of held-out text, within a limit of the user.
+
+Every candidate is built from the same text. A language's ratio is its tokens under a candidate by
+those under "uniform", where all languages get vocabularies of about the same size. Of the
+candidates in which no language exceeds `vocab.max_ratio`, the one with the smallest mean ratio is
+taken; if there is none, the one whose worst language pays least.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from vocap.building import BuiltVocabulary, Progress, Source, build_vocabulary
+from vocap.settings import AUTO, VocabularySettings
+
+_CANDIDATES: tuple[dict[str, Any], ...] = (
+    {"method": "union", "parity": 0.0}, {"method": "union", "parity": 0.25},
+    {"method": "union", "parity": 0.5}, {"method": "union", "parity": 0.75},
+    {"method": "union", "parity": 1.0}, {"method": "vocap", "parity": 0.0},
+)  # fmt: skip
+_REFERENCE = "uniform"
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """What a candidate costs on held-out text.
+
+    Attributes:
+      settings: keys that build it.
+      tokens: mean tokens of a held-out sentence, over languages.
+      ratios: tokens of each language by those under "uniform".
+    """
+
+    settings: Mapping[str, Any]
+    tokens: float
+    ratios: Mapping[str, float]
+
+    @property
+    def worst(self) -> str:
+        return max(self.ratios, key=lambda language: self.ratios[language])
+
+    @property
+    def mean_ratio(self) -> float:
+        return float(np.mean(list(self.ratios.values())))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A vocabulary, the settings that build it, and any candidates, of which it is the first."""
+
+    built: BuiltVocabulary
+    settings: VocabularySettings
+    candidates: tuple[Candidate, ...]
+
+
+def build(
+    train: Mapping[str, Source],
+    heldout: Mapping[str, Source],
+    settings: VocabularySettings,
+    cache: pathlib.Path,
+    progress: Progress = lambda items, *_: items,
+    parallel: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Chosen:
+    """Build a vocabulary; of the method "auto" all candidates, of which the best one is returned.
+
+    Raises ValueError if a language has no held-out text to choose by, or as `build_vocabulary`.
+    """
+    if settings.method != AUTO:
+        built = build_vocabulary(train, heldout, settings, cache, progress, parallel)
+        return Chosen(built, settings, ())
+    if missing := sorted(set(train) - {language for language in heldout if heldout[language]}):
+        raise ValueError(
+            f"vocab.method is 'auto', but there is no held-out text of {', '.join(missing)} to "
+            "choose by; hold some out (corpus.heldout_fraction), or name a method"
+        )
+    wanted = [
+        dataclasses.replace(
+            settings, **changed, compare=tuple(dict.fromkeys((*settings.compare, _REFERENCE)))
+        )
+        for changed in _CANDIDATES
+    ]
+    builds = [
+        build_vocabulary(train, heldout, one, cache, parallel=parallel)
+        for one in progress(wanted, "candidates", len(wanted))
+    ]
+    candidates = [
+        _candidate(changed, built) for changed, built in zip(_CANDIDATES, builds, strict=True)
+    ]
+    order = sorted(range(len(wanted)), key=lambda i: _rank(candidates[i], settings.max_ratio))
+    best = order[0]
+    return Chosen(builds[best], wanted[best], tuple(candidates[i] for i in order))
+
+
+def _candidate(changed: Mapping[str, Any], built: BuiltVocabulary) -> Candidate:
+    own = {lang: one.tokens_per_sentence for lang, one in built.scores[changed["method"]].items()}
+    uniform = {lang: one.tokens_per_sentence for lang, one in built.scores[_REFERENCE].items()}
+    ratios = {language: own[language] / uniform[language] for language in own}
+    return Candidate(changed, float(np.mean(list(own.values()))), ratios)
+
+
+def _rank(candidate: Candidate, max_ratio: float) -> tuple[bool, float]:
+    worst = candidate.ratios[candidate.worst]
+    return worst > max_ratio, candidate.mean_ratio if worst <= max_ratio else worst
