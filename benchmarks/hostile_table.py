@@ -1,29 +1,47 @@
 """Conditions of hostile_conditions.py, by kind."""
 
 import bz2
-import functools
 import gzip
-import io
 import itertools
-import json
 import lzma
 import os
 import pathlib
-import pickle
 import random
 import shutil
 import signal
-import socket
-import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from benchmarks.hostile_changes import (
+    Change,
+    a_file,
+    a_folder,
+    a_link,
+    a_socket,
+    added,
+    all_of,
+    dangling,
+    deep,
+    device,
+    edited,
+    fifo,
+    flipped,
+    half,
+    in_json,
+    leaf,
+    link_to_folder,
+    link_to_own,
+    pickled,
+    pickled_array,
+    replaced,
+    with_values,
+    zero,
+)
 from benchmarks.hostile_world import JOB, Condition, World
 
-Change = Callable[[World], Any]
 INT, TERM = signal.SIGINT, signal.SIGTERM
 _MEGABYTE = 1 << 20
 _LITTLE_MEMORY = 'ulimit -v 8000000; exec "$@"'  # so that this machine has enough
@@ -45,168 +63,6 @@ def conditions() -> list[Condition]:
     return [one for kind in kinds for one in kind()]
 
 
-# Changes of a file or folder of the job, named relative to it.
-
-
-def _replaced(name: str, make: Callable[[pathlib.Path, World], Any]) -> Change:
-    """Remove what is there, and make something else."""
-
-    def change(world: World) -> None:
-        path = world.job / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make(path, world)
-
-    return change
-
-
-def _edited(name: str, edit: Callable[[bytes], bytes]) -> Change:
-    """Change the bytes of all files of a pattern."""
-
-    def change(world: World) -> None:
-        found = sorted(path for path in world.job.glob(name) if path.is_file())
-        if not found:
-            raise FileNotFoundError(f"no {name} to break")
-        for path in found:
-            path.write_bytes(edit(path.read_bytes()))
-
-    return change
-
-
-def _json(name: str, edit: Callable[[Any], Any]) -> Change:
-    return _edited(name, lambda data: json.dumps(edit(json.loads(data))).encode())
-
-
-def _with(**values: Any) -> Callable[[Any], Any]:
-    """Set keys, with __ for the dots of nested ones."""
-
-    def edit(found: Any) -> Any:
-        for key, value in values.items():
-            *folders, last = key.split("__")
-            place = functools.reduce(lambda one, part: one[part], folders, found)
-            place[last] = value
-        return found
-
-    return edit
-
-
-def _added(section: str, name: str) -> Callable[[Any], Any]:
-    """Repeat the first entry of a section under another name."""
-
-    def edit(found: Any) -> Any:
-        found[section][name] = next(iter(found[section].values()))
-        return found
-
-    return edit
-
-
-def _leaf(
-    replace: Callable[[Any], Any], kind: type | tuple[type, ...], not_of: Sequence[str] = ()
-) -> Callable[[Any], Any]:
-    """Replace one value of a kind in JSON, always the same, outside of the keys `not_of`."""
-
-    def edit(found: Any) -> Any:
-        places: list[tuple[Any, Any]] = []
-
-        def walk(one: Any) -> None:
-            items = one.items() if isinstance(one, dict) else enumerate(one)
-            for key, value in items:
-                if key in not_of:  # may hold any text
-                    continue
-                if isinstance(value, dict | list):
-                    walk(value)
-                elif isinstance(value, kind) and not isinstance(value, bool):
-                    places.append((one, key))
-
-        walk(found)
-        if places:
-            place, key = random.Random(len(places)).choice(places)
-            place[key] = replace(place[key])
-        return found
-
-    return edit
-
-
-def _all(*changes: Change) -> Change:
-    return lambda world: [change(world) for change in changes] and None
-
-
-def _half(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def _flipped(data: bytes) -> bytes:
-    rng, found = random.Random(len(data)), bytearray(data)
-    for _ in range(1 + len(data) // 2000):
-        found[rng.randrange(len(found) // 8, len(found))] ^= 1 << rng.randrange(8)
-    return bytes(found)
-
-
-def _fifo(path: pathlib.Path, world: World) -> None:
-    os.mkfifo(path)
-
-
-def _zero(path: pathlib.Path, world: World) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def _folder(path: pathlib.Path, world: World) -> None:
-    path.mkdir()
-    (path / "mine.txt").write_text("of the user\n")
-
-
-def _device(path: pathlib.Path, world: World) -> None:
-    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # a null device of its own
-
-
-def _link(path: pathlib.Path, world: World) -> None:
-    path.symlink_to(world.outside / "mine.txt")
-
-
-def _link_to_folder(path: pathlib.Path, world: World) -> None:
-    path.symlink_to(world.outside)
-
-
-def _link_to_own(path: pathlib.Path, world: World) -> None:
-    (path.parent / "elsewhere").mkdir()
-    path.symlink_to("elsewhere")
-
-
-def _dangling(path: pathlib.Path, world: World) -> None:
-    path.symlink_to(world.outside / "none")
-
-
-def _socket(path: pathlib.Path, world: World) -> None:
-    socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))
-
-
-def _deep(path: pathlib.Path, world: World) -> None:
-    path.write_text("[" * 200_000 + "]" * 200_000)
-
-
-def _file(content: bytes) -> Callable[[pathlib.Path, World], Any]:
-    return lambda path, world: path.write_bytes(content)
-
-
-class _Bomb:
-    """Unpickles to a file."""
-
-    def __reduce__(self):
-        return (os.system, ('touch "$CANARY"',))
-
-
-def _pickled(path: pathlib.Path, world: World) -> None:
-    path.write_bytes(pickle.dumps(_Bomb()))
-
-
-def _pickled_array(data: bytes) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.array([_Bomb()], object), allow_pickle=True)
-    return file.getvalue()
-
-
 def foreign() -> Iterator[Condition]:
     """Folders of others: they name code, links, and paths that are not in them."""
     for name in (
@@ -216,31 +72,32 @@ def foreign() -> Iterator[Condition]:
         "../evil:build",
         "a" * 5000,
     ):
-        named = _with(objective=name)
+        named = with_values(objective=name)
         for command, file in (("export", "work"), ("finetune", "work"), ("evaluate", "work")):
             if command == "export" or name.startswith("runs"):
                 yield Condition(
                     "foreign", f"objective {name[:30]} of {file}, {command}", command,
-                    _json(f"{file}/train/settings.json", named),
+                    in_json(f"{file}/train/settings.json", named),
                 )  # fmt: skip
-    evil = _json("work/train/settings.json", _with(objective="runs.evil.canary:build"))
+    evil = in_json("work/train/settings.json", with_values(objective="runs.evil.canary:build"))
     yield Condition("foreign", "predict with a run that starts from evil", "predict", evil)
     yield Condition("foreign", "a search with a run that starts from evil", "search", evil)
     yield Condition("foreign", "training that starts from evil", "bare", evil,
                     (f"--config.train.init_from={JOB}/work",))  # fmt: skip
     yield Condition("foreign", "a run that starts from itself", "predict",
-                    _json("tuned/settings.json", _with(init_from=f"{JOB}/tuned")))  # fmt: skip
+                    in_json("tuned/settings.json",
+                            with_values(init_from=f"{JOB}/tuned")))  # fmt: skip
     yield Condition("foreign", "a run that starts from a device", "retune",
-                    _json("tuned/settings.json", _with(init_from="/dev/zero")))  # fmt: skip
+                    in_json("tuned/settings.json", with_values(init_from="/dev/zero")))  # fmt: skip
     for name in ("../../../../outside/mine.txt", "/etc/passwd", "a/../../b", "nul\0byte"):
         yield Condition(
             "foreign", f"a manifest of {name!r}", "verify",
-            _json("work/rows/manifest.json", _added("files", name)), statuses=(2,),
+            in_json("work/rows/manifest.json", added("files", name)), statuses=(2,),
         )  # fmt: skip
     for name in ("../../../../outside/x", "/proc/none/x", "en/../../..", "<script>", "en\nka"):
         yield Condition(
             "foreign", f"a language {name!r} of rows", "evaluate",
-            _json("work/rows/meta.json", _added("statistics", name)), statuses=(2,),
+            in_json("work/rows/meta.json", added("statistics", name)), statuses=(2,),
         )  # fmt: skip
         yield Condition(
             "foreign", f"a language {name!r} of the config", "prepare", statuses=(2,),
@@ -254,22 +111,22 @@ def foreign() -> Iterator[Condition]:
         ("work/report/results.json", "evaluate"), ("tuned/best.safetensors", "predict"),
     ):  # fmt: skip
         yield Condition("foreign", f"{file} is a link to a file of the user", command,
-                        _replaced(file, _link))  # fmt: skip
+                        replaced(file, a_link))  # fmt: skip
     yield Condition("foreign", "checkpoints are a link to a folder of the user", "train",
-                    _replaced("half/train/checkpoints", _link_to_folder))  # fmt: skip
-    for name, make in (("pytorch_model.bin", _pickled), ("model.safetensors", _pickled)):
-        yield Condition("foreign", f"a pickle as {name}", "import", _all(
-            _replaced("model/model.safetensors", make), _replaced(f"model/{name}", make)),
+                    replaced("half/train/checkpoints", link_to_folder))  # fmt: skip
+    for name, make in (("pytorch_model.bin", pickled), ("model.safetensors", pickled)):
+        yield Condition("foreign", f"a pickle as {name}", "import", all_of(
+            replaced("model/model.safetensors", make), replaced(f"model/{name}", make)),
             statuses=(2,))  # fmt: skip
-    yield Condition("foreign", "an index of weights elsewhere", "import", _all(
-        _replaced("model/model.safetensors", lambda path, world: None),
-        _replaced("model/model.safetensors.index.json", _file(
+    yield Condition("foreign", "an index of weights elsewhere", "import", all_of(
+        replaced("model/model.safetensors", lambda path, world: None),
+        replaced("model/model.safetensors.index.json", a_file(
             b'{"weight_map": {"a": "../../../outside/mine.txt"}}'))), statuses=(2,))  # fmt: skip
-    yield Condition("foreign", "a model that names code", "import", _json(
-        "model/config.json", _with(auto_map={"AutoModel": "canary.Model"})))  # fmt: skip
+    yield Condition("foreign", "a model that names code", "import", in_json(
+        "model/config.json", with_values(auto_map={"AutoModel": "canary.Model"})))  # fmt: skip
     for file, command in (("work/rows/en.heldout.npy", "evaluate"),
                           ("voc/vocab/cache/v2/scores/*.npy", "cached")):  # fmt: skip
-        yield Condition("foreign", f"a pickle in {file}", command, _edited(file, _pickled_array))
+        yield Condition("foreign", f"a pickle in {file}", command, edited(file, pickled_array))
 
 
 _JSON_FILES = (
@@ -298,40 +155,41 @@ _BINARY_FILES = (
 def damaged() -> Iterator[Condition]:
     """Artefacts cut, overwritten, of wrong types and with impossible values."""
     edits: dict[str, Callable[[str], Change]] = {
-        "null": lambda name: _edited(name, lambda data: b"null"),
-        "text for a number": lambda name: _json(name, _leaf(lambda one: [str(one)], (int, float))),
-        "a huge number": lambda name: _json(name, _leaf(lambda one: 2**70, (int, float))),
-        "NaN": lambda name: _json(name, _leaf(lambda one: float("nan"), (int, float))),
-        "a path for text": lambda name: _json(
-            name, _leaf(lambda one: "../../../outside", str, not_of=("labels",))
+        "null": lambda name: edited(name, lambda data: b"null"),
+        "text for a number": lambda name: in_json(name, leaf(lambda one: [str(one)], (int, float))),
+        "a huge number": lambda name: in_json(name, leaf(lambda one: 2**70, (int, float))),
+        "NaN": lambda name: in_json(name, leaf(lambda one: float("nan"), (int, float))),
+        "a path for text": lambda name: in_json(
+            name, leaf(lambda one: "../../../outside", str, not_of=("labels",))
         ),
     }
     for (name, command), (edit, make) in itertools.product(_JSON_FILES, edits.items()):
         yield Condition("damaged", f"{name}, {edit}", command, make(name))
     for name, command in _JSON_FILES[::3]:
-        yield Condition("damaged", f"{name}, deep", command, _replaced(name, _deep))
-        yield Condition("damaged", f"{name}, empty", command, _replaced(name, _file(b"")))
+        yield Condition("damaged", f"{name}, deep", command, replaced(name, deep))
+        yield Condition("damaged", f"{name}, empty", command, replaced(name, a_file(b"")))
     edits = {
-        "half": lambda name: _edited(name, _half),
-        "some bits": lambda name: _edited(name, _flipped),
+        "half": lambda name: edited(name, half),
+        "some bits": lambda name: edited(name, flipped),
     }
     for (name, command), (edit, make) in itertools.product(_BINARY_FILES, edits.items()):
         # Nobody can tell where bits of a model of others are not as they were.
         is_same = (command, edit) != ("import", "some bits")
         yield Condition("damaged", f"{name}, {edit}", command, make(name), is_same=is_same)
     metrics = "half/train/metrics.jsonl"
-    for edit, change in (("half", _half), ("some bytes", lambda data: data[:99] + b"\0\xff{\n")):
-        yield Condition("damaged", f"{metrics}, {edit}", "train", _edited(metrics, change))
+    for edit, change in (("half", half), ("some bytes", lambda data: data[:99] + b"\0\xff{\n")):
+        yield Condition("damaged", f"{metrics}, {edit}", "train", edited(metrics, change))
     best = "tuned/best.safetensors"
     weights = ((best, "predict"), (best, "tuned"), ("model/model.safetensors", "import"))
     for name, command in weights:
         yield Condition("damaged", f"{name}, weights not finite, {command}", command,
-                        _edited(name, _not_finite), statuses=(2,))  # fmt: skip
+                        edited(name, _not_finite), statuses=(2,))  # fmt: skip
     yield Condition("damaged", "ids beyond the vocabulary", "evaluate",
-                    _edited("work/rows/en.heldout.npy", _large_ids), statuses=(2,))  # fmt: skip
+                    edited("work/rows/en.heldout.npy", _large_ids), statuses=(2,))  # fmt: skip
     yield Condition("damaged", "a manifest of no files", "verify",
-                    _json("work/rows/manifest.json", _with(files={})), statuses=(2,))  # fmt: skip
-    another = _edited("work/vocab/spm.model", lambda data: data + b"\0")
+                    in_json("work/rows/manifest.json", with_values(files={})),
+                    statuses=(2,))  # fmt: skip
+    another = edited("work/vocab/spm.model", lambda data: data + b"\0")
     yield Condition("damaged", "a vocabulary of another run", "evaluate", another, statuses=(2,))
 
 
@@ -383,15 +241,15 @@ def paths() -> Iterator[Condition]:
 def outputs() -> Iterator[Condition]:
     """Outputs that are something of the user's."""
     things = {
-        "a folder": _folder, "a FIFO": _fifo, "a device": _device, "a link to a file": _link,
-        "a dangling link": _dangling, "a link to a folder": _link_to_folder,
+        "a folder": a_folder, "a FIFO": fifo, "a device": device, "a link to a file": a_link,
+        "a dangling link": dangling, "a link to a folder": link_to_folder,
     }  # fmt: skip
     for command, name in {**_FILES, **_FOLDERS}.items():
         for thing, make in things.items():
             is_folder = command in _FOLDERS and "folder" in thing
-            make = _link_to_own if is_folder and "link" in thing else make
+            make = link_to_own if is_folder and "link" in thing else make
             yield Condition(
-                "outputs", f"{command} to {thing}", command, _replaced(f"out/{name}", make),
+                "outputs", f"{command} to {thing}", command, replaced(f"out/{name}", make),
                 statuses=(0, 2) if is_folder else (2,), is_same=not is_folder,
             )  # fmt: skip
         # The others may add to a folder.
@@ -407,14 +265,14 @@ def outputs() -> Iterator[Condition]:
                         flags=(f"--output={JOB}/{name}",))  # fmt: skip
     parts = "out/found.txt.parts"
     yield Condition("outputs", "a folder of the user beside a translation", "translate",
-                    _replaced(parts, _folder))  # fmt: skip
+                    replaced(parts, a_folder))  # fmt: skip
     yield Condition("outputs", "a file of the user beside a translation", "translate",
-                    _replaced(parts, _file(b"of the user\n")))  # fmt: skip
+                    replaced(parts, a_file(b"of the user\n")))  # fmt: skip
 
 
 def inputs() -> Iterator[Condition]:
     """Inputs that have no end, or do not begin."""
-    things = {"a FIFO": _fifo, "/dev/zero": _zero, "a folder": _folder, "a socket": _socket}
+    things = {"a FIFO": fifo, "/dev/zero": zero, "a folder": a_folder, "a socket": a_socket}
     files = (
         *((command, name) for command, name in _INPUTS.items()),
         ("build", "text/en.txt"), ("prepare", "text/en.txt"), ("finetune", "data/train.en.csv"),
@@ -428,10 +286,10 @@ def inputs() -> Iterator[Condition]:
         few = itertools.islice(things.items(), 4 if place < 2 else 2)
         for thing, make in few:
             yield Condition("inputs", f"{command} of {thing} as {name}", command,
-                            _replaced(name, make), statuses=(2,), shell=_LITTLE_MEMORY)  # fmt: skip
+                            replaced(name, make), statuses=(2,), shell=_LITTLE_MEMORY)  # fmt: skip
     for command, name in files[:2]:
         yield Condition("inputs", f"{command} without {name}", command, statuses=(2,),
-                        breaks=_replaced(name, lambda path, world: None))  # fmt: skip
+                        breaks=replaced(name, lambda path, world: None))  # fmt: skip
     yield from _bombs()
 
 
@@ -444,10 +302,10 @@ def _bombs() -> Iterator[Condition]:
             path.with_name(f"{path.name}.{end}").write_bytes(one * 128)
 
         yield Condition("inputs", f"count of a bomb of {end}", "count",
-                        _replaced("zz.txt", write), (f"--input={JOB}/zz.txt.{end}",), (2, 3),
+                        replaced("zz.txt", write), (f"--input={JOB}/zz.txt.{end}",), (2, 3),
                         _LITTLE_MEMORY)  # fmt: skip
         yield Condition("inputs", f"build of a bomb of {end}", "build",
-                        _replaced("text/en.txt", write), (), (2, 3), _LITTLE_MEMORY)  # fmt: skip
+                        replaced("text/en.txt", write), (), (2, 3), _LITTLE_MEMORY)  # fmt: skip
 
 
 def limits() -> Iterator[Condition]:
@@ -624,9 +482,9 @@ def data() -> Iterator[Condition]:
         for command, file in _INPUTS.items():
             if command != "translate":
                 yield Condition("data", f"{command} of {name}", command, is_same=False,
-                                breaks=_replaced(file, _file(content)))  # fmt: skip
+                                breaks=replaced(file, a_file(content)))  # fmt: skip
     yield Condition("data", "build of NUL bytes", "build", is_same=False,
-                    breaks=_replaced("text/en.txt", _file(texts["NUL bytes"])))  # fmt: skip
+                    breaks=replaced("text/en.txt", a_file(texts["NUL bytes"])))  # fmt: skip
     rows = {
         "a lone surrogate": rb'{"text": "\ud800"}', "a deep row": b'{"text": ' + b"[" * 10**5,
         "a huge number": b'{"text": 1e999}', "keys twice": b'{"text": "a", "text": "b"}',
@@ -634,7 +492,7 @@ def data() -> Iterator[Condition]:
     for name, content in rows.items():
         yield Condition(
             "data", f"count of {name} in JSON", "count",
-            _replaced("x.jsonl", _file(content + b"\n")), (f"--input={JOB}/x.jsonl",),
+            replaced("x.jsonl", a_file(content + b"\n")), (f"--input={JOB}/x.jsonl",),
             is_same=False,
         )  # fmt: skip
     tables = {
@@ -643,7 +501,7 @@ def data() -> Iterator[Condition]:
     }  # fmt: skip
     for name, content in tables.items():
         yield Condition("data", f"finetune of {name}", "finetune", is_same=False,
-                        breaks=_replaced("data/train.en.csv", _file(content)))  # fmt: skip
+                        breaks=replaced("data/train.en.csv", a_file(content)))  # fmt: skip
 
 
 def flags() -> Iterator[Condition]:
