@@ -78,6 +78,7 @@ GRIDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "small": {
             "methods": (*_METHODS, *_named("{}_16k", _METHODS)),
             "beta": (*_BETAS, *_named("{}_16k", _BETAS)),
+            "union": _named("{}_16k", ("joint", "joint_even", "vocap", "union", "union_fair")),
         },
     },
     "veco": {

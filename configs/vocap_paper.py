@@ -88,16 +88,27 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 _METHODS = ("joint", "proportional", "clustered", "uniform")
+# Beyond the paper: one problem for all languages, at the shares f^0.3, and JOINT's at the same.
+_UNION = {
+    "vocab.method": "union", "vocab.alpha": 0.3, "vocab.beta": 1.0, "vocab.byte_fallback": True,
+}  # fmt: skip
 _8K: dict[str, dict[str, Any]] = {
     "vocap": {},
     **{method: {"vocab.method": method} for method in _METHODS},
     **_BETAS,
 }
 
+_16K: dict[str, dict[str, Any]] = {
+    **_8K,
+    "joint_even": {"vocab.method": "joint", "vocab.alpha": 0.3},
+    "union": _UNION,
+    "union_fair": {**_UNION, "vocab.parity": 1.0},
+}
+
 # What differs from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {
     **_8K,
-    **{f"{name}_16k": {**keys, "vocab.target_size": 16_000} for name, keys in _8K.items()},
+    **{f"{name}_16k": {**keys, "vocab.target_size": 16_000} for name, keys in _16K.items()},
 }
 
 

@@ -28,6 +28,10 @@ _TABLE_2 = (
 _TABLE_3: dict[float, float] = {5: 68.5, 10: 69.3, 25: 69.2, 50: 69.3, 100: 69.5}
 _TABLE_4 = {0.0: 66.9, 0.3: 69.0, 0.7: 69.2, 1.0: 69.5}
 _METHODS = ("vocap", "joint", "proportional", "clustered", "uniform")
+_UNION = {  # run -> label
+    "joint": "JOINT f^0.7", "joint_even": "JOINT f^0.3", "vocap": "VoCap", "union": "union",
+    "union_fair": "union, parity 1",
+}  # fmt: skip
 
 
 def _beta(prefix: str, default: str, sizes: Mapping[str, str]) -> Figure:
@@ -93,6 +97,15 @@ FIGURES: dict[str, dict[str, Figure]] = {
             paper={"250K": {0: 61.5, 1: 61.1}, "500K": {0: 63.1, 1: 61.4}},
             measure="XTREME, average",
             note="The paper compares VoCap with JOINT.",
+        ),
+        "union": Figure(
+            title="Encoders on the union's pieces",
+            place="beyond the paper",
+            axis="vocabulary",
+            points=tuple(Point(f"{name}_16k", x, "16,000 pieces") for x, name in enumerate(_UNION)),
+            keys=(*_OF_VOCABULARY, "vocab.beta", "vocab.parity", "vocab.byte_fallback"),
+            ticks=dict(enumerate(_UNION.values())),
+            measure="XTREME, average",
         ),
         "beta": _beta("", "vocap", {"": "8,000 pieces", "_16k": "16,000 pieces"}),
     },
