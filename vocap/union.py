@@ -15,7 +15,7 @@ Merges as seeds need fewer tokens than all frequent substrings, and give text a 
 weights. `fair_shares` moves them towards the languages whose text costs the most tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,10 +30,12 @@ _STEP = 2.0  # exponent of a language's cost in the change of its share
 # Characters on which shares are found; more change them little.
 _WEIGHED_CHARACTERS = 10_000_000
 
+Scored = tuple[tuple[str, ...], np.ndarray]  # pieces, and their log probabilities [V]
+
 
 def train(
     tables: Mapping[str, RunTable], shares: Mapping[str, float], settings: VocabularySettings
-) -> tuple[tuple[str, ...], np.ndarray]:
+) -> Scored:
     """Train the pieces of a vocabulary, `settings.budget` in all, and their log probabilities.
 
     Args:
@@ -43,41 +45,58 @@ def train(
     Raises:
       ValueError: the languages require more characters, or their text offers fewer pieces.
     """
-    mixture, budget = runs.mixture(tables, shares), settings.budget
+    (found,) = train_sizes(tables, shares, settings, [settings.budget])
+    return found
+
+
+def train_sizes(
+    tables: Mapping[str, RunTable],
+    shares: Mapping[str, float],
+    settings: VocabularySettings,
+    budgets: Sequence[int],
+) -> list[Scored]:
+    """Train vocabularies of several numbers of pieces, ascending, in one training; see `train`."""
+    mixture = runs.mixture(tables, shares)
     if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
         text = seeds.cover(mixture, settings.character_coverage)
     else:
         text = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
     size = len(text.alphabet)
-    if size > budget:
+    if size > budgets[0]:
         raise ValueError(
             f"the languages require {size} characters (vocab.character_coverage is "
-            f"{settings.character_coverage}), more than the {budget} pieces of vocab.target_size "
-            "besides specials; raise it, or lower the coverage"
+            f"{settings.character_coverage}), more than the {budgets[0]} pieces of "
+            "vocab.target_size besides specials; raise it, or lower the coverage"
         )
     covered = RunTable(
         Text(text.alphabet[text.characters], text.offsets), text.weights, text.follow, 0
     )
     merges = bpe.train(
-        covered, round(_MERGES * budget), character_coverage=1.0,
+        covered, round(_MERGES * budgets[-1]), character_coverage=1.0,
         max_piece_length=settings.max_piece_length, may_be_fewer=True,
     )  # fmt: skip
     found = seeds.match_seeds(text, merges[0] if merges else ())
     trunk = nested.Trunk(text, found)
-    while True:
+    left, cuts = list(budgets), []
+    while left:
         trunk.fit()
         ranking = trunk.rank(by_tokens=True)
-        if ranking.is_last_for(nested.desired(budget)):
-            break
-        trunk.prune(ranking)
-    ids, log_probs = trunk.first_ranked(ranking, budget)
-    if len(ids) < budget:
+        while left and ranking.is_last_for(nested.desired(left[-1])):
+            cuts.append(trunk.first_ranked(ranking, left.pop()))
+        if left:
+            trunk.prune(ranking)
+    if len(cuts[0][0]) < budgets[-1]:
         raise ValueError(
-            f"the text of {', '.join(sorted(tables))} offers {len(ids)} pieces that save tokens, "
-            f"fewer than the {budget} of vocab.target_size besides specials; lower it, or add text"
+            f"the text of {', '.join(sorted(tables))} offers {len(cuts[0][0])} pieces that save "
+            f"tokens, fewer than the {budgets[-1]} of vocab.target_size besides specials; lower "
+            "it, or add text"
         )
-    pieces = tuple(seeds.piece_strings(text, found.begins[ids], found.lengths[ids]))
-    return pieces, merge.fit_scores(pieces, log_probs, mixture, settings.em_iterations)
+    scored = []
+    for ids, log_probs in reversed(cuts):
+        pieces = tuple(seeds.piece_strings(text, found.begins[ids], found.lengths[ids]))
+        scores = merge.fit_scores(pieces, log_probs, mixture, settings.em_iterations)
+        scored.append((pieces, scores))
+    return scored
 
 
 def fair_shares(

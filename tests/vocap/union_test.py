@@ -46,6 +46,26 @@ class UnionTest(parameterized.TestCase):
             required = seeds.cover(one, SETTINGS.character_coverage).alphabet.tolist()
             self.assertContainsSubset(map(chr, required), pieces)
 
+    def test_several_sizes_in_one_training(self):
+        """The largest is that of a training alone, and smaller ones are as good."""
+        found = union.train_sizes(halves()[0], shares(), SETTINGS, [BUDGET // 2, BUDGET])
+        alone = union.train(halves()[0], shares(), SETTINGS)
+        self.assertEqual(found[1][0], alone[0])
+        np.testing.assert_array_equal(found[1][1], alone[1])
+        smaller = dataclasses.replace(SETTINGS, target_size=BUDGET // 2 + len(SPECIALS))
+        here = sum(tokens(*found[0]).values())
+        there = sum(tokens(*union.train(halves()[0], shares(), smaller)).values())
+        self.assertLen(found[0][0], BUDGET // 2)
+        self.assertLess(here / there, 1.02)
+
+    def test_bytes_stand_in_for_rare_characters(self):
+        """Of all characters only those are pieces that are frequent in the mixture."""
+        with_bytes = dataclasses.replace(SETTINGS, byte_fallback=True, target_size=BUDGET + 261)
+        tiny = {**shares(), "hi": 1e-9}
+        pieces, _ = union.train(halves()[0], tiny, with_bytes)
+        self.assertLen(pieces, BUDGET)
+        self.assertEmpty([piece for piece in pieces if "\u0900" <= piece[-1] <= "\u097f"])
+
     def test_no_weight_drops_a_script(self):
         tiny = {**shares(), "hi": 1e-9}
         pieces, _ = union.train(halves()[0], tiny, SETTINGS)
