@@ -30,8 +30,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.parallel = ("*.tsv*",)
     config.corpus.heldout_fraction = 0.1
 
-    config.vocab.compare = ("vocap", "proportional", "uniform", "joint", "clustered")
-    config.vocab.target_size = 5000
+    config.vocab.update(
+        method="union", alpha=0.3, beta=1.0, byte_fallback=True, sizes=(), target_size=8000,
+        compare=("vocap", "proportional", "uniform", "joint", "bpe"),
+    )  # fmt: skip
 
     config.data.contrast_share = 0.5
     config.output_layer.update(k=10, capacity=1024, refresh_every=50)

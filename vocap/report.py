@@ -71,6 +71,7 @@ taken language by language.
 
 - *ALP*: with the probabilities of the pieces in the training text. Higher is better, and so are
   fewer tokens.
+- *unknown*: with `vocab.byte_fallback`, characters that bytes spell.
 - *high*, *mid* and *low*: thirds of the languages by amount of text (n of Eq. 3), means over their
   languages."""
 

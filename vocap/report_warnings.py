@@ -86,6 +86,8 @@ def _sentence_lengths(record: Record) -> Iterator[str]:
 def _characters(record: Record) -> Iterator[str]:
     """Warn of unknown tokens of held-out text, and of training text without pieces."""
     settings, found = record["settings"], []
+    if settings.get("byte_fallback"):  # which spells them
+        return
     for name in score_groups(record)["all"] if methods(record) else ():
         one = record["languages"][name]
         rate = record["scores"][methods(record)[0]][name]["unknown_rate"]
