@@ -147,12 +147,12 @@ def summary(scores: Scores, pivot: str, reference: str) -> list[str]:
     parts = [summary_table(scores), _widths(scores)]
     if any(one.tax for one in scores.values()):
         parts += ["## Cost across languages", _TAX_NOTE.format(pivot=languages.label(pivot))]
-        parts += [cost_table(scores), _worst(_values(scores, "tax", reference), ".2f")]
+        parts += [cost_table(scores), _worst(scores, "tax", reference, ".2f")]
     if len(scores) > 1:
         shown = tables.escaped(reference)
         parts += [f"## Against {shown}", _REFERENCE_NOTE.format(reference=shown)]
         parts += [reference_table(scores, reference)]
-        parts.append(_worst(_values(scores, "price", reference), ".3f"))
+        parts.append(_worst(scores, "price", reference, ".3f"))
     return parts
 
 
@@ -233,12 +233,16 @@ def reference_table(scores: Scores, reference: str) -> str:
     return tables.markdown(rows)
 
 
-def _worst(values: Values, form: str) -> str:
+def _worst(scores: Scores, measure: str, reference: str, form: str) -> str:
     """List the languages with the largest values, a line per tokenizer."""
     lines = []
-    for name, found in values.items():
+    for name, found in _values(scores, measure, reference).items():
         worst = sorted(found, key=lambda language: -found[language][0])[:_WORST]
-        named = (f"{languages.label(one)} {found[one][0]:{form}}" for one in worst)
+        lacking = _lacking(scores[name])
+        named = (
+            f"{languages.label(one)} {found[one][0]:{form}}" + " \\*" * (one in lacking)
+            for one in worst
+        )
         lines.append(f"- **{tables.escaped(name)}** costs most in {', '.join(named)}")
     return "\n".join(lines)
 

@@ -1,10 +1,11 @@
 "use strict";
 // Tables of a report: a click on a heading sorts, and a word above finds languages in all of them.
 (() => {
-  const tables = [...document.querySelectorAll(".report table")];
+  const tables = [...document.querySelectorAll(".report table")].filter((table) => table.tBodies.length);
   const text = (row, column) => row.cells[column].textContent.trim();
-  // Rows of means, in bold, stay at the end.
-  const isMean = (row) => row.cells[0].querySelector("strong") !== null;
+  const isByLanguage = (table) => text(table.tHead.rows[0], 0) === "language";
+  // Among languages, rows of means are in bold and stay at the end.
+  const isMean = (row) => isByLanguage(row.closest("table")) && row.cells[0].querySelector("strong") !== null;
 
   /** The number that a cell begins with; null if it begins with none. */
   function number(cell) {
@@ -47,9 +48,9 @@
       cell.append(button);
     });
   }
-  tables.filter((table) => table.tBodies.length && table.tBodies[0].rows.length > 1).forEach(makeSortable);
+  tables.filter((table) => table.tBodies[0].rows.length > 1).forEach(makeSortable);
 
-  const byLanguage = tables.filter((table) => table.tBodies.length && text(table.tHead.rows[0], 0) === "language");
+  const byLanguage = tables.filter(isByLanguage);
   const bar = document.querySelector(".report .bar");
   if (!bar || !byLanguage.some((table) => table.tBodies[0].rows.length > 8)) return;
   bar.hidden = false;
