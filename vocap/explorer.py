@@ -76,12 +76,12 @@ def fill_template(data: Mapping[str, Any], report: str = "") -> str:
         (_FOLDER / f"explorer.{suffix}").read_text(encoding="utf-8")
         for suffix in ("html", "css", "js")
     )
-    # No string of the data can end the element that holds it, or begin a comment in it.
-    data_of_page = text.replace("<", "\\u003c")
-    style, script = (
-        html_report.asset(f"report.{suffix}") + part
-        for suffix, part in (("css", style), ("js", script))
-    )
-    parts = {"STYLE": style, "REPORT": report, "DATA": data_of_page, "SCRIPT": script}
-    marks = re.compile(r"/\*(STYLE|REPORT|DATA|SCRIPT)\*/")
-    return marks.sub(lambda found: parts[found[1]], page)
+    parts = {
+        "NO_NETWORK": html_report.NO_NETWORK,
+        "STYLE": html_report.asset("report.css") + style,
+        "REPORT": report,
+        # No string of the data can end the element that holds it, or begin a comment in it.
+        "DATA": text.replace("<", "\\u003c"),
+        "SCRIPT": html_report.asset("report.js") + script,
+    }
+    return re.sub(r"/\*([A-Z_]+)\*/", lambda found: parts[found[1]], page)

@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from input_pipeline import text_files
 from tests import commands
 from tests.folders import FolderTest
 from vocap import merge
@@ -181,6 +182,8 @@ class CommandTest(FolderTest):
         )
         with self.assert_told(*told):
             self.run_main(*flags)
+        with self.assertRaisesRegex(ValueError, "not UTF-8"):  # elsewhere
+            list(text_files.read_lines(self.folder / "text/en.txt"))
         found = artifacts.read_json(self.folder / "out" / "results.json")["a"]
         sentences = {name: one["sentences"] for name, one in found["texts"].items()}
         self.assertEqual(sentences, {"de": 2, "en": 2, "sw": 6})

@@ -78,15 +78,21 @@ class PageTest(parameterized.TestCase):
         data = base64.b64encode(b"\x89PNG data").decode()
         self.assertIn(("src", f"data:image/png;base64,{data}"), Parsed(page).attributes)
         self.assertNotRegex(page, r"(src|href)=.(?!data:)")
+        self.assertIn(
+            "default-src 'none'; img-src data:;", dict(Parsed(page).attributes)["content"]
+        )
 
     def test_what_others_wrote_stays_text(self):
+        self.folder = self.folder / "in"
+        (self.folder.parent / "out.png").write_bytes(b"secret")
         rows = [{"language": f"sw_{EVIL}", EVIL: EVIL, "x": tables.escaped(EVIL)}]
-        link = "[a](javascript:alert(3)) ![b](../../../etc/passwd)"
+        link = "[a](javascript:alert(3)) ![b](../out.png)"
         page = self.written(f"# {EVIL}", EVIL, link, tables.markdown(rows))
         found, clean = Parsed(page), Parsed(self.written("# A"))
         self.assertEqual(found.tags.count("script"), clean.tags.count("script"))
         self.assertEmpty([name for name, _ in found.attributes if name.startswith("on")])
         self.assertEmpty([v for _, v in found.attributes if (v or "").startswith("javascript")])
+        self.assertEmpty([v for _, v in found.attributes if (v or "").startswith("data:")])
         self.assertEqual(found.cells[-1].split("\n")[0].strip(), EVIL)
 
     def test_a_person_sorts_and_searches(self):

@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from xlm.common import artifacts, languages, packages
 
 MARKDOWN, PAGE = "report.md", "report.html"
+# Whatever a report holds, the browser loads nothing for it.
+NO_NETWORK = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+)
 _FILTER = """\
 <p class="bar" hidden><label for="filter">Find languages</label>
 <input id="filter" type="search" placeholder="code or name" autocomplete="off">
@@ -90,7 +95,7 @@ def page(content: str, title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta name="color-scheme" content="light dark">\n{NO_NETWORK}\n'
         f"<title>{html.escape(title)}</title>\n<style>\n{asset('report.css')}</style>\n</head>\n"
         f'<body>\n<main class="report">\n{content}</main>\n'
         f"<script>\n{asset('report.js')}</script>\n</body>\n</html>\n"
