@@ -116,7 +116,7 @@ def _record(score: TokenizerScore) -> dict:
 
 def _bounded(samples: Mapping[str, Samples]) -> dict[str, float]:
     """Return value and interval of each measure: x, x_low, x_high, the latter to six digits."""
-    found = {}
+    found: dict[str, float] = {}
     for measure, one in samples.items():
         bounds = float(one[0]), *(float(f"{bound:.6g}") for bound in interval(one))
         found |= zip((measure, f"{measure}_low", f"{measure}_high"), bounds, strict=True)

@@ -23,7 +23,7 @@ from input_pipeline import sources, text_files
 from input_pipeline.corpus import ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from vocap import segmentation, segmentation_report
-from xlm.common import outputs, tables
+from xlm.common import html_report, outputs, tables
 from xlm.interop.segmenter import Segmenter, read_segmenter
 
 _TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer.")
@@ -56,9 +56,9 @@ def main(_) -> None:
         text, parallel = _read_text()
         scores = _score(segmenters, text, parallel)
         about = _about(text, parallel)
-        path = segmentation_report.write_report(aside, scores, _PIVOT.value, reference, about)
+        segmentation_report.write_report(aside, scores, _PIVOT.value, reference, about)
     print(tables.page(*segmentation_report.summary(scores, _PIVOT.value, reference)))
-    print(f"report: {pathlib.Path(_OUTPUT.value, path.name)}")
+    print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")
 
 
 def _read_segmenters() -> dict[str, Segmenter]:
