@@ -114,6 +114,7 @@ class PageTest(parameterized.TestCase):
     @parameterized.parameters(
         ("sw", "Swahili"), ("swh_Latn", "Swahili (Latin)"), ("spa-MX", "Spanish (MX)"),
         ("zh_Hans", "Chinese (Simplified)"), ("xx", ""), ("Latn", ""), ("**mean**", ""),
+        ("sw_<b>", ""), ("aze-Latn Azerbaijani (Latin)", ""),
     )  # fmt: skip
     def test_names(self, code, name):
         self.assertEqual(languages.name_of(code), name)

@@ -15,8 +15,10 @@ def _names() -> dict[str, str]:
 
 def name_of(code: str) -> str:
     """Return the name of "sw", "swa" or "zh_Hant": "Chinese (Traditional)"; "" if unknown."""
+    if not re.fullmatch("[a-z]{2,3}([_-][A-Za-z0-9]+)*", code):
+        return ""
     language, *others = re.split("[_-]", code)
-    found = _names().get(language, "") if len(language) < 4 else ""
+    found = _names().get(language, "")
     more = ", ".join(_names().get(one.title(), one) for one in others)
     return f"{found} ({more})" if found and more else found
 
