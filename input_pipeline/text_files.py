@@ -6,6 +6,9 @@ document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of t
 """
 
 import bz2
+import collections
+import contextlib
+import contextvars
 import functools
 import gzip
 import io
@@ -34,6 +37,10 @@ _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
 _DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
+# Lines skipped by file, within `skipping_bad_lines`.
+_SKIPPED: contextvars.ContextVar[collections.Counter[pathlib.Path] | None] = contextvars.ContextVar(
+    "skipped", default=None
+)
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
@@ -144,6 +151,36 @@ def shard_of(stem: str) -> tuple[str, int, int] | None:
     return (stem[: found.start()], int(found[1]), int(found[2])) if found else None
 
 
+@contextlib.contextmanager
+def skipping_bad_lines() -> Iterator[collections.Counter[pathlib.Path]]:
+    """Read lines as blank ones that are not UTF-8 or hold NUL or half characters; count them."""
+    counts: collections.Counter[pathlib.Path] = collections.Counter()
+    token = _SKIPPED.set(counts)
+    try:
+        yield counts
+    finally:
+        _SKIPPED.reset(token)
+
+
+def _is_skipped(path: pathlib.Path) -> bool:
+    if (counts := _SKIPPED.get()) is not None:
+        counts[path] += 1
+    return counts is not None
+
+
+def _decoded(line: bytes, path: pathlib.Path, where: str) -> str:
+    """Decode a line; raise UnicodeDecodeError, or ValueError for NUL, unless it is skipped."""
+    try:
+        text = line.decode("utf-8")
+        if "\0" in text:
+            raise ValueError(nul_message(where))
+        return text
+    except ValueError:
+        if _is_skipped(path):
+            return ""
+        raise
+
+
 def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
@@ -172,9 +209,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
                 left -= len(line)
                 if left < 0 or len(line) > MAX_LINE_BYTES:
                     raise ValueError(too_large_message(f"{path}, line {number}{origin}"))
-                text = line.decode("utf-8")
-                if "\0" in text:
-                    raise ValueError(nul_message(f"{path}, line {number}{origin}"))
+                text = _decoded(line, path, f"{path}, line {number}{origin}")
                 # Some editors write a byte order mark at the start; it is not text.
                 is_first = number == 1 and not start
                 yield (text.removeprefix("\ufeff") if is_first else text).rstrip("\r\n")
@@ -296,7 +331,11 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
             )
         try:
             text.encode()
+            if "\0" in text and _is_skipped(path):
+                continue
         except UnicodeEncodeError as error:
+            if _is_skipped(path):
+                continue
             raise ValueError(
                 f"{where}: the text holds {text[error.start]!r}, half of a character; remove it"
             ) from error

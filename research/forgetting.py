@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks.tasks import TASKS
 from vocap import figures
-from xlm.common import artifacts, declarations, entry_point, outputs, tables
+from xlm.common import artifacts, declarations, entry_point, html_report, outputs, tables
 from xlm.evaluation.replaced_token import UNIGRAM
 from xlm.evaluation.task_results import read_results, reported_scores, reported_split
 from xlm.experiment import evaluators
@@ -37,7 +37,7 @@ from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 
-REPORT, RESULTS, PLOT = "report.md", "results.json", "forgetting.png"
+RESULTS, PLOT = "results.json", "forgetting.png"
 LOSS, AUC = "exact loss", "AUC, unigram"
 
 # Scores before and after by language.
@@ -218,8 +218,9 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
         parts += [f"## {tables.escaped(data)}: {measure}", change_table(measure, change)]
         before, after = ({name: both[i] for name, both in change.items()} for i in (0, 1))
         results.append({"data": data, "measure": measure, "before": before, "after": after})
-    text = tables.page(*parts, f"![Relative loss of quality by language]({PLOT})")
-    artifacts.write_text(folder / REPORT, text)
+    parts.append(f"![Relative loss of quality by language]({PLOT})")
+    text = tables.page(*parts)
+    html_report.write(folder, text)
     artifacts.write_json(folder / RESULTS, {"changes": results})
     return text
 
@@ -266,7 +267,7 @@ def main(_) -> None:
             tasks=given.tasks, max_sequences=given.sequences, objective=given.allow_objective,
         )  # fmt: skip
         print(report)
-    print(f"report: {(pathlib.Path(given.output) / REPORT).absolute()}")
+    print(f"report: {(pathlib.Path(given.output) / html_report.MARKDOWN).absolute()}")
 
 
 if __name__ == "__main__":

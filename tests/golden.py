@@ -35,7 +35,8 @@ def check_report(
     with mock.patch.object(figure.Figure, "savefig", save):
         write(folder)
     parts = []
-    for path in sorted(folder.glob("*.*"), key=lambda path: (path.suffix != ".md", path.name)):
+    pages = [path for path in folder.glob("*.*") if path.suffix != ".html"]  # made of report.md
+    for path in sorted(pages, key=lambda path: (path.suffix != ".md", path.name)):
         content = path.read_bytes()[1:4].decode("latin-1")
         if path.suffix == ".json":
             content = json.dumps(_rounded(json.loads(path.read_bytes())), ensure_ascii=False)
@@ -45,6 +46,7 @@ def check_report(
     parts += [f"<!-- plot -->\n{shown}\n" for shown in sorted(images)]
     check(case, file, name, "\n".join(parts))
     page = folder / "report.md"
+    case.assertEqual((folder / "report.html").exists(), page.exists())
     return page.read_text(encoding="utf-8") if page.exists() else ""
 
 

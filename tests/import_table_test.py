@@ -40,7 +40,7 @@ THEIRS = {
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
                          "apache_beam", "msgspec"},
     "configs":          {"ml_collections"},
-    "xlm.common":       {"msgspec"},
+    "xlm.common":       {"markdown_it", "msgspec"},
     "xlm.models":       {"jax", "flax"},
     "xlm.objectives":   {"jax", "flax", "optax"},
     "xlm.training":     {"jax", "flax", "optax", "orbax", "tensorboardX", "msgspec"},

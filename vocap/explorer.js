@@ -437,7 +437,11 @@
     });
     element("export").addEventListener("click", download);
     element("rows").addEventListener("keydown", moveSelection);
-    window.addEventListener("hashchange", () => { readAddress(); show(); });
+    window.addEventListener("hashchange", () => {
+      if (location.hash === "#report") return; // the link to the report below
+      readAddress();
+      show();
+    });
     new ResizeObserver(([entry]) => {
       const height = entry.borderBoxSize[0].blockSize;
       document.documentElement.style.setProperty("--bar-height", `${height}px`);

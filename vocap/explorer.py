@@ -5,6 +5,7 @@ Any T is a cut through one course, so allocations along T are exact.
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +16,25 @@ from vocap.building import BuiltVocabulary
 from vocap.curves import concave_envelope
 from vocap.record import Record
 from vocap.settings import VocabularySettings
+from xlm.common import html_report
 
 BETAS = tuple(i / 10 for i in range(11))
 _FOLDER = pathlib.Path(__file__).parent
 
 
-def explorer_page(record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings) -> str:
-    """Return the explorer of a build by "vocap" as HTML; `settings.beta` joins the grid."""
+def explorer_page(
+    record: Record, vocabulary: BuiltVocabulary, settings: VocabularySettings, report: str = ""
+) -> str:
+    """Return the explorer of a build by "vocap", above its `report` in HTML (`html_report.body`).
+
+    `settings.beta` joins the grid.
+    """
     courses = trace_courses(
         {name: one.vocabularies.curve for name, one in vocabulary.languages.items()},
         {name: one.probability for name, one in vocabulary.languages.items()},
         sorted({*BETAS, settings.beta}),
     )
-    return fill_template(explorer_data(record, courses))
+    return fill_template(explorer_data(record, courses), report)
 
 
 def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
@@ -62,15 +69,19 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
     }
 
 
-def fill_template(data: Mapping[str, Any]) -> str:
-    """Return the page with `data`, its style and its script in it."""
+def fill_template(data: Mapping[str, Any], report: str = "") -> str:
+    """Return the page with `data`, its styles, its scripts and the `report` in it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     page, style, script = (
         (_FOLDER / f"explorer.{suffix}").read_text(encoding="utf-8")
         for suffix in ("html", "css", "js")
     )
-    # No string of the data can end the element that holds it, or begin a comment in it.
-    data_of_page = text.replace("<", "\\u003c")
-    for mark, part in (("STYLE", style), ("SCRIPT", script), ("DATA", data_of_page)):
-        page = part.join(page.split(f"/*{mark}*/", 1))
-    return page
+    parts = {
+        "NO_NETWORK": html_report.NO_NETWORK,
+        "STYLE": html_report.asset("report.css") + style,
+        "REPORT": report,
+        # No string of the data can end the element that holds it, or begin a comment in it.
+        "DATA": text.replace("<", "\\u003c"),
+        "SCRIPT": html_report.asset("report.js") + script,
+    }
+    return re.sub(r"/\*([A-Z_]+)\*/", lambda found: parts[found[1]], page)

@@ -12,7 +12,8 @@ from vocap.explorer import explorer_page
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
 from vocap.settings import VocabularySettings
-from xlm.common import artifacts, tables
+from xlm.common import artifacts, html_report, tables
+from xlm.common.html_report import MARKDOWN, PAGE
 
 _METHODS = {
     "vocap": "VoCap (Algorithm 1): the next step goes to the language whose ALP gains most a "
@@ -45,13 +46,12 @@ _PLOTS = {
     "comparison.png": ("plot_comparison", "Methods by amount of text"),
 }
 
-EXPLORER = "report.html"
 _EXPLORER_NOTE = f"""\
-[{EXPLORER}]({EXPLORER}), beside this file, has the allocations of other T and beta, and exports
+[{PAGE}]({PAGE}), beside this file, has the allocations of other T and beta, and exports
 them for `vocab.allocation`."""
 
 _NO_EXPLORER_NOTE = f"""\
-There is no {EXPLORER} of this build. It shows the steps of Algorithm 1 at other T and beta, and the
+There is no explorer in {PAGE}. It shows the steps of Algorithm 1 at other T and beta, and the
 method *{{method}}* does not choose by them. A build with vocab.method=vocap has one."""
 
 _MARGIN_NOTE = """\
@@ -94,27 +94,31 @@ def write_report(
     record["candidates"] = [dataclasses.asdict(one) for one in candidates]
     remove(folder)
     artifacts.write_json(folder / "allocation.json", record)
+    text = write_page(folder, record)
     if _has_explorer(record):
-        artifacts.write_text(folder / EXPLORER, explorer_page(record, vocabulary, settings))
+        report = html_report.body(text, folder)
+        page = explorer_page(record, vocabulary, settings, report)
+        artifacts.write_text(folder / PAGE, page)
     else:
-        logging.info("no %s: the method %r does not choose by the steps of Algorithm 1, which it "
-                     "would show", EXPLORER, settings.method)  # fmt: skip
-    write_page(folder, record)
+        logging.info("no explorer in %s: the method %r does not choose by the steps of Algorithm "
+                     "1, which it would show", PAGE, settings.method)  # fmt: skip
 
 
-def write_page(folder: pathlib.Path, record: Record) -> None:
+def write_page(folder: pathlib.Path, record: Record) -> str:
+    """Write report.md, its plots, and report.html without an explorer; return the first's text."""
     from vocap import plots  # matplotlib, which nothing else here needs
 
     text = page(record)
     for name, (function, _) in _PLOTS.items():
         if f"]({name})" in text:
             getattr(plots, function)(record, folder / name)
-    artifacts.write_text(folder / "report.md", text)
+    html_report.write(folder, text)
+    return text
 
 
 def remove(folder: pathlib.Path) -> None:
     """Remove the report of an earlier build, whose vocabulary `folder` no longer holds."""
-    for name in ("allocation.json", "report.md", EXPLORER, *_PLOTS):
+    for name in ("allocation.json", MARKDOWN, PAGE, *_PLOTS):
         (folder / name).unlink(missing_ok=True)
 
 

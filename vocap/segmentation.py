@@ -1,79 +1,111 @@
-"""Scores of any tokenizer on text by language: fit, length, coverage, and cost across languages."""
+"""Scores of any tokenizer on text by language: fit, length, coverage, and cost across languages.
+
+Each score comes with bootstrap resamples: scores of as many sentences, drawn with replacement.
+Tokenizers are scored on the same resamples, so their differences are paired.
+"""
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from vocap.alp import average_log_probability, smoothed_log_probs
+from vocap.alp import smoothed_log_probs
+from xlm.interop.segmenter import Segmenter
 
 _LONGEST_WORD = 20  # mean characters between blanks, above which a script has no blanks
 _BATCH = 4096
+_RESAMPLES = 1000
+_DRAWS = 1 << 21  # sentences drawn at once, 32 MB
 
-Encode = Callable[[Sequence[str]], list[list[int]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class TextScore:
-    """Scores of a tokenizer on the text of a language.
-
-    Attributes:
-      tokens_per_word: of words between blanks; None for scripts that write no blanks.
-      characters_per_token: blanks included.
-      unknown_rate: share of the tokens that are unknown; 0 for tokenizers without such a token.
-      alp: average log probability of a sentence in nats (VoCap, Eq. 1), by
-        `average_log_probability_of_halves`; None if the tokenizer is no unigram model.
-    """
-
-    sentences: int
-    tokens_per_sentence: float
-    tokens_per_word: float | None
-    characters_per_token: float
-    unknown_rate: float
-    alp: float | None
+Rows = Sequence[Sequence[str]]
+Samples = np.ndarray  # [1 + R] float64: a score, and the score of each resample
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerScore:
     """Scores of a tokenizer with `size` ids.
 
-    `used` is the share of its pieces that the texts use at least once. `tax` has the tokens of each
-    language's parallel text per token of the same sentences in the pivot, without the pivot.
+    Attributes:
+      used: share of its pieces that the texts use at least once.
+      sentences: number of sentences by language.
+      texts: samples by language and measure, see `text_scores`.
+      tax: samples by language, see `taxes`; the pivot's is 1.
     """
 
     kind: str
     size: int
     used: float
-    texts: Mapping[str, TextScore]
-    tax: Mapping[str, float]
+    sentences: Mapping[str, int]
+    texts: Mapping[str, Mapping[str, Samples]]
+    tax: Mapping[str, Samples]
+
+
+def resampled(values: np.ndarray, resamples: int = _RESAMPLES, seed: int = 0) -> np.ndarray:
+    """Sum values [N, K] over sentences, and over bootstrap resamples of them: [1 + R, K] float64.
+
+    Row 0 has the sums over the sentences themselves. Equal N and seed draw equal sentences.
+    """
+    number, rng = len(values), np.random.default_rng(seed)
+    found = [values.sum(axis=0, keepdims=True)]
+    step = max(1, _DRAWS // number)
+    for start in range(0, resamples, step):
+        places = np.arange(min(step, resamples - start))[:, None]
+        drawn = places * number + rng.integers(number, size=(len(places), number))
+        times = np.bincount(drawn.ravel(), minlength=len(places) * number)
+        found.append(times.reshape(len(places), number).astype(np.float64) @ values)
+    return np.concatenate(found)
+
+
+def interval(samples: Samples) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a score."""
+    low, high = np.nanpercentile(samples[1:], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def score_text(
-    encode: Encode, sentences: Sequence[str], size: int, unknown: int | None, *, is_unigram: bool
-) -> tuple[TextScore, np.ndarray]:
-    """Score a tokenizer on one or more sentences of a language; also count [V] int64 its ids."""
-    halves = np.zeros((2, size), np.int64)
-    numbers = np.zeros(2, np.int64)
-    half_of = [_half(sentence) for sentence in sentences]
-    for start in range(0, len(sentences), _BATCH):
-        batch = slice(start, start + _BATCH)
-        for half, ids in zip(half_of[batch], encode(sentences[batch]), strict=True):
-            np.add.at(halves[half], ids, 1)
-            numbers[half] += 1
-    counts = halves.sum(axis=0)
-    tokens, characters = max(int(counts.sum()), 1), sum(map(len, sentences))
-    words = sum(len(sentence.split()) for sentence in sentences)
-    has_words = characters <= _LONGEST_WORD * words
-    score = TextScore(
-        sentences=len(sentences),
-        tokens_per_sentence=tokens / len(sentences),
-        tokens_per_word=tokens / words if has_words else None,
-        characters_per_token=characters / tokens,
-        unknown_rate=float(counts[unknown] / tokens) if unknown is not None else 0.0,
-        alp=average_log_probability_of_halves(halves, numbers, unknown) if is_unigram else None,
-    )
-    return score, counts
+    segmenters: Sequence[Segmenter], sentences: Sequence[str]
+) -> tuple[list[dict[str, Samples]], list[np.ndarray]]:
+    """Score tokenizers on one or more sentences of a language; also count [V] int64 their ids."""
+    facts = [(1, len(one.split()), len(one), len(one.encode())) for one in sentences]
+    halves = np.array([_half(sentence) for sentence in sentences])
+    measured = [_measured(segmenter, sentences, halves) for segmenter in segmenters]
+    totals = resampled(np.hstack([np.array(facts, float), *(sums for sums, _ in measured)]))
+    of_text, *of_tokens = np.split(totals, range(4, totals.shape[1], 3), axis=1)
+    scores = [
+        text_scores(of_text, one, is_unigram=segmenter.kind == "unigram")
+        for segmenter, one in zip(segmenters, of_tokens, strict=True)
+    ]
+    return scores, [counts for _, counts in measured]
+
+
+def text_scores(
+    of_text: np.ndarray, of_tokens: np.ndarray, *, is_unigram: bool
+) -> dict[str, Samples]:
+    """Return samples by measure of totals [1 + R, 4] of a text and [1 + R, 3] of its tokens.
+
+    - `tokens_per_word`: of words between blanks; absent for scripts that write no blanks.
+    - `characters_per_token`, `bytes_per_token`: blanks included.
+    - `unknown_rate`: share of the tokens that are unknown; 0 for tokenizers without such a token.
+    - `bits_per_byte`: length of the code of `code_lengths`; absent if a half has no sentence.
+    - `alp`: the same in nats a sentence, negative: the average log probability (VoCap, Eq. 1) if
+      the segmentation is the likeliest one; absent if the tokenizer is no unigram model.
+    """
+    sentences, words, characters, num_bytes = of_text.T
+    tokens, unknown, nats = of_tokens.T
+    tokens = np.maximum(tokens, 1)
+    found = {"tokens_per_sentence": tokens / sentences}
+    if characters[0] <= _LONGEST_WORD * words[0]:
+        found["tokens_per_word"] = tokens / np.maximum(words, 1)
+    found["characters_per_token"] = characters / tokens
+    found["bytes_per_token"] = num_bytes / tokens
+    found["unknown_rate"] = unknown / tokens
+    if not np.isnan(nats[0]):
+        found["bits_per_byte"] = nats / np.log(2) / np.maximum(num_bytes, 1)
+        if is_unigram:
+            found["alp"] = -nats / sentences
+    return found
 
 
 def _half(sentence: str) -> int:
@@ -81,65 +113,72 @@ def _half(sentence: str) -> int:
     return hashlib.blake2b(sentence.encode(), digest_size=1).digest()[0] & 1
 
 
-def average_log_probability_of_halves(
-    counts: np.ndarray, sentences: np.ndarray, unknown: int | None
-) -> float | None:
-    """Compute ALP (Eq. 1) of each half of a text under the unigram distribution of the other.
+def _measured(
+    segmenter: Segmenter, sentences: Sequence[str], halves: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens, unknown ones and nats [N, 3] of sentences, and counts [V] of their ids."""
+    encoded = [
+        np.array(ids, np.int32)
+        for start in range(0, len(sentences), _BATCH)
+        for ids in segmenter.encode(sentences[start : start + _BATCH])
+    ]
+    lengths, ids = np.array([len(one) for one in encoded]), np.concatenate(encoded)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    lacking = np.bincount(owners[ids == segmenter.unknown], minlength=len(lengths))
+    nats = code_lengths(ids, halves[owners], segmenter.size, segmenter.unknown)
+    nats = np.bincount(owners, nats, len(lengths))
+    if len(set(halves)) < 2:
+        nats = np.full(len(lengths), np.nan)
+    return np.stack([lengths, lacking, nats], axis=1), np.bincount(ids, minlength=segmenter.size)
 
-    Probabilities from the text itself would favour vocabularies that fit a small sample more
-    closely. Pieces that the other half does not use share the smoothed remainder
-    (`smoothed_log_probs`). Unknown text costs ten nats more than the rarest piece, as in a
-    segmentation by SentencePiece.
 
-    `counts` [2, V] are occurrences of each piece in the best segmentations, `sentences` [2] the
-    sizes of the halves. Returns the mean over all sentences in nats a sentence; None if a half is
-    empty.
+def code_lengths(ids: np.ndarray, halves: np.ndarray, size: int, unknown: int | None) -> np.ndarray:
+    """Compute the length [tokens] in nats of each token in a code made for the other half.
+
+    The code is the unigram distribution of the tokens of the other half of the text. That of the
+    text itself would favour vocabularies that fit a small sample more closely. Pieces that the
+    other half does not use share the smoothed remainder (`smoothed_log_probs`). Unknown text costs
+    ten nats more than the rarest piece, as in a segmentation by SentencePiece.
     """
-    if not sentences.all():
-        return None
-    lacking = np.zeros(2) if unknown is None else counts[:, unknown]
-    pieces = counts if unknown is None else np.delete(counts, unknown, axis=1)
-    total = 0.0
-    for own, other in ((0, 1), (1, 0)):
-        log_probs = smoothed_log_probs(pieces[other])
-        total += average_log_probability(np.append(pieces[own], lacking[own]), log_probs, 1)
-    return total / float(sentences.sum())
+    nats = np.zeros(len(ids))
+    for half in (0, 1):
+        counts = np.bincount(ids[halves != half], minlength=size)
+        if unknown is None:
+            log_probs = smoothed_log_probs(counts)
+        else:
+            *pieces, lacking = smoothed_log_probs(np.delete(counts, unknown))
+            log_probs = np.insert(pieces, unknown, lacking)
+        nats[halves == half] = -log_probs[ids[halves == half]]
+    return nats
 
 
-def token_counts(encode: Encode, texts: Sequence[str]) -> np.ndarray:
-    """Return the number of tokens [N] int64 of each text."""
+def row_tokens(segmenter: Segmenter, rows: Rows) -> np.ndarray:
+    """Return the tokens [N, L] float64 of the cells of rows; NaN for a missing translation."""
+    cells = [cell for row in rows for cell in row]
     lengths = [
         len(ids)
-        for start in range(0, len(texts), _BATCH)
-        for ids in encode(texts[start : start + _BATCH])
+        for start in range(0, len(cells), _BATCH)
+        for ids in segmenter.encode(cells[start : start + _BATCH])
     ]
-    return np.array(lengths, np.int64)
+    has_text = np.array([bool(cell) for cell in cells], bool)
+    return np.where(has_text, lengths, np.nan).reshape(len(rows), -1)
 
 
-def tax(
-    encode: Encode, rows: Sequence[Sequence[str]], languages: Sequence[str], pivot: str
-) -> dict[str, tuple[int, int]]:
-    """Count the tokens of parallel sentences of each language, and of the same in the pivot.
+def taxes(tokens: np.ndarray, pivot: int) -> np.ndarray:
+    """Return samples [1 + R, L] of the tokens of each language by those of the pivot.
 
-    `rows` have a cell for each language, "" for a missing translation. A language counts the rows
-    that have both. Returns {} if the pivot is none of the languages.
+    `tokens` [N, L] are of parallel sentences, which are resampled together. A language counts the
+    rows that have both. NaN for a language without any.
     """
-    if pivot not in languages:
-        return {}
-    of_pivot = [row[languages.index(pivot)] for row in rows]
-    pivot_tokens = token_counts(encode, of_pivot)
-    found = {}
-    for column, language in enumerate(languages):
-        cells = [row[column] for row in rows]
-        both = np.array([bool(a and b) for a, b in zip(cells, of_pivot, strict=True)], bool)
-        if language != pivot and both.any():
-            own = token_counts(encode, [cells[i] for i in np.flatnonzero(both)])
-            found[language] = (int(own.sum()), int(pivot_tokens[both].sum()))
-    return found
+    has_both = ~np.isnan(tokens) & ~np.isnan(tokens[:, [pivot]])
+    sides = (np.where(has_both, one, 0.0) for one in (tokens, tokens[:, [pivot]]))
+    own, of_pivot = np.split(resampled(np.hstack(list(sides))), 2, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return own / of_pivot
 
 
-def gini(values: np.ndarray) -> float:
-    """Gini coefficient of positive values [N]: 0 if all are equal, below 1."""
-    ascending, count = np.sort(values), len(values)
+def gini(values: np.ndarray) -> Any:
+    """Gini coefficients [...] of positive values [..., N]: 0 if all are equal, below 1."""
+    ascending, count = np.sort(values, axis=-1), values.shape[-1]
     ranks = 2 * np.arange(1, count + 1) - count - 1
-    return float(ranks @ ascending / (count * ascending.sum()))
+    return ascending @ ranks / (count * ascending.sum(axis=-1))

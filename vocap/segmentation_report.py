@@ -1,120 +1,259 @@
 """Tables and plots of the scores of tokenizers, side by side."""
 
-import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from vocap import figures
-from vocap.segmentation import TextScore, TokenizerScore, gini
-from xlm.common import artifacts, tables
+from vocap.segmentation import Samples, TokenizerScore, gini, interval
+from xlm.common import artifacts, html_report, languages, tables
 
 _NOTE = """\
-- *ALP*: average log probability of a sentence in nats (VoCap, Eq. 1), of each half of the text
-  under the unigram distribution of the other. Larger is better. Only unigram models have one.
+- *±*: half of the 95 % interval, by bootstrap over sentences. The languages are fixed.
 - *words* are between blanks. Scripts without blanks have none.
-- *unknown*: share of the tokens.
+- *bits a byte*: unigram code of the tokenizer's own tokens, by their frequencies in the other half
+  of the text. Less is better. It compares the tokens of tokenizers of any kind on the same text. It
+  cannot tell pieces from segmentation, which only unigram models choose for a short code, and it
+  says nothing of context. Text that a tokenizer drops, such as case, costs nothing.
+- *ALP*: the same in nats a sentence, with its sign (VoCap, Eq. 1). Only unigram models have one.
+- *unknown*: share of the tokens. In bits a byte, one costs ten nats more than the rarest piece,
+  whatever text it hides.
 - *used*: share of the tokenizer's pieces that these texts use, which grows with the amount of text.
-- *tax*: tokens of a language by those of the same sentences in {pivot}.
-- *Gini*, *max/min*: of the tokens of all languages for the same sentences, {pivot} included. They
-  are 0 and 1 if all languages pay alike.
 - \\*: more than 1 % of the language's tokens are unknown. Each stands for a whole run of unknown
   characters, so lengths and tax flatter."""
 
-# Attribute of `TextScore`, by heading, and its format.
+_TAX_NOTE = """\
+*Tax*: tokens of a language by those of the same sentences in {pivot}. *Gini* and *max/min* are of
+the tokens of all languages for the same sentences, {pivot} included. They are 0 and 1 if all
+languages pay alike."""
+
+_REFERENCE_NOTE = """\
+*Tokens*: mean over languages of the ratio to {reference}, on the same sentences. A language counts
+as *fewer* or *more* if its 95 % interval leaves out equality."""
+
+# Measure of `text_scores`, by heading, and its format.
 _COLUMNS = {
-    "ALP, nats a sentence": ("alp", ".1f"),
     "tokens a sentence": ("tokens_per_sentence", ".1f"),
     "tokens a word": ("tokens_per_word", ".2f"),
-    "characters a token": ("characters_per_token", ".2f"),
+    "bytes a token": ("bytes_per_token", ".2f"),
+    "bits a byte": ("bits_per_byte", ".3f"),
+    "ALP, nats a sentence": ("alp", ".1f"),
     "unknown": ("unknown_rate", ".3%"),
 }
+_MEASURES = ("characters_per_token", *(measure for measure, _ in _COLUMNS.values()))
 _MANY_UNKNOWN = 0.01  # of the tokens
+_FEW = 30  # sentences, below which a percentile interval is too narrow
+_WORST = 5
 
 Scores = Mapping[str, TokenizerScore]  # by the name of the tokenizer
-Values = Mapping[str, Mapping[str, float]]  # by tokenizer and language
+Values = Mapping[str, Mapping[str, Samples]]  # by tokenizer and language
 
 
-def write_report(folder: pathlib.Path, scores: Scores, pivot: str) -> pathlib.Path:
-    """Write report.md with its plots, scores.csv and results.json; return the report's path."""
-    records = {name: dataclasses.asdict(one) for name, one in scores.items()}
+def write_report(
+    folder: pathlib.Path, scores: Scores, pivot: str, reference: str, about: str
+) -> pathlib.Path:
+    """Write report.md and .html, plots, scores.csv and results.json; return the first's path.
+
+    `about` says in Markdown what was scored. `reference` is the tokenizer to compare with.
+    """
+    records = {name: _record(one) for name, one in scores.items()}
     artifacts.write_json(folder / "results.json", records)
-    artifacts.write_text(folder / "scores.csv", tables.comma_separated(_rows(scores)))
+    artifacts.write_text(folder / "scores.csv", tables.comma_separated(_rows(records)))
     lacking = {name: _lacking(one) for name, one in scores.items()}
-    sections = ["# Tokenizers", summary_table(scores), _NOTE.format(pivot=pivot)]
-    for heading, (attribute, form) in {**_COLUMNS, f"tax against {pivot}": ("tax", ".2f")}.items():
-        values: dict[str, dict[str, float]] = {}
-        for row in _rows(scores):
-            if row[attribute] is not None:
-                values.setdefault(row["tokenizer"], {})[row["language"]] = row[attribute]
+    parts = ["# Tokenizers", about, *summary(scores, pivot, reference), "## Notes", _NOTE]
+    headings = {heading: (heading, *rest) for heading, rest in _COLUMNS.items()}
+    by_others = f"tokens by those of {reference}"
+    headings |= {
+        by_others: ("price", "price", ".3f"),
+        f"tax against {languages.label(pivot)}": ("tax", "tax", ".2f"),
+    }
+    for heading, (_, measure, form) in headings.items():
+        values = _values(scores, measure, reference)
         if values:
-            _plot(values, heading, folder / f"{attribute}.png")
-            table = language_table(values, form, lacking)
-            image = f"![{heading}]({attribute}.png)"
-            sections += [f"## {heading[0].upper()}{heading[1:]}", table, image]
-    path = folder / "report.md"
-    artifacts.write_text(path, tables.page(*sections))
-    return path
+            _plot(values, heading, folder / f"{measure}.png")
+            title = tables.escaped(heading[0].upper() + heading[1:])
+            parts += [f"## {title}", language_table(values, form, lacking)]
+            parts.append(f"![{title}]({measure}.png)")
+    return html_report.write(folder, tables.page(*parts))
 
 
-def _rows(scores: Scores) -> list[dict]:
-    fields = [field.name for field in dataclasses.fields(TextScore)]
-    return [
-        {
-            "tokenizer": name,
-            "language": language,
-            **{field: getattr(one.texts.get(language), field, None) for field in fields},
-            "tax": one.tax.get(language),
+def _values(scores: Scores, measure: str, reference: str) -> Values:
+    """Samples of a measure, of tokenizers that have any."""
+    if measure == "tax":
+        found = {name: dict(one.tax) for name, one in scores.items()}
+    elif measure == "price":
+        found = {name: prices(one, scores[reference]) for name, one in scores.items()}
+        found.pop(reference)
+    else:
+        found = {
+            name: {of: one[measure] for of, one in score.texts.items() if measure in one}
+            for name, score in scores.items()
         }
-        for name, one in scores.items()
-        for language in sorted({*one.texts, *one.tax})
+    return {name: one for name, one in found.items() if one}
+
+
+def prices(score: TokenizerScore, other: TokenizerScore) -> dict[str, Samples]:
+    """Return samples of a tokenizer's tokens by those of another, by language."""
+    key = "tokens_per_sentence"
+    return {
+        language: one[key] / other.texts[language][key]
+        for language, one in score.texts.items()
+        if language in other.texts
+    }
+
+
+def _record(score: TokenizerScore) -> dict:
+    """The scores as JSON: of a text, values and bounds of intervals by measure."""
+    texts = {
+        language: {"sentences": score.sentences[language]} | _bounded(one)
+        for language, one in score.texts.items()
+    }
+    tax = {language: _bounded({"tax": one}) for language, one in score.tax.items()}
+    return {"kind": score.kind, "size": score.size, "used": score.used, "texts": texts, "tax": tax}
+
+
+def _bounded(samples: Mapping[str, Samples]) -> dict[str, float]:
+    """Return value and interval of each measure: x, x_low, x_high, the latter to six digits."""
+    found: dict[str, float] = {}
+    for measure, one in samples.items():
+        bounds = float(one[0]), *(float(f"{bound:.6g}") for bound in interval(one))
+        found |= zip((measure, f"{measure}_low", f"{measure}_high"), bounds, strict=True)
+    return found
+
+
+def _rows(records: Mapping[str, dict]) -> list[dict]:
+    """The records as rows of one table."""
+    names = [f"{measure}{end}" for measure in (*_MEASURES, "tax") for end in ("", "_low", "_high")]
+    return [
+        {"tokenizer": name, "language": language, "name": languages.name_of(language)}
+        | dict.fromkeys(["sentences", *names])
+        | one["texts"].get(language, {})
+        | one["tax"].get(language, {})
+        for name, one in records.items()
+        for language in sorted({*one["texts"], *one["tax"]})
     ]
 
 
 def _lacking(score: TokenizerScore) -> set[str]:
-    return {language for language, one in score.texts.items() if one.unknown_rate > _MANY_UNKNOWN}
+    return {
+        language for language, one in score.texts.items() if one["unknown_rate"][0] > _MANY_UNKNOWN
+    }
+
+
+def summary(scores: Scores, pivot: str, reference: str) -> list[str]:
+    """Return the tables of a line per tokenizer, with means over languages, in Markdown."""
+    parts = [summary_table(scores), _widths(scores)]
+    if any(one.tax for one in scores.values()):
+        parts += ["## Cost across languages", _TAX_NOTE.format(pivot=languages.label(pivot))]
+        parts += [cost_table(scores), _worst(scores, "tax", reference, ".2f")]
+    if len(scores) > 1:
+        shown = tables.escaped(reference)
+        parts += [f"## Against {shown}", _REFERENCE_NOTE.format(reference=shown)]
+        parts += [reference_table(scores, reference)]
+        parts.append(_worst(scores, "price", reference, ".3f"))
+    return parts
 
 
 def summary_table(scores: Scores) -> str:
-    """Return a Markdown table: a line per tokenizer, means over languages."""
     rows = []
     for name, one in scores.items():
-        means = {
-            heading: tables.mean_of(getattr(text, attribute) for text in one.texts.values())
-            for heading, (attribute, _) in _COLUMNS.items()
-        }
+        row = {"": tables.escaped(name), "kind": one.kind, "pieces": f"{one.size:,}"}
+        row["used"] = f"{one.used:.1%}"
+        for heading, (measure, form) in _COLUMNS.items():
+            found = [of[measure] for of in one.texts.values() if measure in of]
+            row[heading] = _with_width(np.mean(found, axis=0), form) if found else ""
+        rows.append(row)
+    return tables.markdown(rows, left=2)
+
+
+def _with_width(samples: Samples, form: str) -> str:
+    low, high = interval(samples)
+    return f"{samples[0]:{form}} ± {(high - low) / 2:{form}}"
+
+
+def _widths(scores: Scores) -> str:
+    """Say how far the number of tokens is known, and where there are few sentences."""
+    name, one = next(iter(scores.items()))
+    widths = {}
+    for language, of in one.texts.items():
+        low, high = interval(of["tokens_per_sentence"])
+        widths[language] = (high - low) / 2 / of["tokens_per_sentence"][0]
+    most, least = (f(widths, key=lambda language: widths[language]) for f in (max, min))
+    text = " to ".join(
+        f"± {widths[of]:.1%} ({languages.label(of)}, {one.sentences[of]:,} sentences)"
+        for of in dict.fromkeys([least, most])
+    )
+    text = f"Tokens a sentence of {tables.escaped(name)} are known to {text}."
+    if few := [of for of, number in one.sentences.items() if number < _FEW]:
+        named = ", ".join(map(languages.label, few))
+        text += f" Below {_FEW} sentences intervals are too narrow: {named}."
+    return text
+
+
+def cost_table(scores: Scores) -> str:
+    rows = []
+    for name, one in scores.items():
         lacking = _lacking(one)
-        known = {language: tax for language, tax in one.tax.items() if language not in lacking}
+        known = [samples for language, samples in one.tax.items() if language not in lacking]
+        if not known:
+            rows.append({"": tables.escaped(name)})
+            continue
         # A tax alone would favour tokenizers that are bad at the pivot.
-        costs = np.array([1.0, *known.values()])
-        highest = max(known, key=lambda language: known[language], default=None)
+        costs = np.stack([np.ones_like(known[0]), *known], axis=-1)
+        extremes = costs.max(axis=-1) / costs.min(axis=-1)
         rows.append(
             {
-                "": name,
-                "kind": one.kind,
-                "pieces": one.size,
-                "used": one.used,
-                **means,
-                "tax, mean without *": tables.mean_of(known.values()),
-                "tax, highest": f"{known[highest]:.2f} ({highest})" if highest else "",
-                "Gini": gini(costs) if highest else None,
-                "max/min": costs.max() / costs.min() if highest else None,
+                "": tables.escaped(name),
+                "tax, mean without *": _with_width(np.mean(known, axis=0), ".2f"),
+                "Gini": _with_width(gini(costs), ".3f"),
+                "max/min": _with_width(extremes, ".2f"),
             }
         )
-    formats = {heading: form for heading, (_, form) in _COLUMNS.items()}
-    formats |= {"pieces": ",", "used": ".1%", "tax, mean without *": ".2f", "Gini": ".3f"}
-    formats["max/min"] = ".2f"
-    return tables.markdown(rows, formats, left=2)
+    return tables.markdown(rows)
+
+
+def reference_table(scores: Scores, reference: str) -> str:
+    rows = []
+    for name, found in _values(scores, "price", reference).items():
+        intervals = [interval(samples) for samples in found.values()]
+        fewer, more = sum(high < 1 for _, high in intervals), sum(low > 1 for low, _ in intervals)
+        low, high = interval(mean := np.mean(list(found.values()), axis=0))
+        rows.append(
+            {
+                "": tables.escaped(name),
+                "tokens": f"{mean[0] - 1:+.1%}",
+                "95 % interval": f"{low - 1:+.1%} to {high - 1:+.1%}",
+                "languages with fewer": fewer,
+                "with more": more,
+                "undecided": len(found) - fewer - more,
+            }
+        )
+    return tables.markdown(rows)
+
+
+def _worst(scores: Scores, measure: str, reference: str, form: str) -> str:
+    """List the languages with the largest values, a line per tokenizer."""
+    lines = []
+    for name, found in _values(scores, measure, reference).items():
+        worst = sorted(found, key=lambda language: -found[language][0])[:_WORST]
+        lacking = _lacking(scores[name])
+        named = (
+            f"{languages.label(one)} {found[one][0]:{form}}" + " \\*" * (one in lacking)
+            for one in worst
+        )
+        lines.append(f"- **{tables.escaped(name)}** costs most in {', '.join(named)}")
+    return "\n".join(lines)
 
 
 def language_table(values: Values, form: str, lacking: Mapping[str, Collection[str]]) -> str:
     """Return a Markdown table, a column per tokenizer; it marks each one's `lacking` languages."""
     rows = [
-        {"language": language, **dict.fromkeys(values)}
+        {"language": languages.label(language), **dict.fromkeys(map(tables.escaped, values))}
         | {
-            name: f"{found[language]:{form}}{' *' if language in lacking[name] else ''}"
+            tables.escaped(name): ("* " if language in lacking[name] else "")
+            + _with_width(found[language], form)
             for name, found in values.items()
             if language in found
         }
@@ -126,13 +265,13 @@ def language_table(values: Values, form: str, lacking: Mapping[str, Collection[s
 def _plot(values: Values, label: str, path: pathlib.Path) -> None:
     """Plot a row per language, those with the largest value of the first tokenizer at the top."""
     first = next(iter(values.values()))
-    languages = {language for found in values.values() for language in found}
-    names = sorted(languages, key=lambda one: (-first.get(one, 0.0), one))
-    figure, axes = figures.rows(names, row=0.24)
+    found_in: Sequence[str] = sorted({language for found in values.values() for language in found})
+    names = sorted(found_in, key=lambda one: -first[one][0] if one in first else 0.0)
+    figure, axes = figures.rows([languages.label(one) for one in names], row=0.24)
     for (tokenizer, found), marker in zip(
         values.items(), itertools.cycle("o^sDvP*Xd<>"), strict=False
     ):
-        places = [(found[name], row) for row, name in enumerate(names) if name in found]
+        places = [(found[name][0], row) for row, name in enumerate(names) if name in found]
         axes.plot(*zip(*places, strict=True), marker, ms=5, label=tokenizer)
     axes.set_xlabel(label)
     figures.legend(figure, place="upper", columns=4)

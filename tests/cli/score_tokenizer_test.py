@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from input_pipeline import text_files
 from tests import commands
 from tests.folders import FolderTest
 from vocap import merge
@@ -92,6 +93,10 @@ class SegmenterTest(FolderTest):
             read_segmenter(self.folder / "empty")
 
 
+def taxes(record: dict) -> dict[str, float]:
+    return {language: one["tax"] for language, one in record["tax"].items()}
+
+
 class CommandTest(FolderTest):
     def setUp(self):
         super().setUp()
@@ -115,9 +120,11 @@ class CommandTest(FolderTest):
         processor = read_segmenter(model)
         tokens = [sum(map(len, processor.encode(side)))
                   for side in (["cd cd", "h", "cd cd cd"], ["ab", "abc", "h g f"])]  # fmt: skip
-        self.assertEqual(results["one"]["tax"], {"sw": tokens[0] / tokens[1]})
+        self.assertEqual(taxes(results["one"]), {"sw": tokens[0] / tokens[1]})
         self.assertEqual(list(results["one"]["texts"]), ["en", "sw"])
-        self.assertIn("tax against en", (self.folder / "out" / "report.md").read_text("utf-8"))
+        self.assertIn(
+            "## Tax against en English\n", (self.folder / "out" / "report.md").read_text("utf-8")
+        )
 
     def test_the_text_may_be_the_parallel_text(self):
         for language, lines in (("en", LINES), ("sw", ["cd", "", "e f", "h"])):
@@ -128,7 +135,7 @@ class CommandTest(FolderTest):
         encode = read_segmenter(self.folder / "spm.model").encode
         tokens = [sum(map(len, encode(side)))
                   for side in (["cd", "e f", "h"], [LINES[0], *LINES[2:]])]  # fmt: skip
-        self.assertEqual(results["a"]["tax"], {"sw": tokens[0] / tokens[1]})
+        self.assertEqual(taxes(results["a"]), {"sw": tokens[0] / tokens[1]})
         counts = {name: one["sentences"] for name, one in results["a"]["texts"].items()}
         self.assertEqual(counts, {"en": 4, "sw": 3})
 
@@ -159,6 +166,40 @@ class CommandTest(FolderTest):
         with self.assertNoLogs(level="WARNING"):
             self.run_main(model, parallel, "--languages=sw")
             self.run_main(model, f"--parallel={self.folder / 'pairs.tsv'}")
+
+    def test_bad_lines_are_counted_and_skipped(self):
+        flags = (f"--tokenizers=a={self.folder / 'spm.model'}", f"--parallel={self.folder}/rows")
+        record = [{"text": "e f g h"}, {"text": "\ud800 cd"}, {"text": "ab\0"}, {"text": "cd"}]
+        lines = [f"{json.dumps(one)}\n".encode() for one in record]
+        self.write("text/de.jsonl", b"".join(lines))
+        self.write("text/en.txt", b"ab cd\nab \xff\nc\0d\n\xed\xa0\x80\nabc\n")
+        self.write("rows/en.txt", b"ab\nabc \xff\nab\n")
+        self.write("rows/sw.txt", b"cd\nh h h h h h h h\ncd cd\n")
+        told = (
+            r"en.txt: skipped 3 lines .*iconv",
+            "de.jsonl: skipped 2 ",
+            "rows.en.txt: skipped 1 ",
+        )
+        with self.assert_told(*told):
+            self.run_main(*flags)
+        with self.assertRaisesRegex(ValueError, "not UTF-8"):  # elsewhere
+            list(text_files.read_lines(self.folder / "text/en.txt"))
+        found = artifacts.read_json(self.folder / "out" / "results.json")["a"]
+        sentences = {name: one["sentences"] for name, one in found["texts"].items()}
+        self.assertEqual(sentences, {"de": 2, "en": 2, "sw": 6})
+        encode = read_segmenter(self.folder / "spm.model").encode
+        tokens = [sum(map(len, encode(side))) for side in (["cd", "cd cd"], ["ab", "ab"])]
+        self.assertEqual(taxes(found), {"sw": tokens[0] / tokens[1]})
+
+    def test_the_reference_is_a_tokenizer(self):
+        model = self.folder / "spm.model"
+        flags = (f"--tokenizers=a={model},b={model}", "--reference=b")
+        self.run_main(*flags)
+        page = (self.folder / "out" / "report.md").read_text("utf-8")
+        self.assertIn("## Against b\n", page)
+        self.assertIn("| a | +0.0% | +0.0% to +0.0% | 0 | 0 | 2 |", page)
+        with self.assertRaisesRegex(ValueError, "--reference: no tokenizer is called 'c'; .* a, b"):
+            self.run_main(*flags[:1], "--reference=c")
 
     def test_languages(self):
         model = self.folder / "spm.model"

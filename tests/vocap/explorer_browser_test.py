@@ -4,19 +4,17 @@ import html.parser
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import tempfile
 
 from absl.testing import absltest
 from ml_collections import ConfigDict
 
+from tests import browser
 from tests.vocap.explorer_test import BUILD, allocated, made_up_curves, made_up_data
 from vocap import explorer
 from xlm.experiment import data as data_builders
 from xlm.experiment.schema import default_config
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 VIEWS = [(T, beta) for T in (700, 1500, 3000, 4321, 6000) for beta in (0.0, 0.3, 1.0)]
 KEYS = ["ArrowDown", "ArrowDown", "ArrowUp", "End", "ArrowDown", "Home", "ArrowUp"]
 VISIT = pathlib.Path(__file__).with_name("explorer_visit.js")
@@ -32,30 +30,11 @@ window.onerror = (message) => { seen.errors.push(message); };
 class BrowserTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
-        self.browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-        if self.browser is None:
-            self.skipTest(
-                f"none of the browsers {', '.join(BROWSERS)} is installed; on Debian: apt-get "
-                "install chromium"
-            )
-        # A process of the browser may outlive it for a moment, and write to the profile.
-        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.folder = pathlib.Path(self.enter_context(temporary))
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
         self.page = explorer.fill_template(made_up_data())
 
     def open(self, page: str, fragment: str = "") -> str:
-        """The document after its scripts have run."""
-        path = self.folder / "report.html"
-        path.write_text(page, encoding="utf-8")
-        result = subprocess.run(
-            [self.browser, "--headless=new", "--no-sandbox", "--disable-gpu",
-             "--disable-dev-shm-usage", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND",
-             f"--user-data-dir={self.folder / 'profile'}", "--virtual-time-budget=10000",
-             "--dump-dom", f"{path.as_uri()}{fragment}"],
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result.stdout
+        return browser.document(self, page, fragment)
 
     def visit(self) -> dict:
         """Page as a person sees it who uses it."""

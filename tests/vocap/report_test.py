@@ -255,9 +255,12 @@ class PageTest(parameterized.TestCase):
         page = (folder / "report.md").read_text(encoding="utf-8")
         named = set(re.findall(r"\]\((.*?)\)", page))
         self.assertEqual(
-            {path.name for path in folder.iterdir()}, named | {"report.md", "allocation.json"}
+            {path.name for path in folder.iterdir()},
+            named | {"report.md", "report.html", "allocation.json"},
         )
-        self.assertEqual("report.html" in named, method == "vocap")
+        content = (folder / "report.html").read_text(encoding="utf-8")
+        self.assertEqual('id="explorer"' in content, method == "vocap")
+        self.assertIn("<h2>Sizes</h2>", content)
         for path in folder.iterdir():
             self.assertNotEqual(path.read_bytes(), b"old")
         record = json.loads((folder / "allocation.json").read_text(encoding="utf-8"))

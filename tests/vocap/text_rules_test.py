@@ -7,9 +7,10 @@ import sys
 import tempfile
 import unicodedata
 
-import regex
 import sentencepiece as spm
+import tokenizers
 from absl.testing import parameterized
+from tokenizers import pre_tokenizers
 
 import vocap
 from tests.vocap import texts
@@ -87,12 +88,12 @@ class NormalizerTest(parameterized.TestCase):
 def counted(pattern: str, lines: list[str]) -> collections.Counter[str]:
     """The slow reference: matches of a regular expression in whole normalised lines."""
     normalize = TextRules().processor().normalize
-    matches = (
-        match
-        for line in lines
-        for match in regex.findall(pattern, normalize(line).replace(SPACE, " "))
-    )
-    return collections.Counter(match.replace(" ", SPACE) for match in matches)
+    splitter = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    found: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        matches = splitter.pre_tokenize_str(normalize(line).replace(SPACE, " "))
+        found.update(match.replace(" ", SPACE) for match, _ in matches)
+    return found
 
 
 class RunsTest(parameterized.TestCase):

@@ -5,9 +5,9 @@
 
 Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
 its phases in DIR/train/pair_weights.json, even during training, and sentence pairs from DIR/rows.
-Writes report.md, its plot and pair_weights.json to DIR/report/pairs (XY-LENT Section 6.6, Figure
-4), with the pairs whose losses their languages do not explain. `evaluation.seed` draws the
-examples, whatever the weights are.
+Writes report.md, report.html, a plot and pair_weights.json to DIR/report/pairs (XY-LENT Section
+6.6, Figure 4), with the pairs whose losses their languages do not explain. `evaluation.seed` draws
+the examples, whatever the weights are.
 """
 
 import pathlib
@@ -20,6 +20,7 @@ from ml_collections import config_flags
 from input_pipeline.bitext import language_pairs, pair_names
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import load_pair_record
+from xlm.common import html_report
 from xlm.evaluation import pair_report
 from xlm.experiment import data as data_builders
 from xlm.experiment import schema
@@ -43,7 +44,7 @@ def main(_) -> None:
     languages = dict(zip(pair_names(store), language_pairs(store), strict=True))
     folder = folders.report / "pairs"
     print(pair_report.write_pair_report(record, languages, examples, folder, _PAIRS.value))
-    print(f"report: {(folder / pair_report.REPORT).absolute()}")
+    print(f"report: {(folder / html_report.MARKDOWN).absolute()}")
 
 
 def pair_examples(

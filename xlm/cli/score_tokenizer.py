@@ -7,7 +7,8 @@ A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and 
 folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
 text that none of them was trained on. --parallel is a TSV or a folder of aligned files
 (docs/corpus_format.md). It compares the languages of --text with --pivot, which --text need not
-have. DIR gets report.md with plots, scores.csv and results.json.
+have. Lines that are not UTF-8 are skipped, with a warning. DIR gets report.html to sort and search,
+report.md with plots, scores.csv and results.json.
 """
 
 import dataclasses
@@ -18,11 +19,11 @@ import numpy as np
 from absl import flags, logging
 from tqdm import tqdm
 
-from input_pipeline import sources
+from input_pipeline import sources, text_files
 from input_pipeline.corpus import ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from vocap import segmentation, segmentation_report
-from xlm.common import outputs
+from xlm.common import html_report, outputs, tables
 from xlm.interop.segmenter import Segmenter, read_segmenter
 
 _TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer.")
@@ -30,6 +31,9 @@ _TEXT = flags.DEFINE_string("text", None, "Folder of text by language.")
 _PARALLEL = flags.DEFINE_list("parallel", [], "Parallel text: TSV files, folders, quoted patterns.")
 _LANGUAGES = flags.DEFINE_list("languages", [], "Languages to use; all by default.")
 _PIVOT = flags.DEFINE_string("pivot", "en", "Language that others are compared with.")
+_REFERENCE = flags.DEFINE_string(
+    "reference", "", "Name of the tokenizer that others are compared with; the first by default."
+)
 _SENTENCES = flags.DEFINE_integer(
     "sentences", 20_000, "Sentences of a language that are used, from the first on.", lower_bound=1
 )
@@ -42,13 +46,22 @@ def main(_) -> None:
     tokenizers = [one.partition("=")[2] for one in _TOKENIZERS.value]
     inputs = [_TEXT.value, *tokenizers, *_PARALLEL.value]
     with outputs.folder(_OUTPUT.value, inputs) as aside:
-        scores = _scores()
-        path = segmentation_report.write_report(aside, scores, _PIVOT.value)
-    print(segmentation_report.summary_table(scores))
-    print(f"report: {pathlib.Path(_OUTPUT.value, path.name)}")
+        segmenters = _read_segmenters()
+        reference = _REFERENCE.value or next(iter(segmenters))
+        if reference not in segmenters:
+            raise ValueError(
+                f"--reference: no tokenizer is called {reference!r}; there are "
+                f"{', '.join(segmenters)}; name one of these"
+            )
+        text, parallel = _read_text()
+        scores = _score(segmenters, text, parallel)
+        about = _about(text, parallel)
+        segmentation_report.write_report(aside, scores, _PIVOT.value, reference, about)
+    print(tables.page(*segmentation_report.summary(scores, _PIVOT.value, reference)))
+    print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")
 
 
-def _scores() -> dict[str, segmentation.TokenizerScore]:
+def _read_segmenters() -> dict[str, Segmenter]:
     segmenters: dict[str, Segmenter] = {}
     for one in _TOKENIZERS.value:
         name, _, path = one.partition("=")
@@ -57,29 +70,59 @@ def _scores() -> dict[str, segmentation.TokenizerScore]:
         if name in segmenters:
             raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
         segmenters[name] = read_segmenter(pathlib.Path(path))
+    return segmenters
+
+
+def _read_text() -> tuple[dict[str, list[str]], list[ParallelText]]:
+    """Read sentences by language, and parallel text; warn of lines that cannot be read."""
     paths = tuple(str(pathlib.Path(path).absolute()) for path in _PARALLEL.value)
     spec = CorpusSpec(
         root=_TEXT.value, text=("",), parallel_eval=paths,
         heldout_fraction=0.0, parallel_heldout_fraction=0.0,
     )  # fmt: skip
-    corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
-    found = sources.find_parallel(spec)
-    if _PARALLEL.value:
-        _check_pivot(found)
-    languages = _LANGUAGES.value or list(corpus.train)
-    if missing := sorted(set(languages) - set(corpus.train)):
-        raise ValueError(
-            f"--languages: {_TEXT.value} has no text in {', '.join(missing)}; there are "
-            f"{', '.join(corpus.train)}; name some of these, or add text"
-        )
-    _warn_of_untaxed(found, languages)
-    # Read separately, even if it is the same text: nothing is trained on either.
-    parallel = [
-        ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
-        for source in found
-    ]
+    with text_files.skipping_bad_lines() as skipped:
+        try:
+            corpus = load_corpus(dataclasses.replace(spec, parallel_eval=()))
+            found = sources.find_parallel(spec)
+            if _PARALLEL.value:
+                _check_pivot(found)
+            languages = _LANGUAGES.value or list(corpus.train)
+            if missing := sorted(set(languages) - set(corpus.train)):
+                raise ValueError(
+                    f"--languages: {_TEXT.value} has no text in {', '.join(missing)}; there are "
+                    f"{', '.join(corpus.train)}; name some of these, or add text"
+                )
+            _warn_of_untaxed(found, languages)
+            # Read separately, even if it is the same text: nothing is trained on either.
+            parallel = [
+                ParallelText(source.name, source.languages, tuple(filter(None, source.rows())))
+                for source in found
+            ]
+        finally:
+            for path, count in skipped.items():
+                logging.warning(
+                    "%s: skipped %d lines that are not UTF-8, or hold NUL or half a character; if "
+                    "these are many, %s", path, count, text_files.CONVERT,
+                )  # fmt: skip
     text = {language: corpus.sentences(language)[: _SENTENCES.value] for language in languages}
-    return {name: _score(name, one, text, parallel) for name, one in segmenters.items()}
+    return text, parallel
+
+
+def _about(text: Mapping[str, Sequence[str]], parallel: Sequence[ParallelText]) -> str:
+    """Say in Markdown what is scored."""
+    number = sum(map(len, text.values()))
+    items = [
+        f"- Text: {tables.escaped(_TEXT.value)}, {len(text)} languages, {number:,} sentences, at "
+        f"most {_SENTENCES.value:,} of a language.",
+        *(
+            f"- Parallel text: {tables.escaped(one.name)}, {len(one.languages)} languages, "
+            f"{len(one.rows):,} rows."
+            for one in parallel
+        ),
+    ]
+    named = (one.partition("=") for one in _TOKENIZERS.value)
+    items += [f"- **{tables.escaped(name)}**: {tables.escaped(path)}" for name, _, path in named]
+    return "\n".join(items)
 
 
 def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
@@ -121,33 +164,36 @@ def _languages_of(parallel: Sequence[ParallelSource]) -> list[str]:
 
 
 def _score(
-    name: str,
-    segmenter: Segmenter,
+    segmenters: Mapping[str, Segmenter],
     text: Mapping[str, Sequence[str]],
     parallel: Sequence[ParallelText],
-) -> segmentation.TokenizerScore:
-    texts: dict[str, segmentation.TextScore] = {}
-    is_used = np.zeros(segmenter.size, bool)
-    for language in tqdm(text, name, unit="language"):
-        texts[language], counts = segmentation.score_text(
-            segmenter.encode, text[language], segmenter.size, segmenter.unknown,
-            is_unigram=segmenter.kind == "unigram",
-        )  # fmt: skip
-        is_used |= counts > 0
-    # Tokens of a language and of the pivot, over all its parallel text.
-    totals: dict[str, np.ndarray] = {}
-    for one in parallel:
-        found = segmentation.tax(segmenter.encode, one.rows, one.languages, _PIVOT.value)
-        for language, numbers in found.items():
-            totals[language] = totals.get(language, 0) + np.array(numbers)
-    return segmentation.TokenizerScore(
-        kind=segmenter.kind,
-        size=segmenter.size,
-        used=float(is_used[segmenter.is_piece].mean()),
-        texts=texts,
-        tax={
-            language: own / of_pivot
-            for language, (own, of_pivot) in ((key, n.tolist()) for key, n in totals.items())
-            if language in text and of_pivot
-        },
-    )
+) -> dict[str, segmentation.TokenizerScore]:
+    texts: dict[str, dict[str, dict[str, np.ndarray]]] = {name: {} for name in segmenters}
+    is_used = {name: np.zeros(one.size, bool) for name, one in segmenters.items()}
+    for language in tqdm(text, unit="language"):
+        found = zip(*segmentation.score_text([*segmenters.values()], text[language]), strict=True)
+        for name, (score, counts) in zip(segmenters, found, strict=True):
+            texts[name][language] = score
+            is_used[name] |= counts > 0
+    # All parallel text together, in rows of the same languages.
+    languages = sorted({language for one in parallel for language in one.languages})
+    cells = [dict(zip(one.languages, row, strict=True)) for one in parallel for row in one.rows]
+    rows = [[row.get(language, "") for language in languages] for row in cells]
+    scores = {}
+    for name, one in segmenters.items():
+        tax = {}
+        if rows:
+            samples = segmentation.taxes(
+                segmentation.row_tokens(one, rows), languages.index(_PIVOT.value)
+            )
+            tax = {
+                language: column
+                for language, column in zip(languages, samples.T, strict=True)
+                if language != _PIVOT.value and language in text and np.isfinite(column[0])
+            }
+        sentences = {language: len(lines) for language, lines in text.items()}
+        used = float(is_used[name][one.is_piece].mean())
+        scores[name] = segmentation.TokenizerScore(
+            one.kind, one.size, used, sentences, texts[name], tax
+        )
+    return scores

@@ -18,9 +18,9 @@ import numpy as np
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
 from vocap import figures
-from xlm.common import artifacts, tables
+from xlm.common import artifacts, html_report, tables
 
-PLOT, REPORT, RESULTS = "pair_weights.png", "report.md", "pair_weights.json"
+PLOT, RESULTS = "pair_weights.png", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
 # Ratios and excesses that should be equal, as of unseen pairs, differ in the last bits of float64.
@@ -159,7 +159,7 @@ def write_pair_report(
             for pair, found in text_of.items()
         ),
     )
-    artifacts.write_text(folder / REPORT, text)
+    html_report.write(folder, text)
     results = {
         "up": [one["pair"] for one in up], "down": [one["pair"] for one in down],
         "pairs": ranked, "excess": excess, "examples": text_of,

@@ -12,7 +12,7 @@ import numpy as np
 
 from input_pipeline.pair_sampling import PairSampling, PairSamplingSettings
 from vocap import figures
-from xlm.common import artifacts, tables
+from xlm.common import artifacts, html_report, tables
 
 _TITLES = {
     "alpha": "alpha: n^alpha, by set",
@@ -70,9 +70,7 @@ def write_report(
         "## Pairs that repeat most, of each method epochs",
         _repeats_table(first, epochs, settings.method),
     )
-    path = folder / "report.md"
-    artifacts.write_text(path, page)
-    return path
+    return html_report.write(folder, page)
 
 
 _TABLE_NOTE = """\

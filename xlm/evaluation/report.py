@@ -11,7 +11,7 @@ from knn_sampling.settings import OutputLayerSettings
 from vocap import figures
 from vocap.record import allocated
 from vocap.report import allocation_table
-from xlm.common import artifacts, tables
+from xlm.common import artifacts, html_report, tables
 from xlm.evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from xlm.evaluation.masked_lm import LanguageLoss
 from xlm.evaluation.replaced_token import Detection
@@ -37,7 +37,7 @@ def write_report(
     output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
     full_softmax_from: int | None,
 ) -> pathlib.Path:  # fmt: skip
-    """Write report.md, its plots and results.json into `folder`; return the report's path.
+    """Write report.md and .html, plots and results.json into `folder`; return the first's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
     exact from `full_softmax_from` on, see `MaskedLM`; None if it never is.
@@ -72,9 +72,7 @@ def write_report(
         path = folder / "candidates.png"
         _plot_candidates(metrics, output_layer.capacity, exact_from, path)
         parts += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.png)"]
-    path = folder / "report.md"
-    artifacts.write_text(path, tables.page(*parts))
-    return path
+    return html_report.write(folder, tables.page(*parts))
 
 
 _SAMPLED_NOTE = """\

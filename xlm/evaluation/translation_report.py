@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vocap import figures
-from xlm.common import artifacts, tables
+from xlm.common import html_report, tables
 from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines
 
 NUM_EXAMPLES = 10
-REPORT, PLOT = "report.md", "bleu.png"
+PLOT = "bleu.png"
 _PREFIX = "validation/bleu/"
 _LINE = ("id", "source", "reference", "prediction")
 
@@ -49,7 +49,7 @@ def write(
             items = [f"   - {name}: {tables.text_cell(text)}" for name, text in texts.items()]
             source = f"{one['id']}. {tables.text_cell(one['source'])}".rstrip()
             parts += [source, "\n".join(items)]
-    artifacts.write_text(folder / REPORT, tables.page(*parts))
+    html_report.write(folder, tables.page(*parts))
 
 
 def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:

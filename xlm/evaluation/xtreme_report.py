@@ -9,7 +9,7 @@ import numpy as np
 
 from input_pipeline.tasks.tasks import TASKS
 from vocap import figures
-from xlm.common import artifacts, tables
+from xlm.common import artifacts, html_report, tables
 from xlm.evaluation import xtreme_runs
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
 from xlm.evaluation.xtreme_runs import Variant, average, averaged_languages, names, transfer_gap
@@ -27,14 +27,12 @@ _RULES = {
 def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
-    """Write report.md, scores.csv, averages.csv and a plot a task; return the report's path."""
+    """Write report.md and .html, two tables as CSV and a plot a task; return the first's path."""
     for task, of_task in _by_task(xtreme_runs.chosen(variants)).items():
         _plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
     for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
         artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
-    path = folder / "report.md"
-    artifacts.write_text(path, page(variants, published))
-    return path
+    return html_report.write(folder, page(variants, published))
 
 
 def page(variants: Sequence[Variant], published: Published) -> str:

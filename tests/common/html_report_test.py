@@ -1,0 +1,121 @@
+"""Reports as HTML: the same content as in Markdown, no HTML of others, sorting and searching."""
+
+import base64
+import html
+import html.parser
+import json
+import pathlib
+import re
+import tempfile
+
+from absl.testing import parameterized
+
+from tests import browser
+from xlm.common import html_report, languages, tables
+
+ROWS = [
+    {"language": "sw", "loss": 1.25, "tokens": "1,234", "note": "b"},
+    {"language": "zh_Hant", "loss": None, "tokens": "* 56", "note": ""},
+    {"language": "en", "loss": -2.0, "tokens": "9,000,000 (largest)", "note": "a | c"},
+    *({"language": f"q{letter}a", "loss": 0.5, "tokens": "7", "note": "c"} for letter in "aeiouy"),
+]
+NAMED = ["sw Swahili", "zh_Hant Chinese (Traditional)", "en English"]
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+VISIT = """<script>
+const column = () => [...document.querySelectorAll("tbody tr")].filter((row) => !row.hidden)
+  .map((row) => row.cells[0].textContent.split(" ")[0]);
+const seen = [];
+document.querySelectorAll("thead button").forEach((button) => {
+  for (const time of [0, 1]) { button.click(); seen.push(column()); }
+});
+const input = document.querySelector("#filter");
+for (const word of ["swah", "TRADI", "nowhere", ""]) {
+  input.value = word;
+  input.dispatchEvent(new Event("input"));
+  seen.push(column());
+}
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+class Parsed(html.parser.HTMLParser):
+    """Cells, images, tags and attributes of a page."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.cells, self.tags, self.attributes = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+
+class PageTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def written(self, *parts: str) -> str:
+        html_report.write(self.folder, tables.page(*parts))
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+    def test_it_has_the_cells_names_and_images_of_the_report(self):
+        (self.folder / "loss.png").write_bytes(b"\x89PNG data")
+        page = self.written("# A \\*report", tables.markdown(ROWS, ".2f"), "![Loss](loss.png)")
+        cells = [cell.strip() for cell in Parsed(page).cells]
+        expected = [*ROWS[0]]
+        for row, name in zip(ROWS[:3], NAMED, strict=True):
+            expected += [name, tables.shown(row["loss"], ".2f"), row["tokens"], row["note"]]
+        self.assertEqual(cells[: len(expected)], expected)
+        self.assertIn("<title>A *report</title>", page)
+        data = base64.b64encode(b"\x89PNG data").decode()
+        self.assertIn(("src", f"data:image/png;base64,{data}"), Parsed(page).attributes)
+        self.assertNotRegex(page, r"(src|href)=.(?!data:)")
+        self.assertIn(
+            "default-src 'none'; img-src data:;", dict(Parsed(page).attributes)["content"]
+        )
+
+    def test_what_others_wrote_stays_text(self):
+        self.folder = self.folder / "in"
+        (self.folder.parent / "out.png").write_bytes(b"secret")
+        rows = [{"language": f"sw_{EVIL}", EVIL: EVIL, "x": tables.escaped(EVIL)}]
+        link = "[a](javascript:alert(3)) ![b](../out.png)"
+        page = self.written(f"# {EVIL}", EVIL, link, tables.markdown(rows))
+        found, clean = Parsed(page), Parsed(self.written("# A"))
+        self.assertEqual(found.tags.count("script"), clean.tags.count("script"))
+        self.assertEmpty([name for name, _ in found.attributes if name.startswith("on")])
+        self.assertEmpty([v for _, v in found.attributes if (v or "").startswith("javascript")])
+        self.assertEmpty([v for _, v in found.attributes if (v or "").startswith("data:")])
+        self.assertEqual(found.cells[-1].split("\n")[0].strip(), EVIL)
+
+    def test_a_person_sorts_and_searches(self):
+        table = tables.markdown(ROWS, ".2f", mean=["loss"])
+        page = self.written("# A", table).replace("</body>", f"{VISIT}</body>")
+        found = re.search("<title>(.*?)</title>", browser.document(self, page))
+        *seen, swahili, chinese, nothing, everything = json.loads(html.unescape(found[1]))
+        self.assertEqual((swahili, chinese, nothing), (["sw"], ["zh_Hant"], []))
+        self.assertLen(everything, len(ROWS) + 1)
+        self.assertEqual({order[-1] for order in seen}, {"mean"})
+        codes = sorted(row["language"] for row in ROWS)
+        self.assertEqual([seen[0][:-1], seen[1][:-1]], [codes, codes[::-1]])
+        # Numbers, the largest first; without a value last, either way.
+        self.assertEqual([seen[2][0], *seen[2][-3:-1]], ["sw", "en", "zh_Hant"])
+        self.assertEqual([seen[3][0], *seen[3][-3:-1]], ["en", "sw", "zh_Hant"])
+        self.assertEqual(seen[4][:3], ["en", "sw", "zh_Hant"])
+        self.assertEqual([*seen[7][:2], *seen[7][-2:]], ["en", "sw", "zh_Hant", "mean"])
+
+    @parameterized.parameters(
+        ("sw", "Swahili"), ("swh_Latn", "Swahili (Latin)"), ("spa-MX", "Spanish (MX)"),
+        ("zh_Hans", "Chinese (Simplified)"), ("xx", ""), ("Latn", ""), ("**mean**", ""),
+        ("sw_<b>", ""), ("aze-Latn Azerbaijani (Latin)", ""),
+    )  # fmt: skip
+    def test_names(self, code, name):
+        self.assertEqual(languages.name_of(code), name)
+        self.assertEqual(languages.label(code), f"{code} {name}".rstrip())
