@@ -46,31 +46,32 @@ def score(
     more than the rarest piece. Priced by its share, it would be cheap just where a vocabulary lacks
     many characters.
 
-    Where bytes spell unknown characters, `spelled` are the pieces, and such a character is as many
-    tokens as it has bytes.
+    For `spelled` see `num_tokens`.
     """
-    known = None if spelled is None else {piece for piece in spelled if len(piece) == 1}
     scores = {}
     for language, table in heldout.items():
         if not table.num_sentences:
             continue
         log_probs = smoothed_log_probs(counts_of(train[language])[:-1])
         counts = counts_of(table)
-        tokens = float(counts.sum())
-        if known is not None:
-            tokens += _bytes_outside(table, known) - float(counts[-1])
         scores[language] = Score(
             alp=average_log_probability(counts, log_probs, table.num_sentences),
-            tokens_per_sentence=tokens / table.num_sentences,
+            tokens_per_sentence=num_tokens(counts, table, spelled) / table.num_sentences,
             unknown_rate=float(counts[-1] / counts.sum()),
         )
     return scores
 
 
-def _bytes_outside(table: RunTable, known: Collection[str]) -> float:
-    """Count the bytes in UTF-8 of the characters of a text that are not known."""
+def num_tokens(counts: np.ndarray, table: RunTable, spelled: Collection[str] | None) -> float:
+    """Sum the counts [V + 1] of a text, its unknown characters, which are last, by their bytes.
+
+    They count once if `spelled`, the pieces beside which bytes spell what is unknown, is None.
+    """
+    if spelled is None:
+        return float(counts.sum())
+    known = {piece for piece in spelled if len(piece) == 1}
     codes, inverse = np.unique(table.text.characters, return_inverse=True)
     characters = map(chr, codes.tolist())
     sizes = np.array([0 if one in known else len(one.encode()) for one in characters])
     in_runs = np.add.reduceat(sizes[inverse], table.text.offsets[:-1])
-    return float(in_runs @ table.counts)
+    return float(counts[:-1].sum() + in_runs @ table.counts)

@@ -69,12 +69,12 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
     }
 
 
-def fill_template(data: Mapping[str, Any], report: str = "") -> str:
-    """Return the page with `data`, its styles, its scripts and the `report` in it."""
+def fill_template(data: Mapping[str, Any], report: str = "", name: str = "explorer") -> str:
+    """Return a page of this folder with `data`, its styles, its scripts and the `report` in it."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     page, style, script = (
-        (_FOLDER / f"explorer.{suffix}").read_text(encoding="utf-8")
-        for suffix in ("html", "css", "js")
+        (_FOLDER / file).read_text(encoding="utf-8")
+        for file in (f"{name}.html", "explorer.css", f"{name}.js")
     )
     parts = {
         "NO_NETWORK": html_report.NO_NETWORK,

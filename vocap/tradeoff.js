@@ -46,11 +46,11 @@ function table() {
   const most = Math.max(...tokens.flat(2));
   const order = languages.map((_, l) => l).sort((a, b) => now[b] - now[a]);
   $("rows").replaceChildren(...order.map((l) => {
-    const row = element("tr"), bar = element("td", undefined, { class: "bar" });
+    const row = element("tr"), bar = element("td", undefined, { class: "gauge" });
     bar.append(element("i", undefined, { style: `width: ${100 * now[l] / most}%` }),
                element("b", undefined, { style: `left: ${100 * before[l] / most}%`, title: "the build" }));
-    row.append(element("td", languages[l]), element("td", now[l].toFixed(1), { class: "number" }),
-               element("td", (now[l] / before[l]).toFixed(2), { class: "number" }), bar);
+    row.append(element("td", languages[l]), element("td", now[l].toFixed(1)),
+               element("td", (now[l] / before[l]).toFixed(2)), bar);
     return row;
   }));
 }
@@ -99,7 +99,7 @@ function nearest(values, wanted) {
   return values.reduce((best, _, i) => (distance(i) < distance(best) ? i : best), 0);
 }
 
-$("about").textContent = `${languages.length} languages, tokens a sentence of ${data.text} text. `
+$("about").textContent = `${languages.length} languages, tokens of a held-out sentence. `
   + `The build: T ${number.format(data.built.size)}, parity ${data.built.parity}.`;
 $("size").max = sizes.length - 1;
 $("parity").max = parities.length - 1;

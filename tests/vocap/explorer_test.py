@@ -52,7 +52,8 @@ def made_up_data() -> dict:
     for name, curve in curves.items():
         languages[name] = {"amount": AMOUNTS[name], "probability": q[name], "alp": list(curve.alp),
                            "sizes": list(curve.sizes), "allocated": built[name]}  # fmt: skip
-    record = {"settings": {"amounts": {}, **BUILD}, "languages": languages}
+    pieces = BUILD["target_size"] - len(SPECIALS)
+    record = {"settings": {"amounts": {}, **BUILD}, "languages": languages, "pieces": pieces}
     return explorer.explorer_data(record, trace_courses(curves, q, BETAS))
 
 

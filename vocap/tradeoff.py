@@ -1,0 +1,92 @@
+"""Tokens of each language at other sizes and parities of a union, and the page that shows them.
+
+The method "union" has no steps as Algorithm 1 has, and so nothing for `explorer` to show. Here
+vocabularies are trained on a grid: for each parity one training for the sizes up to the build's,
+and one each for larger ones, as far as the text fills them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vocap import comparison, explorer, runs, seeds, union
+from vocap.runs import RunTable
+from vocap.settings import UNIGRAM, VocabularySettings
+
+PARITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SMALLER, _LARGER = (0.25, 0.5, 0.75), (1.5, 2.0)  # sizes, by the build's
+
+
+@dataclasses.dataclass(frozen=True)
+class Tradeoff:
+    """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language."""
+
+    parities: tuple[float, ...]
+    sizes: tuple[int, ...]
+    languages: tuple[str, ...]
+    tokens: tuple[tuple[tuple[float, ...], ...], ...]
+
+
+def measure(
+    tables: Mapping[str, RunTable],
+    shares: Mapping[str, float],
+    fairest: Mapping[str, float],
+    heldout: Mapping[str, RunTable],
+    settings: VocabularySettings,
+) -> Tradeoff:
+    """Train the grid on `tables`, and count tokens of held-out text.
+
+    `shares` are those of parity 0, and `fairest` those of parity 1; see `union.between`.
+    """
+    parities, budget = sorted({*PARITIES, settings.parity}), settings.budget
+    mixture = runs.mixture(tables, shares)
+    covered = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
+    smaller = [int(part * budget) for part in _SMALLER if part * budget > len(covered.alphabet)]
+    found = []
+    for parity in parities:
+        of = union.between(shares, fairest, parity)
+        rows = dict(_tokens(tables, of, heldout, settings, [*smaller, budget]))
+        for part in _LARGER:
+            try:
+                rows |= _tokens(tables, of, heldout, settings, [int(part * budget)])
+            except ValueError:  # the text offers no more pieces
+                break
+        found.append(rows)
+    sizes = sorted(set(found[0]).intersection(*found[1:]))
+    fixed = settings.target_size - budget
+    return Tradeoff(
+        tuple(parities), tuple(size + fixed for size in sizes), tuple(heldout),
+        tuple(tuple(rows[size] for size in sizes) for rows in found),
+    )  # fmt: skip
+
+
+def _tokens(
+    tables: Mapping[str, RunTable],
+    shares: Mapping[str, float],
+    heldout: Mapping[str, RunTable],
+    settings: VocabularySettings,
+    budgets: list[int],
+) -> dict[int, tuple[float, ...]]:
+    """Return the tokens a sentence of each language at each number of pieces."""
+    found = {}
+    trained = union.train_sizes(tables, shares, settings, budgets)
+    for budget, (pieces, scores) in zip(budgets, trained, strict=True):
+        counts_of = comparison.counter(pieces, scores, UNIGRAM)
+        spelled = pieces if settings.byte_fallback else None
+        found[budget] = tuple(
+            comparison.num_tokens(counts_of(table), table, spelled) / table.num_sentences
+            for table in heldout.values()
+        )
+    return found
+
+
+def page(tradeoff: Tradeoff, settings: VocabularySettings, report: str) -> str:
+    """Return a self-contained page to explore sizes and parities, with the build's report in it."""
+    data: dict[str, Any] = {
+        "built": {"size": settings.target_size, "parity": settings.parity},
+        "parities": tradeoff.parities,
+        "sizes": tradeoff.sizes,
+        "languages": tradeoff.languages,
+        "tokens": [[[round(n, 3) for n in one] for one in of] for of in tradeoff.tokens],
+    }
+    return explorer.fill_template(data, report, "tradeoff")
