@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 RULES = {
     "fault": Rule("files damaged, or with lines that are no JSON", "copy them again", 0),
     "empty": Rule("empty files", "remove them", 0),
-    "other_language": Rule("lines in another language of the corpus", "drop these lines", 0.002),
+    "other_language": Rule("lines more like another language", "drop these lines", 0.002),
     "other_script": Rule("lines in another script", "drop these lines", 0.003),
     "boilerplate": Rule("lines found in many documents", "keep one copy of each", 0.002),
     "repeated_lines": Rule("repeated lines", "keep one copy of each", 0.003),

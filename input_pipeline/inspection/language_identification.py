@@ -30,8 +30,9 @@ _PRIOR = 3000.0
 _OVERLAP = 3.0
 _EVIDENCE = 8.0  # nats, and log(L) more
 _LEAST_LINES = 50  # of a language that is compared
-_TABLE_BYTES = 1 << 24
-_MOST_SLOTS = 1 << 19
+# A table of 4 MB stays in cache; more languages have larger tables, not fewer slots.
+_LEAST_SLOTS, _TABLE_BYTES = 1 << 17, 1 << 22
+_LANES = 16  # columns are padded to whole vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Identifier:
 
     Attributes:
       languages: in the order of the columns.
-      models: [2, slots, L] int8; the one fitted to lines of digests with the other lowest bit.
+      models: [2, slots, at least L] int8; the one fitted to lines of digests with the other lowest bit.
       cuts: [own, other] least margin per n-gram of a foreign line.
       expected: [own, other] share of the lines, judged foreign though they are not.
     """
@@ -54,10 +55,12 @@ class Identifier:
         self, codes: np.ndarray, lines: np.ndarray, own: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return which lines [n] are judged, and the column of a foreign language or -1 [n]."""
-        scores, counts = score(codes, lines, self.models)
+        if len(self.languages) == 1:
+            return np.zeros(len(lines), bool), np.full(len(lines), -1)
+        scores, counts = score(codes, lines, self.models, len(self.languages))
         margins = scores - scores[:, own : own + 1]
         margins[:, own] = -np.inf
-        best = margins.argmax(1) if len(self.languages) > 1 else np.full(len(lines), own)
+        best = margins.argmax(1)
         margin = margins[np.arange(len(lines)), best] / np.maximum(counts, 1)
         is_foreign = (margin * counts > evidence(len(self.languages))) & (
             margin > self.cuts[own, best]
@@ -80,14 +83,14 @@ def evidence(num_languages: int) -> float:
 
 
 def score(
-    codes: np.ndarray, lines: np.ndarray, models: np.ndarray
+    codes: np.ndarray, lines: np.ndarray, models: np.ndarray, num_languages: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return tempered log likelihoods [n, L] and numbers of n-grams [n], 0 for short lines."""
     scores = np.zeros((len(lines), models.shape[2]), np.int32)
     counts = np.zeros(len(lines), np.int32)
     lower = characters.tables().lower
     scanning.score_lines(codes, lower, lines, models, LEAST_LETTERS, scores, counts)
-    return scores / np.float32(_SCALE * _OVERLAP), counts
+    return scores[:, :num_languages] / np.float32(_SCALE * _OVERLAP), counts
 
 
 def fit(samples: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Identifier:
@@ -97,7 +100,7 @@ def fit(samples: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Identifier:
     for _ in range(2):
         models = _fit(samples, is_kept)
         for own, (one, (codes, lines)) in enumerate(samples.items()):
-            scores, _ = score(codes, lines, models)
+            scores, _ = score(codes, lines, models, len(samples))
             is_kept[one] = scores.max(1) - scores[:, own] < threshold
     models = _fit(samples, is_kept)
     cuts, expected = _calibrate(samples, models)
@@ -105,8 +108,9 @@ def fit(samples: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Identifier:
 
 
 def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
-    size = min(_MOST_SLOTS, 1 << int(math.log2(_TABLE_BYTES / max(len(samples), 16))))
-    models = np.zeros((2, size, len(samples)), np.int8)
+    width = -(-len(samples) // _LANES) * _LANES
+    size = max(_LEAST_SLOTS, _TABLE_BYTES // (1 << (width - 1).bit_length()))
+    models = np.zeros((2, size, width), np.int8)
     for half in range(2):
         mean = np.zeros(size, np.float32)
         for one in samples:
@@ -135,7 +139,7 @@ def _calibrate(samples: Mapping, models: np.ndarray) -> tuple[np.ndarray, np.nda
     """Return the cuts and the expected shares, [own, other] each."""
     margins, medians = [], np.zeros((len(samples),) * 2)
     for own, (codes, lines) in enumerate(samples.values()):
-        scores, counts = score(codes, lines, models)
+        scores, counts = score(codes, lines, models, len(samples))
         judged = counts > 0
         margin = (scores - scores[:, own : own + 1])[judged] / counts[judged, None]
         margins.append((margin, counts[judged]))

@@ -24,6 +24,7 @@ ODD = ch.CONTROL | ch.INVISIBLE | ch.BAD
 BUCKETS, BANDS = 128, 16
 _WINDOW = (1 << 60) - 1  # six characters
 _PREFIX = 8  # characters
+_JUDGED = 256  # characters of a line, from its beginning, that tell its language
 _MANY = 0x5851F42D4C957F2D
 _MULTIPLIER = 0x2127599BF4325C37
 _NO_HASH = np.iinfo(np.int64).max
@@ -165,22 +166,19 @@ def score_lines(codes, lower, lines, models, least, scores, counts):
     The model that was fitted without a line scores it: bit 0 of its digest says which. Lines of
     fewer than `least` letters are left out.
     """
-    mask = models.shape[1] - 1
-    slots = np.empty(4096, np.int64)
+    slots = np.empty(_JUDGED, np.int64)
     for n in range(len(lines)):
         line = lines[n]
         if line["letters"] < least:
             continue
         model = models[1 - (line["digest"] & 1)]
         total = scores[n]
-        for start in range(line["start"], line["end"], len(slots)):
-            end = min(line["end"], start + len(slots))
-            count = ngram_slots(codes, lower, start, end, mask, slots)
-            counts[n] += count
-            for k in range(count):
-                row = model[slots[k]]
-                for one in range(len(row)):
-                    total[one] += row[one]
+        end = min(line["end"], line["start"] + _JUDGED)
+        counts[n] = ngram_slots(codes, lower, line["start"], end, models.shape[1] - 1, slots)
+        for k in range(counts[n]):
+            row = model[slots[k]]
+            for one in range(len(row)):
+                total[one] += row[one]
 
 
 @jit
