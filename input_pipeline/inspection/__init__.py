@@ -1,6 +1,6 @@
-"""Inspection of text before anything is trained on it; numba, fontTools and numpy only.
+"""Inspection of text before anything is trained on it.
 
-`characters` has tables of code points, `scanning` the hot loops over them, `language_identification`
-a model of the corpus's own languages, `tallies` counts of what repeats, `files` the pass over a
+`characters` has tables of code points, `scanning` the hot loops over them, `tallies` counts of what
+repeats. `language_identification` learns the languages of the corpus, `files` is the pass over a
 file, `findings` what all passes say about a language, and `page` the report.
 """

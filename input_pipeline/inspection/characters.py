@@ -63,10 +63,7 @@ def tables() -> Tables:
             elif " " in parts:
                 kinds[int(last, 16)] |= MAYBE_NOT_NFC
     kinds[letters] |= LETTER
-    for codes, bit in (
-        (_INVISIBLE, INVISIBLE),
-        ([BAD_BYTE], BAD),
-    ):
+    for codes, bit in ((_INVISIBLE, INVISIBLE), ([BAD_BYTE], BAD)):
         kinds[list(codes)] |= bit
     is_wide = np.isin(script, [number[one] for one in ("Hani", "Hang", "Yiii", "Bopo")])
     return Tables(kinds, script, np.where(is_wide, -lower, lower))

@@ -97,7 +97,7 @@ class FileReport:
         rest = {k: v for k, v in vars(self).items() if k not in arrays}
         text = np.frombuffer(msgspec.json.encode(rest), np.uint8)
         with artifacts.atomic_path(path) as aside:
-            np.savez(aside, rest=text, **arrays)
+            np.savez(aside, rest=text, allow_pickle=False, **arrays)
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "FileReport":
@@ -117,7 +117,7 @@ class Block:
     lines: np.ndarray
     documents: np.ndarray
 
-    def text(self, number: int, most: int | None = None) -> str:
+    def text(self, number: Any, most: int | None = None) -> str:
         line = self.lines[number]
         codes = self.codes[line["start"] : line["end"]][:most]
         codes = np.where(codes == ch.BAD_BYTE, 0xFFFD, codes)
@@ -308,9 +308,9 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
         _add(report, block, name, matched > 0, None if name == "mojibake" else matched)
     _add(report, block, "few_letters", (3 * lines["letters"] < seen) & (seen >= 20))
     _add(report, block, "long_lines", length > long_lines.LONGEST)
-    # By far most of the letters: votes are those of one script less those of others.
+    # Nine tenths of the letters: votes are those of one script less those of others.
     is_other = (lines["script"] != script) & (lines["script"] > 0)
-    is_other &= (lines["votes"] * 2 >= lines["letters"]) & (lines["letters"] >= 5)
+    is_other &= (lines["votes"] * 5 >= lines["letters"] * 4) & (lines["letters"] >= 5)
     _add(report, block, "other_script", is_other)
     _add(report, block, "crlf", block.codes[np.minimum(lines["end"], len(block.codes) - 1)] == 13)
     maybe = np.flatnonzero(flags & ch.MAYBE_NOT_NFC)

@@ -162,7 +162,8 @@ def _count_repetitions(
         worst = np.argsort(-size * later, kind="stable")[:_MOST_EXAMPLES]
         found = files.find_text(paths, rows["digest"][chosen][worst].tolist())
         shown = [f"{n + 1:,} times: {one}" for n, one in zip(later[worst], found, strict=True)]
-        kinds[name] = Kind(int(later.sum()), *[int((size * later).sum())] * 2, shown)
+        taken = int((size * later).sum())
+        kinds[name] = Kind(int(later.sum()), taken, taken, shown)
 
 
 def _count_copies(

@@ -30,6 +30,7 @@ _PRIOR = 3000.0
 _OVERLAP = 3.0
 _EVIDENCE = 8.0  # nats, and log(L) more
 _LEAST_LINES = 50  # of a language that is compared
+_LEAST_CUT = 0.03  # languages whose lines differ less are not told apart, such as en-US and en-GB
 # A table of 4 MB stays in cache; more languages have larger tables, not fewer slots.
 _LEAST_SLOTS, _TABLE_BYTES = 1 << 17, 1 << 22
 _LANES = 16  # columns are padded to whole vectors
@@ -41,7 +42,7 @@ class Identifier:
 
     Attributes:
       languages: in the order of the columns.
-      models: [2, slots, at least L] int8; the one fitted to lines of digests with the other lowest bit.
+      models: [2, slots, at least L] int8, one for lines of each lowest bit of their digests.
       cuts: [own, other] least margin per n-gram of a foreign line.
       expected: [own, other] share of the lines, judged foreign though they are not.
     """
@@ -114,10 +115,10 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
     for half in range(2):
         mean = np.zeros(size, np.float32)
         for one in samples:
-            counts = _counts(*samples[one], is_kept[one], half, size)
+            counts = _counts(samples[one], is_kept[one], half, size)
             mean += counts / max(counts.sum(), 1.0) / len(samples)
         for column, one in enumerate(samples):
-            counts = _counts(*samples[one], is_kept[one], half, size)
+            counts = _counts(samples[one], is_kept[one], half, size)
             prior = _PRIOR * mean
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.log((counts + prior) / ((counts.sum() + _PRIOR) * mean))
@@ -127,8 +128,9 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _counts(
-    codes: np.ndarray, lines: np.ndarray, is_kept: np.ndarray, half: int, size: int
+    sample: tuple[np.ndarray, np.ndarray], is_kept: np.ndarray, half: int, size: int
 ) -> np.ndarray:
+    codes, lines = sample
     chosen = lines[is_kept & (lines["digest"] & 1 == half)]
     slots = np.empty(len(codes), np.int64)
     count = scanning.all_slots(codes, characters.tables().lower, chosen, size - 1, slots)
@@ -145,7 +147,8 @@ def _calibrate(samples: Mapping, models: np.ndarray) -> tuple[np.ndarray, np.nda
         margins.append((margin, counts[judged]))
         if len(margin):
             medians[own] = np.median(margin, axis=0)
-    cuts = np.maximum(-medians.T / 2, 0)
+    cuts = -medians.T / 2
+    cuts[cuts < _LEAST_CUT] = np.inf
     unknown = [len(margin) < _LEAST_LINES for margin, _ in margins]
     cuts[unknown] = cuts[:, unknown] = np.inf
     expected = np.zeros_like(cuts)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _STYLE = """
+* { box-sizing: border-box; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em;
   color: #222; background: #fff; }
 table { border-collapse: collapse; width: 100%; margin: .5em 0 1.5em; }
@@ -41,23 +42,19 @@ def page(languages: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> st
     by_code = {one["language"]: one for one in languages}
     ordered = [by_code[code] for code in order]
     title = f"{len(languages)} languages, {sum(one['bytes'] for one in languages):,} bytes of text"
-    head = ["language", "bytes", "lines", "documents", "worst finding", "its share"]
+    head = "".join(f"<th class='n'>{one}" for one in ("bytes", "lines", "documents"))
     return "\n".join(
         [
             "<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>Inspection</title>",
             f"<style>{_STYLE}</style><h1>What is in this text</h1><p>{title}. Shares are of a "
             "language's bytes. Findings overlap: a line can be of several kinds.</p>",
-            f"<table><tr>{''.join(f'<th{_number(i in (1, 2, 3))}>{x}' for i, x in enumerate(head))}",
+            f"<table><tr><th>language{head}<th>worst finding<th>its share",
             *(_row(one, names) for one in ordered),
             "</table>",
             *(_section(one, names) for one in ordered),
             "</html>\n",
         ]
     )
-
-
-def _number(is_number: bool) -> str:
-    return " class='n'" if is_number else ""
 
 
 def _name(one: Mapping[str, Any], names: Mapping[str, str]) -> str:

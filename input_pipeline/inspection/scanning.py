@@ -37,7 +37,7 @@ def decode(data: np.ndarray, codes: np.ndarray) -> int:
     """Write the code points of UTF-8 [n] to `codes` [n], `BAD_BYTE` for bytes that are none."""
     count = i = 0
     while i < len(data):
-        code, more, least = np.int32(data[i]), 0, 0
+        code, more, least = int(data[i]), 0, 0
         if code >= 0x80:
             if 0xC2 <= code <= 0xDF:
                 code, more, least = code & 0x1F, 1, 0x80
@@ -46,15 +46,15 @@ def decode(data: np.ndarray, codes: np.ndarray) -> int:
             elif 0xF0 <= code <= 0xF4:
                 code, more, least = code & 0x07, 3, 0x10000
             else:
-                code = np.int32(ch.BAD_BYTE)
+                code = ch.BAD_BYTE
             if i + more >= len(data):
-                code, more = np.int32(ch.BAD_BYTE), 0
+                code, more = ch.BAD_BYTE, 0
             for j in range(i + 1, i + 1 + more):
                 code = code << 6 | data[j] & 0x3F if data[j] & 0xC0 == 0x80 else ch.NUM_CODES
                 if code >= ch.NUM_CODES:
                     break
-            if more and not least <= code < ch.BAD_BYTE or 0xD800 <= code < 0xE000:
-                code, more = np.int32(ch.BAD_BYTE), 0
+            if (more and not least <= code < ch.BAD_BYTE) or 0xD800 <= code < 0xE000:
+                code, more = ch.BAD_BYTE, 0
         codes[count] = code
         count += 1
         i += 1 + more
@@ -191,7 +191,7 @@ def find_passages(lines, numbers, least, most):
     count, size = 0, most
     for n in range(len(lines)):
         line = lines[n]
-        is_end = size >= most or size >= least and line["prefix"] >> 40 & 7 == 0
+        is_end = size >= most or (size >= least and line["prefix"] >> 40 & 7 == 0)
         if line["is_first"] or is_end or not n:
             count += 1
             size = 0

@@ -11,7 +11,12 @@ from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
 
-ALPHABETS = {"en": "abcdefghijklm", "sw": "nopqrstuvwxyz", "ru": "абвгдежзиклмн", "zh": "中文字里有的人天"}
+ALPHABETS = {
+    "en": "abcdefghijklm",
+    "sw": "nopqrstuvwxyz",
+    "ru": "абвгдежзиклмн",
+    "zh": "中文字里有的人天",
+}
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> &lt; \"' </li></ul>"
 
 
@@ -96,7 +101,9 @@ class InspectTextTest(FolderTest):
         self.assertEqual(found["en"]["boilerplate"]["examples"], [f"60 times: {cookie}"])
         self.assertEqual(found["en"]["html"]["taken_bytes"], 30 * 7)
         self.assertEqual(found["sw"]["control"]["taken_bytes"], 30)
-        self.assertEqual((found["zh"]["bad_utf8"]["number"], found["sw"]["mojibake"]["number"]), (30, 30))
+        self.assertEqual(
+            (found["zh"]["bad_utf8"]["number"], found["sw"]["mojibake"]["number"]), (30, 30)
+        )
         self.assertEqual(found["zh"]["bad_utf8"]["taken_bytes"], 60)
         self.assertEqual(found["sw"]["other_language"]["other"], "en")
         self.assertBetween(found["sw"]["other_language"]["number"], 27, 31)
@@ -157,7 +164,9 @@ class InspectTextTest(FolderTest):
         self.assertFalse([one for _, one in page.tags if any(key[:2] == "on" for key in one)])
         targets = {one["href"][1:] for tag, one in page.tags if tag == "a"}
         self.assertEqual(targets, set(self.lines))
-        self.assertNotRegex((self.folder / "out/inspection.html").read_text(), r"https?://|src=[^x]")
+        self.assertNotRegex(
+            (self.folder / "out/inspection.html").read_text(), r"https?://|src=[^x]"
+        )
 
     def test_odd_files_are_named_and_none_ends_the_inspection(self):
         self.write_text()
@@ -170,7 +179,9 @@ class InspectTextTest(FolderTest):
         self.write("text/gg.txt", "\n \n\n")
         self.inspect()
         found = self.findings(notes=True)
-        self.assertEqual((set(found["aa"]), set(found["bb"]), set(found["gg"])), ({"empty"}, set(), {"empty"}))
+        self.assertEqual(
+            (set(found["aa"]), set(found["bb"]), set(found["gg"])), ({"empty"}, set(), {"empty"})
+        )
         self.assertContainsSubset({"bad_utf8", "control"}, found["cc"])
         self.assertIn("fault", found["dd"])
         self.assertRegex(found["ee"]["fault"]["examples"][0], "ee.jsonl: 2 lines are no JSON")
@@ -181,7 +192,12 @@ class InspectTextTest(FolderTest):
         self.write_text()
         vocab = {"<unk>": 0, **{c: i + 1 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz ")}}
         model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
-        split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": "."},
+            "behavior": "Isolated",
+            "invert": False,
+        }
         tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
                      "normalizer": None, "pre_tokenizer": split, "post_processor": None,
                      "decoder": None, "model": model}  # fmt: skip
@@ -190,7 +206,9 @@ class InspectTextTest(FolderTest):
         found = self.findings()
         self.assertEmpty(found["en"])
         self.assertGreater(found["ru"]["unknown_tokens"]["share"], 0.5)
-        self.assertRegex(found["ru"]["unknown_tokens"]["examples"][0], r"U\+04.. CYRILLIC SMALL LETTER")
+        self.assertRegex(
+            found["ru"]["unknown_tokens"]["examples"][0], r"U\+04.. CYRILLIC SMALL LETTER"
+        )
 
     def test_errors_name_what_is_wrong(self):
         done = commands.execute("inspect_text", f"--output={self.folder / 'out'}")

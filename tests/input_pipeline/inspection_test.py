@@ -33,7 +33,9 @@ class ScanningTest(parameterized.TestCase):
     def test_decoding_is_that_of_python_byte_by_byte(self):
         rng = random.Random(0)
         texts = [bytes(rng.choices(range(256), k=40)) for _ in range(300)]
-        pool = "aß中\U0001f600\ud7ff\ue000".encode() + b"\xed\xa0\x80\xf4\x90\x80\x80\xc0\xaf\xe0\x80"
+        pool = (
+            "aß中\U0001f600\ud7ff\ue000".encode() + b"\xed\xa0\x80\xf4\x90\x80\x80\xc0\xaf\xe0\x80"
+        )
         texts += [bytes(rng.choices(pool, k=12)) for _ in range(3000)]
         for data in [*texts, "aß中\U0001f600".encode()]:
             codes = np.empty(len(data), np.int32)

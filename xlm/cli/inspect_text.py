@@ -95,9 +95,7 @@ def _inspect(
         reports = map(files.FileReport.load, own)
         script = main_script[language]
         results.append(
-            findings.of_language(
-                language, paths, reports, identifier, script, tokens.get(language)
-            )
+            findings.of_language(language, paths, reports, identifier, script, tokens.get(language))
         )
     return results
 
@@ -137,7 +135,7 @@ def _tokenize(samples: Mapping[str, tuple[files.Block, Any]]) -> dict[str, dict[
         }
         result[language] = {
             "tokens": sum(map(len, ids)),
-            "unknown_tokens": sum(one.count(segmenter.unknown) for one in ids),
+            "unknown_tokens": sum(segmenter.unknown == i for one in ids for i in one),
             "words": sum(len(line.split()) for line in text),
             "unknown": dict(sorted(unknown.items(), key=lambda pair: -pair[1])[:20]),
         }
