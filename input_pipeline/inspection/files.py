@@ -29,18 +29,21 @@ MOST_PASSAGES = 1 << 21  # of a file that are compared, some 300 MB
 LENGTH_BINS = 8  # for each doubling of the length of a line
 
 
-# Markup, and its bytes; links; UTF-8 that was read as cp1252 or latin-1 and written as UTF-8 again:
-# surely (Ã©, Â·, â€™), or several characters in a row that are bytes of one script (Ð¿Ñ€).
-_BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92-\xbe]|\xc6\x92|\xcb[\x86\x9c])"
+# Markup; links; UTF-8 that was read as cp1252 or latin-1 and written as UTF-8 again, either surely
+# (Ã©, Â·, â€™, Å¡), or as two characters in a row of two or three bytes (Ð¿Ñ€).
+_BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c])"  # noqa: E501
+_NO_QUOTE = rb"(?:\xc2[\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf]|\xe2\x80[\xa0-\xa2\xb0])"
 _PATTERNS = {
     "html": (rb"<[A-Za-z/!][^<>\n]{0,400}>", rb"&#?[A-Za-z0-9]{2,8};"),
     "urls": (rb"://[^\s<>]+", rb"www\.[^\s<>]+", rb"@[A-Za-z0-9-]+\.[A-Za-z.]+"),
     "mojibake": (
-        rb"\xc3(?:[\x82\x83]%s|\xa2(?:\xe2\x82\xac|\xc2\x80)%s|[\x84-\xb4]%s+\xc3[\x84-\xb4]%s)"
-        .replace(b"%s", _BYTE),
+        rb"\xc3(?:[\x82\x83]BYTE|[\x84\x85]QUOTE|\xa2(?:\xe2\x82\xac|\xc2\x80)BYTE"
+        rb"|(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE\xc3(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE)".replace(
+            b"BYTE", _BYTE
+        ).replace(b"QUOTE", _NO_QUOTE),
         rb"\xef\xbf\xbd",
     ),
-}  # fmt: skip
+}
 _COMPILED = {name: [re.compile(one) for one in some] for name, some in _PATTERNS.items()}
 
 
