@@ -34,7 +34,7 @@ CONVERT = (
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
-_DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
+DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # Lines skipped by file, within `skipping_bad_lines`.
@@ -218,7 +218,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
             f"{path}, line {number}{origin}: not UTF-8 (byte 0x{error.object[error.start]:02x} at "
             f"position {error.start + 1}); {CONVERT}"
         ) from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         # Missing files and broken disks have an error number, damaged files do not.
         if getattr(error, "errno", None) is not None:
             raise

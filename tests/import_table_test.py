@@ -38,7 +38,7 @@ THEIRS = {
                          "apache_beam", "msgspec", "tokenizers"},
     "knn_sampling":     {"jax"},
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
-                         "apache_beam", "msgspec"},
+                         "apache_beam", "msgspec", "numba", "fontTools"},
     "configs":          {"ml_collections"},
     "xlm.common":       {"markdown_it", "msgspec"},
     "xlm.models":       {"jax", "flax"},

@@ -17,6 +17,7 @@ _MODELS = {"safetensors"}
 _COMMANDS = {
     "build-vocab": (("xlm.experiment.vocabulary",), _VOCABULARY | {"matplotlib"}),
     "count": ((), _VOCABULARY),
+    "inspect": ((), _VOCABULARY),
     "prepare": (("xlm.experiment.rows",), {"scipy"}),
     "train": (("xlm.experiment.training",), _TRAINING | _MODELS),
     "finetune": ((), _TRAINING | _MODELS),

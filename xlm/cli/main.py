@@ -17,6 +17,7 @@ VERBS = {
     "finetune": "finetune",
     "predict": "predict",
     "fetch": "fetch_text",
+    "inspect": "inspect_text",
     "count": "count_text",
     "score-tokenizer": "score_tokenizer",
     "export-tokenizer": "export_tokenizer",
@@ -54,7 +55,9 @@ def main(verb: str = "") -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
-        extra = "vocab" if verb in ("build-vocab", "count", "score-tokenizer") else "train"
+        extra = (
+            "vocab" if verb in ("build-vocab", "count", "inspect", "score-tokenizer") else "train"
+        )
         _fail(f"{verb} needs {error.name}: pip install '.[{extra}]' in a checkout", 2)
     entry_point.run(command.main, **command.OPTIONS)
 

@@ -1,0 +1,6 @@
+"""Inspection of text before anything is trained on it.
+
+`characters` has tables of code points, `scanning` the hot loops over them, `tallies` counts of what
+repeats. `language_identification` learns the languages of the corpus, `files` is the pass over a
+file, `findings` what all passes say about a language, and `page` the report.
+"""

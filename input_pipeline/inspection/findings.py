@@ -1,0 +1,215 @@
+"""What the passes over all files of a language say about it, and what it would cost to remove."""
+
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from input_pipeline.inspection import files, tallies
+from input_pipeline.inspection.characters import scripts
+from input_pipeline.inspection.files import FileReport, Kind
+from input_pipeline.inspection.language_identification import Identifier
+
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_MOST_EXAMPLES = 5
+# Boilerplate stands in this share of the documents, and in so many.
+_BOILERPLATE_SHARE, _BOILERPLATE_DOCUMENTS = 0.005, 8
+_SHORTEST_BOILERPLATE = 20  # bytes
+
+
+class Rule(NamedTuple):
+    """What a kind of finding is called, what would remedy it, and the least share to report.
+
+    A note is harmless to the commands here, and so neither a worst finding nor a failure.
+    """
+
+    title: str
+    remedy: str
+    least: float
+    is_note: bool = False
+
+
+RULES = {
+    "fault": Rule("files damaged, or with lines that are no JSON", "copy them again", 0),
+    "empty": Rule("empty files", "remove them", 0),
+    "other_language": Rule("lines more like another language", "drop these lines", 0.002),
+    "other_script": Rule("lines in another script", "drop these lines", 0.003),
+    "boilerplate": Rule("lines found in many documents", "keep one copy of each", 0.002),
+    "repeated_lines": Rule("repeated lines", "keep one copy of each", 0.003),
+    "copies": Rule("copies of passages", "keep one of each", 0.002),
+    "near_copies": Rule("passages nearly the same as another", "keep one of each", 0.002),
+    "long_lines": Rule("lines of more than 8,192 characters", "cut or drop these lines", 0.002),
+    "html": Rule("HTML tags and entities", "remove the tags, keep their text", 0.0005),
+    "urls": Rule("URLs and e-mail addresses", "remove them from their lines", 0.0005),
+    "few_letters": Rule("lines of mostly digits and signs", "drop these lines", 0.003),
+    "mojibake": Rule("text decoded wrongly (Ã©, �)", "repair or drop these lines", 0.0002),
+    "bad_utf8": Rule("bytes that are not UTF-8", "convert the file, or drop the bytes", 0),
+    "control": Rule("control characters", "drop the characters", 0),
+    "unknown_tokens": Rule("unknown tokens in a sample", "another tokenizer", 0.01),
+    "invisible": Rule("invisible characters", "drop the characters", 0.001, True),
+    "not_nfc": Rule("lines that are not NFC (estimate)", "normalise", 0.001, True),
+    "crlf": Rule("Windows line ends", "none needed", 0.001, True),
+    "mark": Rule("byte order marks", "none needed", 0, True),
+}
+
+
+def of_language(
+    language: str, paths: Sequence[pathlib.Path], reports: Iterable[FileReport],
+    identifier: Identifier, script: int, tokens: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the record of a language: its numbers, those of its files, and its findings.
+
+    Findings are sorted by the share of the language's bytes that they are. `reports` of the
+    `paths` are read one by one. `tokens` is of `xlm.cli.inspect_text`.
+    """
+    kinds: dict[str, Kind] = {}
+    total = FileReport(0)
+    tally, per_file, passages, bands = tallies.Tally(), [], [], []
+    for path, one in zip(paths, reports, strict=True):
+        for field in ("file_bytes", "num_bytes", "num_lines", "num_documents", "unreadable"):
+            setattr(total, field, getattr(total, field) + getattr(one, field))
+        total.judged = [sum(pair) for pair in zip(total.judged, one.judged, strict=True)]
+        total.longest = max(total.longest, one.longest)
+        total.lengths += one.lengths
+        total.letters += one.letters
+        tally.add(one.lines)
+        passages.append(one.passages)
+        bands.append(one.bands)
+        own = dict(one.kinds)
+        if one.fault or one.unreadable:
+            more = f"{one.unreadable} lines are no JSON objects with a text" * bool(one.unreadable)
+            own["fault"] = Kind(examples=[f"{path}: {one.fault or more}"])
+        if not one.num_lines:
+            own["empty"] = Kind(examples=[str(path)])
+        if one.has_mark:
+            own["mark"] = Kind(1, 3, 3, [str(path)])
+        for name, taken in one.characters.items():
+            if name in own:
+                own[name].taken = taken
+        for name, kind in own.items():
+            _join(kinds.setdefault(name, Kind()), kind)
+        per_file.append(
+            {"path": str(path), **_numbers(one), "kinds": {k: v.bytes for k, v in own.items()}}
+        )
+    rows = tally.rows()
+    _count_repetitions(kinds, paths, rows, total)
+    if passages:
+        _count_copies(kinds, paths, np.concatenate(passages), np.concatenate(bands))
+    if tokens and tokens["unknown_tokens"]:
+        size = round(total.num_bytes * tokens["unknown_tokens"] / tokens["tokens"])
+        shown = [f"{one}: {count:,} times" for one, count in tokens["unknown"].items()]
+        kinds["unknown_tokens"] = Kind(tokens["unknown_tokens"], size, 0, shown)
+    column = identifier.languages.index(language)
+    return {
+        "language": language,
+        **_numbers(total),
+        "script": scripts()[script],
+        "scripts": {
+            scripts()[i]: round(float(total.letters[i] / total.letters.sum()), 6)
+            for i in np.flatnonzero(total.letters)
+        },
+        "line_characters": _quantiles(total.lengths),
+        "longest_line_bytes": total.longest,
+        "judged_lines": total.judged[0],
+        "exact_share_of_digests": min(tally.kept_share, 1.0),
+        **({"tokens": tokens} if tokens else {}),
+        "files": per_file,
+        "findings": _findings(kinds, total, identifier, column),
+    }
+
+
+def _numbers(one: FileReport) -> dict[str, int]:
+    return {
+        "file_bytes": one.file_bytes,
+        "bytes": one.num_bytes,
+        "lines": one.num_lines,
+        "documents": one.num_documents,
+        "longest_line_bytes": one.longest,
+    }
+
+
+def _join(kind: Kind, other: Kind) -> None:
+    kind.lines += other.lines
+    kind.bytes += other.bytes
+    kind.taken += other.taken
+    kind.examples = (kind.examples + other.examples)[:_MOST_EXAMPLES]
+
+
+def _quantiles(lengths: np.ndarray) -> dict[str, int]:
+    if not lengths.sum():
+        return {}
+    places = np.searchsorted(np.cumsum(lengths) / lengths.sum(), _QUANTILES)
+    return {
+        f"p{round(100 * q)}": round(2 ** ((i + 0.5) / files.LENGTH_BINS))
+        for q, i in zip(_QUANTILES, places, strict=True)
+    }
+
+
+def _count_repetitions(
+    kinds: dict[str, Kind], paths: Sequence[pathlib.Path], rows: np.ndarray, total: FileReport
+) -> None:
+    least = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * total.num_documents)
+    is_boilerplate = (rows["documents"] >= least) & (rows["size"] >= _SHORTEST_BOILERPLATE)
+    for name, chosen in (
+        ("boilerplate", is_boilerplate),
+        ("repeated_lines", ~is_boilerplate & (rows["copies"] > 1)),
+    ):
+        if not chosen.any():
+            continue
+        size = rows["size"][chosen].astype(np.int64)
+        later = rows["copies"][chosen].astype(np.int64) - 1
+        worst = np.argsort(-size * later, kind="stable")[:_MOST_EXAMPLES]
+        found = files.find_text(paths, rows["digest"][chosen][worst].tolist())
+        shown = [f"{n + 1:,} times: {one}" for n, one in zip(later[worst], found, strict=True)]
+        taken = int((size * later).sum())
+        kinds[name] = Kind(int(later.sum()), taken, taken, shown)
+
+
+def _count_copies(
+    kinds: dict[str, Kind], paths: Sequence[pathlib.Path], passages: np.ndarray, bands: np.ndarray
+) -> None:
+    """Count passages that equal an earlier one, and those that share a band with one."""
+    is_copy = tallies.later_copies(passages[:, 0])
+    is_near = np.zeros(len(passages), bool)
+    if bands.any():
+        for band in bands[~is_copy].T:
+            is_near[~is_copy] |= tallies.later_copies(band)
+    for name, chosen in (("copies", is_copy), ("near_copies", is_near)):
+        if chosen.any():
+            size, first = int(passages[chosen, 1].sum()), passages[chosen, 2]
+            found = files.find_text(paths, first[:_MOST_EXAMPLES].tolist())
+            kinds[name] = Kind(int(chosen.sum()), size, size, found)
+
+
+def _findings(
+    kinds: Mapping[str, Kind], total: FileReport, identifier: Identifier, own: int
+) -> list[dict[str, Any]]:
+    found = []
+    for name, kind in kinds.items():
+        key, _, other = name.partition(":")
+        rule, excess = RULES[key], 1.0
+        if other:
+            expected = identifier.expected[own, identifier.languages.index(other)]
+            excess = 1 - 2 * float(expected) * total.judged[0] / kind.lines
+        share = excess * kind.bytes / max(total.num_bytes, 1)
+        if key == "long_lines" and total.longest < total.num_bytes / 100:
+            continue
+        if excess <= 0 or share < rule.least:
+            continue
+        found.append(
+            {
+                "kind": key,
+                **({"other": other} if other else {}),
+                "title": rule.title,
+                "is_note": rule.is_note,
+                "number": round(kind.lines * excess),
+                "bytes": round(kind.bytes * excess),
+                "share": round(share, 6),
+                "remedy": rule.remedy,
+                "taken_bytes": round(kind.taken * excess),
+                "taken_share": round(excess * kind.taken / max(total.num_bytes, 1), 6),
+                "examples": kind.examples[:_MOST_EXAMPLES],
+            }
+        )
+    return sorted(found, key=lambda one: (one["is_note"], -one["share"], one["kind"]))

@@ -1,0 +1,253 @@
+"""Hot loops over a block of text: characters, lines, n-grams, passages.
+
+A block of 4 MB is decoded once, to code points, and then read by one loop for each job. So the
+floor of the cost is, for each character, four reads of 4 bytes in cache, a look-up of what the
+character is, two multiplications of a hash, and one row of L bytes of the model of L languages,
+the only access that misses the cache. Nothing in Python runs per line.
+"""
+
+import numba
+import numpy as np
+
+from input_pipeline.inspection import characters as ch
+
+# start, end: code points of the line without spaces around it. byte: its first. size: bytes,
+# with the line end.
+# is_first: whether it begins a document. prefix: hash of its beginning. votes: by how many letters
+# its script leads.
+LINE = np.dtype(
+    [("digest", "i8"), ("prefix", "i8"), ("start", "i4"), ("end", "i4"), ("byte", "i4"),
+     ("size", "i4"), ("letters", "i4"), ("digits", "i4"), ("others", "i4"), ("votes", "i4"),
+     ("flags", "u1"), ("script", "u1"), ("is_first", "?")]
+)  # fmt: skip
+ODD = ch.CONTROL | ch.INVISIBLE | ch.BAD
+BUCKETS, BANDS = 128, 16
+_WINDOW = (1 << 60) - 1  # six characters
+_PREFIX = 8  # characters
+_JUDGED = 256  # characters of a line, from its beginning, that tell its language
+_MANY = 0x5851F42D4C957F2D
+_MULTIPLIER = 0x2127599BF4325C37
+_NO_HASH = np.iinfo(np.int64).max
+
+jit = numba.njit(cache=True, nogil=True)
+
+
+@jit
+def decode(data: np.ndarray, codes: np.ndarray) -> int:
+    """Write the code points of UTF-8 [n] to `codes` [n], `BAD_BYTE` for bytes that are none."""
+    count = i = 0
+    while i < len(data):
+        code, more, least = int(data[i]), 0, 0
+        if code >= 0x80:
+            if 0xC2 <= code <= 0xDF:
+                code, more, least = code & 0x1F, 1, 0x80
+            elif 0xE0 <= code <= 0xEF:
+                code, more, least = code & 0x0F, 2, 0x800
+            elif 0xF0 <= code <= 0xF4:
+                code, more, least = code & 0x07, 3, 0x10000
+            else:
+                code = ch.BAD_BYTE
+            if i + more >= len(data):
+                code, more = ch.BAD_BYTE, 0
+            for j in range(i + 1, i + 1 + more):
+                code = code << 6 | data[j] & 0x3F if data[j] & 0xC0 == 0x80 else ch.NUM_CODES
+                if code >= ch.NUM_CODES:
+                    break
+            if (more and not least <= code < ch.BAD_BYTE) or 0xD800 <= code < 0xE000:
+                code, more = ch.BAD_BYTE, 0
+        codes[count] = code
+        count += 1
+        i += 1 + more
+    return count
+
+
+@jit
+def _width(code: int) -> int:
+    return 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000) - 3 * (code == ch.BAD_BYTE)
+
+
+@jit
+def find_lines(codes, kinds, scripts, lines, tally, odd, is_blank):
+    """Fill `lines` with those that are not blank; return their number, and if a blank one ended.
+
+    `tally` [scripts] counts letters, `odd` [bits] the characters of each bit of `ODD`. `is_blank`
+    says whether a document begins here.
+    """
+    count, i, byte = 0, 0, 0
+    while i < len(codes):
+        line, begin = lines[count], byte
+        start = end = -1
+        digest = running = size = letters = digits = others = votes = prefix = 0
+        flags, script = np.uint8(0), np.uint8(0)
+        while i < len(codes) and codes[i] != 10:
+            code = codes[i]
+            i += 1
+            kind = kinds[code]
+            byte += _width(code)
+            if start < 0:
+                if kind & ch.SPACE:
+                    begin = byte
+                    continue
+                start = i - 1
+            flags |= kind
+            running = (running ^ code) * _MULTIPLIER
+            if kind & ch.SPACE:
+                continue
+            digest, size, end = running, byte - begin, i
+            if i - start <= _PREFIX:
+                prefix = running
+            if kind & ch.LETTER:
+                letters += 1
+                one = scripts[code]
+                tally[one] += 1
+                if one and one == script:
+                    votes += 1
+                elif one and votes:
+                    votes -= 1
+                elif one:
+                    script, votes = one, 1
+            elif kind & ch.DIGIT:
+                digits += 1
+            else:
+                others += 1
+            if kind & ODD:
+                for bit in range(len(odd)):
+                    odd[bit] += kind >> bit & 1
+        i, byte = i + 1, byte + 1
+        if start < 0:
+            is_blank = True
+            continue
+        digest = (digest ^ digest >> 29) * _MANY
+        line["digest"], line["prefix"], line["start"], line["end"] = digest, prefix, start, end
+        line["size"], line["letters"], line["digits"] = size + 1, letters, digits
+        line["others"], line["votes"], line["flags"] = others, votes, flags
+        line["script"], line["is_first"], line["byte"] = script, is_blank, begin
+        is_blank = False
+        count += 1
+    return count, is_blank
+
+
+@jit
+def ngram_slots(codes, lower, start, end, mask, slots):
+    """Write the slots of the character n-grams of a line; return their number.
+
+    Pairs of syllables or ideographs, else four letters. Anything between words is one space.
+    """
+    a = b = c = d = np.int64(32)
+    count = 0
+    for i in range(start, end):
+        code = np.int64(lower[codes[i]])
+        if code == 0:
+            if d == 32:
+                continue
+            code = np.int64(32)
+        a, b, c, d = b, c, d, abs(code)
+        mixed = c * _MANY + d if code < 0 else ((a * _MANY + b) * _MANY + c) * _MANY + d
+        mixed = (mixed ^ mixed >> 31) * _MULTIPLIER
+        slots[count] = mixed >> 32 & mask
+        count += 1
+    return count
+
+
+@jit
+def all_slots(codes, lower, lines, mask, slots):
+    """Write the slots of the n-grams of all lines; return their number."""
+    count = 0
+    for n in range(len(lines)):
+        line = lines[n]
+        count += ngram_slots(codes, lower, line["start"], line["end"], mask, slots[count:])
+    return count
+
+
+@jit
+def score_lines(codes, lower, lines, models, least, scores, counts):
+    """Score lines [n] under `models` [2, slots, L]: `scores` [n, L] and n-grams, `counts` [n].
+
+    The model that was fitted without a line scores it: bit 0 of its digest says which. Lines of
+    fewer than `least` letters are left out.
+    """
+    slots = np.empty(_JUDGED, np.int64)
+    for n in range(len(lines)):
+        line = lines[n]
+        if line["letters"] < least:
+            continue
+        model = models[1 - (line["digest"] & 1)]
+        total = scores[n]
+        end = min(line["end"], line["start"] + _JUDGED)
+        counts[n] = ngram_slots(codes, lower, line["start"], end, models.shape[1] - 1, slots)
+        for k in range(counts[n]):
+            row = model[slots[k]]
+            for one in range(len(row)):
+                total[one] += row[one]
+
+
+@jit
+def find_passages(lines, numbers, least, most):
+    """Number the passages of `lines` in `numbers`; return how many there are.
+
+    A passage is a document, or a part of one of more than `least` bytes, which ends before a line
+    whose beginning hashes to a multiple of 8, wherever the text before it was cut.
+    """
+    count, size = 0, most
+    for n in range(len(lines)):
+        line = lines[n]
+        is_end = size >= most or (size >= least and line["prefix"] >> 40 & 7 == 0)
+        if line["is_first"] or is_end or not n:
+            count += 1
+            size = 0
+        numbers[n] = count - 1
+        size += line["size"]
+    return count
+
+
+@jit
+def minhash_bands(codes, lower, lines, numbers, bands):
+    """Fill `bands` [passages, BANDS] with hashes, of which near copies share one at least.
+
+    MinHash of shingles of 6 letters by one permutation (Li, Owen, Zhang 2012): one hash a shingle
+    chooses a bucket and competes in it; empty buckets take a value from another (Shrivastava 2017).
+    A similarity of 0.8 shares a band with a chance of 0.95, one of 0.5 with 0.06.
+    """
+    lowest = np.empty(BUCKETS, np.int64)
+    first = 0
+    for number in range(len(bands)):
+        lowest[:] = _NO_HASH
+        window = np.int64(0)
+        while first < len(lines) and numbers[first] == number:
+            window = _add_shingles(
+                codes[lines[first]["start"] : lines[first]["end"]], lower, window, lowest
+            )
+            first += 1
+        _densify(lowest)
+        for band in range(BANDS):
+            key = np.int64(band)
+            for i in range(band * BUCKETS // BANDS, (band + 1) * BUCKETS // BANDS):
+                key = (key ^ lowest[i]) * _MULTIPLIER
+                key ^= key >> 31 & 0x1FFFFFFFF
+            bands[number, band] = key
+
+
+@jit
+def _add_shingles(codes, lower, window, lowest):
+    for one in codes:
+        code = np.int64(abs(lower[one]))
+        if code:
+            # Six characters of 10 hashed bits each: older ones leave at the top.
+            window = window << 10 & _WINDOW ^ (code * _MANY >> 53 & 0x3FF)
+            mixed = (window ^ window >> 29 & 0x7FFFFFFFF) * _MULTIPLIER
+            bucket = mixed >> 50 & BUCKETS - 1
+            lowest[bucket] = min(lowest[bucket], mixed & 0xFFFFFFFFFFFF)
+    return window
+
+
+@jit
+def _densify(lowest):
+    """Give each empty bucket the value of another one, chosen by its number alone."""
+    filled = lowest.copy()
+    if filled.min() == _NO_HASH:
+        return
+    for bucket in range(BUCKETS):
+        chosen = np.int64(bucket)
+        while filled[chosen & BUCKETS - 1] == _NO_HASH:
+            chosen = (chosen + 1) * _MANY >> 20
+        lowest[bucket] = filled[chosen & BUCKETS - 1]

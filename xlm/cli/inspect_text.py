@@ -1,0 +1,142 @@
+"""Look at text before building on it: dirt of twenty kinds by language, with examples.
+
+    xlm inspect TEXT --output=DIR [--tokenizer=FILE] [--fail_on=0.05]
+
+TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). DIR gets
+inspection.html, a page to read, and inspection.json, the same as data. The worst findings are
+printed. The same command after an interruption resumes with the files that are left.
+"""
+
+import collections
+import functools
+import pathlib
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags, logging
+from tqdm import tqdm
+
+from input_pipeline import corpus, sources
+from input_pipeline.inspection import files, findings, page
+from input_pipeline.inspection import language_identification as identification
+from input_pipeline.sources import CorpusSpec, TextFile
+from xlm.common import artifacts, outputs
+from xlm.common.processes import Workers
+
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
+_FAIL_ON = flags.DEFINE_float(
+    "fail_on", None, "End with status 1 if a finding is more than this share of a language.",
+    lower_bound=0.0, upper_bound=1.0,
+)  # fmt: skip
+_NEAR_COPIES = flags.DEFINE_bool("near_copies", True, "Also look for nearly equal passages.")
+_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that inspect files.", lower_bound=1)
+_OUTPUT = outputs.define_flags("The folder of the report.")
+
+OPTIONS = {"required": ("output",)}
+
+_FORMAT = 1  # of the parts that a killed inspection leaves
+_SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
+_SAMPLE_FILES = 64
+_TOKENIZED_LINES = 2000
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) != 2:
+        raise ValueError(f"name one folder of text, not {argv[1:4]}: xlm inspect TEXT --output=DIR")
+    spec = CorpusSpec(root=argv[1], text=("",))
+    found: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
+    for language, path in sources.find_text(spec):
+        found[language].append(path)
+    corpus.check_found(spec, found)
+    with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
+        languages = _inspect(found, aside)
+        artifacts.write_json(aside / "inspection.json", {"languages": languages})
+        artifacts.write_text(aside / "inspection.html", page.page(languages, {}))
+    print(page.summary(languages))
+    print(f"report: {pathlib.Path(_OUTPUT.value, 'inspection.html')}")
+    worst = page.worst(languages)
+    if _FAIL_ON.value is not None and worst and worst[0][1]["share"] > _FAIL_ON.value:
+        sys.exit(1)
+
+
+def _inspect(
+    found: Mapping[str, Sequence[pathlib.Path]], aside: pathlib.Path
+) -> list[dict[str, Any]]:
+    every = [TextFile(language, path) for language, paths in found.items() for path in paths]
+    states = [(one.language, str(one.path), *_state(one.path)) for one in every]
+    folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, _NEAR_COPIES.value, states))
+    samples = {
+        language: files.sample(paths[:: len(paths) // _SAMPLE_FILES + 1], _SAMPLE_BYTES)
+        for language, paths in found.items()
+    }
+    main_script = {one: int(np.argmax(letters[1:])) + 1 for one, (_, letters) in samples.items()}
+    tokens = _tokenize(samples) if _TOKENIZER.value else {}
+    identifier = identification.fit({one: (b.codes, b.lines) for one, (b, _) in samples.items()})
+    order = list(samples)
+    identifier.save(folder / "identifier.npz")
+    parts = [folder / f"{i:06d}.npz" for i in range(len(every))]
+    jobs = [
+        (one.path, part, order.index(one.language), main_script[one.language],
+         folder / "identifier.npz", _NEAR_COPIES.value)
+        for one, part in zip(every, parts, strict=True)
+        if not part.exists()
+    ]  # fmt: skip
+    if len(jobs) < len(parts):
+        logging.info("%d of %d files were inspected before", len(parts) - len(jobs), len(parts))
+    with Workers(_WORKERS.value, "--num_workers") as workers:
+        for _ in tqdm(workers.run(_inspect_file, jobs), "inspect", len(jobs), unit="file"):
+            pass
+    results = []
+    for language, paths in found.items():
+        own = [part for one, part in zip(every, parts, strict=True) if one.language == language]
+        reports = map(files.FileReport.load, own)
+        script = main_script[language]
+        results.append(
+            findings.of_language(language, paths, reports, identifier, script, tokens.get(language))
+        )
+    return results
+
+
+def _state(path: pathlib.Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@functools.cache
+def _identifier(path: pathlib.Path) -> identification.Identifier:
+    return identification.Identifier.load(path)
+
+
+def _inspect_file(
+    path: pathlib.Path, part: pathlib.Path, own: int, script: int, identifier: pathlib.Path,
+    compare: bool,
+) -> None:  # fmt: skip
+    files.inspect(path, own, script, _identifier(identifier), compare).save(part)
+
+
+def _tokenize(samples: Mapping[str, tuple[files.Block, Any]]) -> dict[str, dict[str, Any]]:
+    """Return tokens, words and unknown characters, with their names, of each sample."""
+    from xlm.interop.segmenter import read_segmenter
+
+    segmenter, result = read_segmenter(pathlib.Path(_TOKENIZER.value)), {}
+    for language, (block, _) in samples.items():
+        step = len(block.lines) // _TOKENIZED_LINES + 1
+        text = [block.text(i) for i in range(0, len(block.lines), step)]
+        ids = segmenter.encode(text)
+        characters = collections.Counter("".join("".join(text).split()))
+        alone = segmenter.encode(list(characters))
+        unknown = {
+            f"{c} U+{ord(c):04X} {unicodedata.name(c, 'without a name')}": count
+            for (c, count), found in zip(characters.items(), alone, strict=True)
+            if segmenter.unknown in found
+        }
+        result[language] = {
+            "tokens": sum(map(len, ids)),
+            "unknown_tokens": sum(segmenter.unknown == i for one in ids for i in one),
+            "words": sum(len(line.split()) for line in text),
+            "unknown": dict(sorted(unknown.items(), key=lambda pair: -pair[1])[:20]),
+        }
+    return result
