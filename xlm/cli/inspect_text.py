@@ -3,7 +3,7 @@
     xlm inspect TEXT --output=DIR [--tokenizer=FILE] [--fail_on=0.05]
 
 TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). DIR gets
-inspection.html, a page to read, and inspection.json, the same as data. The worst findings are
+report.html and report.md to read, and inspection.json, the same as data. The worst findings are
 printed. The same command after an interruption resumes with the files that are left.
 """
 
@@ -23,7 +23,7 @@ from input_pipeline import corpus, sources
 from input_pipeline.inspection import files, findings, page
 from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import CorpusSpec, TextFile
-from xlm.common import artifacts, outputs
+from xlm.common import artifacts, html_report, outputs
 from xlm.common.processes import Workers
 
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> None:
     with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
         languages = _inspect(found, aside)
         artifacts.write_json(aside / "inspection.json", {"languages": languages})
-        artifacts.write_text(aside / "inspection.html", page.page(languages, {}))
+        html_report.write(aside, page.report(languages))
     print(page.summary(languages))
-    print(f"report: {pathlib.Path(_OUTPUT.value, 'inspection.html')}")
+    print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")
     worst = page.worst(languages)
     if _FAIL_ON.value is not None and worst and worst[0][1]["share"] > _FAIL_ON.value:
         sys.exit(1)
