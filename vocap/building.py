@@ -1,4 +1,4 @@
-"""Build of one SentencePiece model from text per language.
+"""Build of one vocabulary from text per language.
 
 Every artefact is cached under a hash of its inputs: tables of runs under their text, vocabularies
 under their text and the trainer's settings, joint trainings and scores under all texts and settings
@@ -14,9 +14,21 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vocap import bpe, comparison, entries, merge, methods, nested, run_tables, runs, unigram, union
+from vocap import (
+    bpe,
+    byte_bpe,
+    comparison,
+    entries,
+    merge,
+    methods,
+    nested,
+    run_tables,
+    runs,
+    unigram,
+    union,
+)
 from vocap.allocation import language_probabilities
-from vocap.settings import VocabularySettings
+from vocap.settings import BYTE_BPE, VocabularySettings
 from xlm.common import artifacts, processes
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
@@ -41,7 +53,10 @@ class Language:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltVocabulary:
-    """A built SentencePiece model and its report's data; `scores` begin with the built method."""
+    """A built model and its report's data; `scores` begin with the built method.
+
+    `model` is a SentencePiece model, or a tokenizer.json if the choice is of the kind `BYTE_BPE`.
+    """
 
     model: bytes
     languages: dict[str, Language]
@@ -71,13 +86,15 @@ def build_vocabulary(
             "measure their tokens on; give parallel text by vocab.parallel, or hold some text out "
             "(corpus.heldout_fraction)"
         )
+    if "byte_bpe" in (settings.method, *settings.compare):
+        byte_bpe.check(settings, (*train.values(), *heldout.values()))
     if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
     _check_initial_sizes(settings, train)
     prepared = _prepare(train, heldout, settings, cache, progress)
     languages = _read_languages(prepared, settings)
     probabilities = {language: one.probability for language, one in languages.items()}
-    together = MixtureTrainer(train, languages, prepared, settings, cache, parallel)
+    together = MixtureTrainer(train, heldout, languages, prepared, settings, cache, parallel)
     choices, scores = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
@@ -91,16 +108,20 @@ def build_vocabulary(
             train_together=together.train,
             train_merges=together.train_merges,
             train_union=together.train_union,
+            train_bytes=together.train_bytes,
             initial_sizes=settings.initial_sizes,
         )
         scores[method] = together.fit_scores(choices[method])
     choice = choices[settings.method]
+    of_model = choice.pieces, scores[settings.method]
     return BuiltVocabulary(
-        model=merge.write_model(choice.pieces, scores[settings.method], choice.kind),
+        model=byte_bpe.tokenizer_json(*of_model)
+        if choice.kind == BYTE_BPE
+        else merge.write_model(*of_model, choice.kind),
         languages=languages,
         choice=choice,
         scores={
-            method: _score(choices[method], scores[method], languages)
+            method: _score(choices[method], scores[method], together)
             for method in progress(wanted, "comparison", len(wanted))
         },
     )
@@ -252,12 +273,21 @@ def _read_scored(path: pathlib.Path) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def _score(
-    choice: methods.Choice, scores: np.ndarray, languages: Mapping[str, Language]
+    choice: methods.Choice, scores: np.ndarray, text: "MixtureTrainer"
 ) -> dict[str, comparison.Score]:
-    tables = {language: one.table for language, one in languages.items()}
-    heldout = {lang: one.heldout for lang, one in languages.items() if one.heldout is not None}
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
-    return comparison.score(counts_of, tables, heldout)
+    if choice.kind == BYTE_BPE:
+        return comparison.score(counts_of, text.pretokens, text.heldout_pretokens)
+    return comparison.score(counts_of, text.tables, text.heldout_tables)
+
+
+def _pretokens(sources: Mapping[str, Source], languages: Iterable[str]) -> dict[str, runs.RunTable]:
+    text = {language: sources[language] for language in languages}
+    return {
+        language: byte_bpe.count(sentences)
+        for language, sentences in text.items()
+        if not isinstance(sentences, pathlib.Path)  # as `build_vocabulary` checks
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +295,7 @@ class MixtureTrainer:
     """Trainer and scorer on the mixture of several languages."""
 
     sources: Mapping[str, Source]
+    heldout: Mapping[str, Source]
     languages: Mapping[str, Language]
     prepared: Mapping[str, _Prepared]
     settings: VocabularySettings
@@ -327,19 +358,60 @@ class MixtureTrainer:
         )  # fmt: skip
         path = self.cache / "union" / f"{key}.npz"
         if not entries.is_whole(path):
-            tables = self._truncated(tuple(self.languages))
-            shares = {
-                language: found.probability**one.beta for language, found in self.languages.items()
-            }
+            tables = self._truncated(self.tables)
             measured = {language: runs.count_runs(text) for language, text in self.parallel.items()}
             if one.parity and not measured:
-                heldout = {language: found.heldout for language, found in self.languages.items()}
-                measured = {lang: table for lang, table in heldout.items() if table is not None}
-            shares = union.fair_shares(
-                tables, shares, measured, one, is_parallel=bool(self.parallel)
-            )
+                measured = self.heldout_tables
+            shares = self._fair_shares(tables, measured, union.count_tokens)
             _write_scored(path, union.train(tables, shares, one))
         return _read_scored(path)
+
+    def train_bytes(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Train merges of the bytes of all languages' mixture; see `methods.TrainScored`."""
+        one = self.settings
+        key = artifacts.fingerprint(
+            self._text_key(tuple(self.languages)), size, one.max_piece_length, one.beta,
+            byte_bpe.PATTERN, [one.parity, self._measured_key()] if one.parity else [],
+        )  # fmt: skip
+        path = self.cache / "bytes" / f"{key}.npz"
+        if not entries.is_whole(path):
+            tables = self._truncated(self.pretokens)
+            measured = {language: byte_bpe.count(text) for language, text in self.parallel.items()}
+            if one.parity and not measured:
+                measured = self.heldout_pretokens
+            shares = self._fair_shares(tables, measured, byte_bpe.count_tokens)
+            _write_scored(path, byte_bpe.train(tables, shares, one))
+        return _read_scored(path)
+
+    def _fair_shares(
+        self,
+        tables: Mapping[str, runs.RunTable],
+        measured: Mapping[str, runs.RunTable],
+        count: union.CountTokens,
+    ) -> dict[str, float]:
+        one = self.settings
+        shares = {lang: found.probability**one.beta for lang, found in self.languages.items()}
+        return union.fair_shares(
+            tables, shares, measured, one, is_parallel=bool(self.parallel), count=count
+        )
+
+    @property
+    def tables(self) -> dict[str, runs.RunTable]:
+        return {language: one.table for language, one in self.languages.items()}
+
+    @property
+    def heldout_tables(self) -> dict[str, runs.RunTable]:
+        found = {language: one.heldout for language, one in self.languages.items()}
+        return {language: table for language, table in found.items() if table is not None}
+
+    @functools.cached_property
+    def pretokens(self) -> dict[str, runs.RunTable]:
+        """Training text as `byte_bpe` counts it."""
+        return _pretokens(self.sources, self.languages)
+
+    @functools.cached_property
+    def heldout_pretokens(self) -> dict[str, runs.RunTable]:
+        return _pretokens(self.heldout, self.heldout_tables)
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
@@ -388,16 +460,16 @@ class MixtureTrainer:
 
     def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
         """Return the mixture, truncated to about `max_characters`."""
-        return runs.mixture(self._truncated(languages), self._shares(languages))
+        tables = {language: self.languages[language].table for language in languages}
+        return runs.mixture(self._truncated(tables), self._shares(languages))
 
-    def _truncated(self, languages: tuple[str, ...]) -> dict[str, runs.RunTable]:
+    def _truncated(self, tables: Mapping[str, runs.RunTable]) -> Mapping[str, runs.RunTable]:
         """Return tables of about `max_characters` together.
 
         Each language loses the same share of its characters. Taking the most frequent runs of the
         mixture itself would discriminate against languages without spaces, since most of their runs
         occur once.
         """
-        tables = {language: self.languages[language].table for language in languages}
         limit = self.settings.max_characters
         total = sum(len(table.text.characters) for table in tables.values())
         if 0 < limit < total:

@@ -25,6 +25,8 @@ _METHODS = {
     "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
     "bpe": "byte-pair encoding of the mixture of all languages in the shares q; no language has a "
     "size of its own, and text is segmented by the merges",
+    "byte_bpe": "byte-pair encoding of the bytes of all languages' text, not normalised; shares "
+    "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
 }
 
 # Heading, digits, factor, and whether the difference from the first method is relative.
@@ -63,8 +65,8 @@ _SHARED_NOTE = """\
 - *shared*: of the pieces of a language's allocated vocabulary, those that another's holds too."""
 
 _COMPARISON_NOTE = """\
-Each method's vocabulary has the same number of pieces, scores from the same EM (bpe: the order of
-its merges), and is measured on held-out text. In brackets: the difference to the first method,
+Each method's vocabulary has the same number of pieces, scores from the same EM (bpe, byte_bpe: the
+order of merges), and is measured on held-out text. In brackets: the difference to the first method,
 taken language by language.
 
 - *ALP*: with the probabilities of the pieces in the training text. Higher is better, and so are

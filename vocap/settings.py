@@ -5,13 +5,14 @@ from collections.abc import Mapping
 
 from xlm.common import schema
 
-METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union")
+METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union", "byte_bpe")
 LENGTH_BITS = 5  # of a piece's length, in an arc of a lattice
 MAX_PIECE_LENGTH = 1 << LENGTH_BITS  # characters
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
-UNIGRAM, BPE = "unigram", "bpe"  # kinds of models: segmentation by probability, or by merges
+# Kinds of models: segmentation by probability, by merges, or by merges of bytes.
+UNIGRAM, BPE, BYTE_BPE = "unigram", "bpe", "byte_bpe"
 TRAINERS = ("nested", "sentencepiece")
 ALP_PROBABILITIES = ("corpus", "model")
 _LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
@@ -64,8 +65,8 @@ class VocabularySettings(TrainerSettings):
       initial_sizes: sizes that languages begin at under the method "vocap", instead of their
         smallest; see `allocation.allocate`.
       num_clusters: clusters of the method "clustered".
-      parity: of the method "union", from 0, shares q^beta, to 1, equal tokens for the same content
-        in all languages as far as text allows; see `union.fair_shares`.
+      parity: of the methods "union" and "byte_bpe", from 0, shares q^beta, to 1, equal tokens for
+        the same content in all languages as far as text allows; see `union.fair_shares`.
       max_characters: limit on the text of one training, of a single language or of several
         together: the most frequent runs of each language are kept, up to this many characters in
         all; 0 for no limit. Training takes about 80 bytes of memory per character.
@@ -95,10 +96,10 @@ class VocabularySettings(TrainerSettings):
                 f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
                 "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
             )
-        if self.parity and "union" not in (self.method, *self.compare):
+        if self.parity and not {"union", "byte_bpe"} & {self.method, *self.compare}:
             raise ValueError(
                 f"vocab.parity is {self.parity}, but vocab.method is {self.method!r}; set "
-                "vocab.method=union, or vocab.parity=0"
+                "vocab.method=union or byte_bpe, or vocab.parity=0"
             )
         if self.budget < 1:
             raise ValueError(

@@ -14,7 +14,7 @@ Merges as seeds need fewer tokens than all frequent substrings, and give text a 
 weights. `fair_shares` moves them towards the languages whose text costs the most tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -28,6 +28,10 @@ _ROUNDS = 10
 _STEP = 2.0  # exponent of a language's cost in the change of its share
 # Characters on which shares are found; more change them little.
 _WEIGHED_CHARACTERS = 10_000_000
+
+# (training text, shares, measured text, settings) -> tokens of the measured text by language.
+Texts = Mapping[str, RunTable]
+CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], dict[str, float]]
 
 
 def train(
@@ -76,6 +80,21 @@ def train(
     return pieces, merge.fit_scores(pieces, log_probs, mixture, settings.em_iterations)
 
 
+def count_tokens(
+    tables: Mapping[str, RunTable],
+    shares: Mapping[str, float],
+    measured: Mapping[str, RunTable],
+    settings: VocabularySettings,
+) -> dict[str, float]:
+    """Count the tokens of each language's `measured` text, trained at `shares`."""
+    pieces, log_probs = train(tables, shares, settings)
+    trie = lattice.build_trie(pieces)
+    return {
+        language: float(unigram.segmented_counts(trie, log_probs, table).sum())
+        for language, table in measured.items()
+    }
+
+
 def fair_shares(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
@@ -83,6 +102,7 @@ def fair_shares(
     settings: VocabularySettings,
     *,
     is_parallel: bool,
+    count: CountTokens = count_tokens,
 ) -> dict[str, float]:
     """Move shares towards equal costs of all languages, by `settings.parity` of the whole way.
 
@@ -99,6 +119,7 @@ def fair_shares(
       shares: to begin with.
       measured: text of each language to count tokens on.
       is_parallel: whether sentences of `measured` say the same in all languages.
+      count: trains a vocabulary and counts tokens; `union.count_tokens`, `byte_bpe.count_tokens`.
     """
     if not settings.parity:
         return dict(shares)
@@ -112,14 +133,11 @@ def fair_shares(
         language: table.num_sentences if is_parallel else _character_entropy(table)
         for language, table in measured.items()
     }
+    measured = {language: measured[language] for language in shares}
     here, fairest, least = dict(shares), dict(shares), np.inf
     for _ in range(_ROUNDS):
-        pieces, log_probs = train(tables, here, settings)
-        trie = lattice.build_trie(pieces)
-        costs = np.array([
-            unigram.segmented_counts(trie, log_probs, measured[language]).sum() / contents[language]
-            for language in here
-        ])  # fmt: skip
+        tokens = count(tables, here, measured, settings)
+        costs = np.array([tokens[language] / contents[language] for language in here])
         if (unfairness := gini(costs)) < least:
             fairest, least = here, unfairness
         moved = np.array(list(here.values())) * (costs / costs.mean()) ** _STEP
