@@ -35,7 +35,7 @@ OURS |= {"research": _ALL, "benchmarks": _ALL}
 # Of other people's packages that not everyone may import, a room may import these.
 THEIRS = {
     "vocap":            {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
-                         "apache_beam", "msgspec"},
+                         "apache_beam", "msgspec", "tokenizers"},
     "knn_sampling":     {"jax"},
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
                          "apache_beam", "msgspec"},
@@ -46,7 +46,8 @@ THEIRS = {
     "xlm.training":     {"jax", "flax", "optax", "orbax", "tensorboardX", "msgspec"},
     "xlm.evaluation":   {"jax", "matplotlib", "msgspec", "sacrebleu", "scipy", "seqeval",
                          "sklearn"},
-    "xlm.interop":      {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes", "msgspec"},
+    "xlm.interop":      {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes", "msgspec",
+                         "gguf", "tiktoken"},
     "xlm.experiment":   {"jax", "flax", "msgspec", "ml_collections", "sentencepiece"},
     "xlm.launch":       {"ml_collections", "xmanager"},
     "xlm.cli":          {"jax", "ml_collections", "sentencepiece"},

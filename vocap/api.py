@@ -76,7 +76,7 @@ class ByteVocabulary(Vocabulary):
 
     @property
     def pieces(self) -> list[str]:
-        """Tokens by id, their bytes in `byte_bpe.CHARACTERS`."""
+        """Tokens by id, their bytes in `byte_tokens.CHARACTERS`."""
         ids = self._tokenizer.get_vocab()
         return sorted(ids, key=ids.__getitem__)
 

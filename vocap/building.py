@@ -17,6 +17,7 @@ import numpy as np
 from vocap import (
     bpe,
     byte_bpe,
+    byte_tokens,
     comparison,
     entries,
     merge,
@@ -115,7 +116,7 @@ def build_vocabulary(
     choice = choices[settings.method]
     of_model = choice.pieces, scores[settings.method]
     return BuiltVocabulary(
-        model=byte_bpe.tokenizer_json(*of_model)
+        model=byte_tokens.tokenizer_json(*of_model)
         if choice.kind == BYTE_BPE
         else merge.write_model(*of_model, choice.kind),
         languages=languages,
@@ -281,15 +282,6 @@ def _score(
     return comparison.score(counts_of, text.tables, text.heldout_tables)
 
 
-def _pretokens(sources: Mapping[str, Source], languages: Iterable[str]) -> dict[str, runs.RunTable]:
-    text = {language: sources[language] for language in languages}
-    return {
-        language: byte_bpe.count(sentences)
-        for language, sentences in text.items()
-        if not isinstance(sentences, pathlib.Path)  # as `build_vocabulary` checks
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class MixtureTrainer:
     """Trainer and scorer on the mixture of several languages."""
@@ -371,7 +363,7 @@ class MixtureTrainer:
         one = self.settings
         key = artifacts.fingerprint(
             self._text_key(tuple(self.languages)), size, one.max_piece_length, one.beta,
-            byte_bpe.PATTERN, [one.parity, self._measured_key()] if one.parity else [],
+            byte_tokens.PATTERN, [one.parity, self._measured_key()] if one.parity else [],
         )  # fmt: skip
         path = self.cache / "bytes" / f"{key}.npz"
         if not entries.is_whole(path):
@@ -407,11 +399,11 @@ class MixtureTrainer:
     @functools.cached_property
     def pretokens(self) -> dict[str, runs.RunTable]:
         """Training text as `byte_bpe` counts it."""
-        return _pretokens(self.sources, self.languages)
+        return byte_bpe.count_each(self.sources, self.languages)
 
     @functools.cached_property
     def heldout_pretokens(self) -> dict[str, runs.RunTable]:
-        return _pretokens(self.heldout, self.heldout_tables)
+        return byte_bpe.count_each(self.heldout, self.heldout_tables)
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""

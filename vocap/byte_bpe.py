@@ -1,38 +1,22 @@
 """Byte-level BPE: merges of the UTF-8 bytes of a text's pretokens, so no text has an unknown token.
 
-Text is cut by `PATTERN` and not normalised. Its bytes are written as 256 printable characters, as
-GPT-2 does. SentencePiece's trainer then merges bytes as it merges characters elsewhere (`bpe`).
+Text is cut by `byte_tokens.PATTERN` and not normalised. SentencePiece's trainer merges the bytes,
+written as characters, as it merges characters elsewhere (`bpe`).
 
 Every byte is a token. So T pieces are 5 special tokens, 256 bytes and T - 261 merges.
 """
 
 import collections
-import itertools
-import json
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vocap import bpe, runs
+from vocap.byte_tokens import CHARACTERS, PATTERN, merge_pairs
 from vocap.runs import SPACE, RunTable, Text
 from vocap.settings import SPECIALS, VocabularySettings
-
-# The pattern that llama.cpp has under the name below. Of its patterns this one keeps combining
-# marks with their letters by Unicode's classes alone, so that other libraries cut alike. GPT-2's
-# and Llama 3's cut words at vowel signs of Hindi, Burmese and Thai. Digits are single.
-PATTERN = "|".join((
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
-    r"\p{N}",
-    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-))  # fmt: skip
-PATTERN_NAME = "qwen35"
 
 # A pretoken begins at a blank after another character, whatever surrounds them.
 _CUT = re.compile(r"(?<=\S)(?= )")
@@ -46,21 +30,7 @@ _UNSPLIT = {
 }
 
 
-def _characters() -> str:
-    """Return the character of each byte: itself if Latin-1 shows it, else one from U+0100 on."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = itertools.count(0x100)
-    return "".join(chr(byte if byte in shown else next(others)) for byte in range(256))
-
-
-CHARACTERS = _characters()
 _CODES = np.frombuffer(CHARACTERS.encode("utf-32-le"), np.int32)
-_BYTES = {character: byte for byte, character in enumerate(CHARACTERS)}
-
-
-def token_bytes(token: str) -> bytes:
-    """Return the bytes of a token that is written in `CHARACTERS`."""
-    return bytes(map(_BYTES.__getitem__, token))
 
 
 def check(settings: VocabularySettings, sources: Iterable[object] = ()) -> None:
@@ -94,6 +64,18 @@ def count(sentences: Iterable[str]) -> RunTable:
             counts[pretoken.replace(" ", SPACE)] += number
     packed = {pretoken: runs.pack_count(number, 0) for pretoken, number in counts.items()}
     return runs.table_of(packed, num_sentences)
+
+
+def count_each(
+    sources: Mapping[str, Sequence[str] | pathlib.Path], languages: Iterable[str]
+) -> dict[str, RunTable]:
+    """Count the pretokens of each language, whose source is no table, as `check` makes sure."""
+    chosen = {language: sources[language] for language in languages}
+    return {
+        language: count(source)
+        for language, source in chosen.items()
+        if not isinstance(source, pathlib.Path)
+    }
 
 
 def in_bytes(table: RunTable) -> RunTable:
@@ -139,29 +121,6 @@ def train(
     return tokens, -np.arange(budget, dtype=np.float64)
 
 
-def merge_pairs(tokens: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the two parts that each token is merged from, given tokens in the order of merges.
-
-    BPE merges the bytes of a token in one order wherever they stand, up to the token. So one pair
-    a token makes programs that read pairs agree with those that read ranks. A token that the
-    earlier ones do not leave in two parts never arises; it is left out.
-    """
-    found: dict[str, tuple[str, str]] = {}
-    ranks: dict[str, int] = {}
-    for token in tokens:
-        parts = [*token]
-        while len(parts) > 2:
-            pairs = (ranks.get(a + b, len(ranks)) for a, b in itertools.pairwise(parts))
-            rank, i = min((rank, i) for i, rank in enumerate(pairs))
-            if rank == len(ranks):
-                break
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        if len(parts) == 2:
-            found[token] = parts[0], parts[1]
-            ranks[token] = len(ranks)
-    return found
-
-
 def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: RunTable) -> np.ndarray:
     """Count the [V] tokens, and last unknown bytes, of which there are none: [V + 1] float64."""
     return bpe.segmented_counts(bpe.segmenter(tokens, scores), in_bytes(table))
@@ -179,36 +138,3 @@ def count_tokens(
         language: float(segmented_counts(tokens, scores, table).sum())
         for language, table in measured.items()
     }
-
-
-def tokenizer_json(tokens: Sequence[str], scores: np.ndarray) -> bytes:
-    """Serialise a tokenizer.json: `SPECIALS`, then the tokens by descending score.
-
-    A text is encoded without special tokens. Offsets of words leave out the blank before them.
-    """
-    ordered = [tokens[i] for i in np.argsort(-np.asarray(scores), kind="stable")]
-    merged = merge_pairs(token for token in ordered if len(token) > 1)
-    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
-    split = _typed("Split", pattern={"Regex": PATTERN}, behavior="Isolated", invert=False)
-    level = _typed("ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
-    value = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [
-            {"id": i, "content": token, "special": True, **options}
-            for i, token in enumerate(SPECIALS)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": _typed("Sequence", pretokenizers=[split, level]),
-        "post_processor": level,
-        "decoder": level,
-        "model": _typed(
-            "BPE", unk_token=None, byte_fallback=False, ignore_merges=False,
-            vocab={token: i for i, token in enumerate((*SPECIALS, *ordered))},
-            merges=list(merged.values()),
-        ),
-    }  # fmt: skip
-    return json.dumps(value, ensure_ascii=False, indent=1).encode()
-
-
-def _typed(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"type": kind, **fields}

@@ -47,8 +47,8 @@ def main(_) -> None:
         return
     if _FORMAT.value != "hf":
         raise ValueError(
-            f"--format={_FORMAT.value} cannot hold {_MODEL.value}, a SentencePiece model; build with "
-            "vocab.method=byte_bpe, or export with --format=hf"
+            f"--format={_FORMAT.value} cannot hold {_MODEL.value}, a SentencePiece model; build it "
+            "with vocab.method=byte_bpe, or export with --format=hf"
         )
     differences: list[huggingface.Difference] = []
     with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:

@@ -7,7 +7,7 @@
 
 llama.cpp's converter of folders knows a tokenizer by a hash of its ids for a text. So it refuses
 every new vocabulary until its hash is added there. A GGUF file of this module needs no entry: it
-names the pattern by `byte_bpe.PATTERN_NAME`.
+names the pattern by `byte_tokens.PATTERN_NAME`.
 
 Libraries know the letters of different versions of Unicode, from 15 on. They may cut text of later
 letters into other tokens. All decode it exactly.
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from vocap import byte_bpe
+from vocap import byte_tokens
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
 from xlm.common import artifacts, declarations, packages
 from xlm.interop import vocabulary
@@ -48,7 +48,7 @@ class _Tokenizer(msgspec.Struct, frozen=True):
 
 
 class Tokens(NamedTuple):
-    """Tokens by id, specials first, and the pairs that are merged, in `byte_bpe.CHARACTERS`."""
+    """Tokens by id, specials first, and the pairs that are merged, in `byte_tokens.CHARACTERS`."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
@@ -60,11 +60,11 @@ def is_byte_level(model: bytes) -> bool:
 
 
 def read(model: bytes) -> Tokens:
-    """Read a tokenizer.json; ValueError if it is not as `byte_bpe.tokenizer_json` writes it."""
+    """Read a tokenizer.json; ValueError if it is not as `byte_tokens.tokenizer_json` writes it."""
     found = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model
     tokens = sorted(found.vocab, key=found.vocab.__getitem__)
     own = tokens[len(SPECIALS) :]
-    if json.loads(byte_bpe.tokenizer_json(own, -np.arange(len(own)))) != json.loads(model):
+    if json.loads(byte_tokens.tokenizer_json(own, -np.arange(len(own)))) != json.loads(model):
         raise ValueError(f"not a byte-level BPE of this project: {_REMEDY}")
     return Tokens(tokens, found.merges)
 
@@ -98,14 +98,14 @@ def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
     """Write a line `base64 rank` a token, and beside it PATH.json with pattern and specials."""
     tokens = read(model).tokens
     ranks = (
-        f"{base64.b64encode(byte_bpe.token_bytes(tokens[i])).decode()} {i}\n"
+        f"{base64.b64encode(byte_tokens.token_bytes(tokens[i])).decode()} {i}\n"
         for i in range(len(SPECIALS), len(tokens))
     )
     specials = {token: i for i, token in enumerate(SPECIALS)}
     artifacts.write_text(path, "".join(ranks))
     artifacts.write_json(
         path.with_name(f"{path.name}.json"),
-        {"pat_str": byte_bpe.PATTERN, "special_tokens": specials},
+        {"pat_str": byte_tokens.PATTERN, "special_tokens": specials},
     )
 
 
@@ -117,7 +117,7 @@ def write_gguf(model: bytes, path: pathlib.Path) -> None:
     with artifacts.atomic_path(path) as aside:
         writer = gguf.GGUFWriter(aside, _ARCHITECTURE)
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(byte_bpe.PATTERN_NAME)
+        writer.add_tokenizer_pre(byte_tokens.PATTERN_NAME)
         writer.add_token_list(tokens)
         writer.add_token_types(
             [_CONTROL] * len(SPECIALS) + [_NORMAL] * (len(tokens) - len(SPECIALS))
@@ -163,7 +163,7 @@ def _opened(folder: pathlib.Path, form: str) -> Encode:
     fields = gguf.GGUFReader(path).fields
     tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
     own = tokens[len(SPECIALS) :]
-    value = json.loads(byte_bpe.tokenizer_json(own, -np.arange(len(own))))
+    value = json.loads(byte_tokens.tokenizer_json(own, -np.arange(len(own))))
     value["model"]["merges"] = [merge.split(" ") for merge in merges]
     return _by_tokenizers(json.dumps(value).encode())
 
