@@ -27,7 +27,7 @@ class TrainerSettings:
         reference, with one training per size.
       sizes: wanted numbers of pieces, ascending, the unknown piece not counted.
       character_coverage: share of the characters that must be pieces of their own.
-      max_piece_length: longest piece, in characters.
+      max_piece_length: longest piece, in characters; in "byte_bpe" four bytes stand for each.
       max_seeds: number of substrings that training starts from.
       alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
         the text, as the authors' scripts have it, or "model" for the trainer's scores.
