@@ -16,7 +16,7 @@ from tests import commands, folders
 from tests.vocap.texts import sentences
 from vocap import byte_tokens
 from vocap.settings import SPECIALS
-from xlm.experiment.data import Folders
+from xlm.experiment import data
 from xlm.experiment.experiment import Experiment
 from xlm.interop import byte_level
 
@@ -102,7 +102,7 @@ class FormsTest(folders.FolderTest):
 
 
 class CommandTest(folders.FolderTest):
-    def build(self, method: str) -> Folders:
+    def build(self, method: str) -> data.Folders:
         config = quickstart.get_config("runlocal")
         config.vocab.update(target_size=700, method=method, compare=(), sizes=(100, 200, 300))
         return Experiment(config, self.folder / "work").build_vocab().folders
@@ -118,7 +118,7 @@ class CommandTest(folders.FolderTest):
             told = self.export(found.byte_tokenizer, f"--format={form}", "--check=corpus/ka.txt")
             self.assertIn("ka.txt: 50 of 50 lines agree", told)
         with self.assertRaisesRegex(ValueError, "is a byte-level BPE, but .* reads spm.model"):
-            found.read_tokenizer()
+            data.open_packed_dataset(found)
         self.build("joint")  # takes its place
         self.assertFalse(found.byte_tokenizer.exists())
         self.assertNotEmpty(found.read_tokenizer())

@@ -318,6 +318,8 @@ def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
 
 def open_packed_dataset(folders: Folders) -> PackedDataset:
     """Open the packed dataset of a working directory, checked against its tokenizer."""
+    if not folders.has_rows and folders.byte_tokenizer.exists():
+        folders.read_tokenizer()  # says that there can be none
     store = PackedDataset.open(folders.rows)
     store.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
     return store

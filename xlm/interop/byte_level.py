@@ -9,8 +9,8 @@ llama.cpp's converter of folders knows a tokenizer by a hash of its ids for a te
 every new vocabulary until its hash is added there. A GGUF file of this module needs no entry: it
 names the pattern by `byte_tokens.PATTERN_NAME`.
 
-Libraries know the letters of different versions of Unicode, from 15 on. They may cut text of later
-letters into other tokens. All decode it exactly.
+`tokenizers` 0.23 and tiktoken 0.14 know the same letters and marks. llama.cpp lacks some that were
+added to Unicode lately, and may cut text of them into other tokens. All decode it exactly.
 """
 
 import base64
