@@ -9,8 +9,10 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -277,9 +279,9 @@ def _score(
     choice: methods.Choice, scores: np.ndarray, text: "MixtureTrainer"
 ) -> dict[str, comparison.Score]:
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
-    if choice.kind == BYTE_BPE:
-        return comparison.score(counts_of, text.pretokens, text.heldout_pretokens)
-    return comparison.score(counts_of, text.tables, text.heldout_tables)
+    return comparison.score(
+        counts_of, *(text.pretokens if choice.kind == BYTE_BPE else text.tables)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,66 +346,54 @@ class MixtureTrainer:
         """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
         one = self.settings
         used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
+        return self._train_fairly("union", size, used)
+
+    def train_bytes(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Train merges of the bytes of all languages' mixture; see `methods.TrainScored`."""
+        used = (self.settings.max_piece_length, self.settings.beta, byte_tokens.PATTERN)
+        return self._train_fairly("bytes", size, used)
+
+    def _train_fairly(
+        self, name: str, size: int, used: tuple[Any, ...]
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Train "union" or "bytes" at the shares q^beta, moved by `parity`."""
+        one = self.settings
         key = artifacts.fingerprint(
             self._text_key(tuple(self.languages)), size, used,
             [one.parity, self._measured_key()] if one.parity else [],
         )  # fmt: skip
-        path = self.cache / "union" / f"{key}.npz"
+        path = self.cache / name / f"{key}.npz"
         if not entries.is_whole(path):
-            tables = self._truncated(self.tables)
-            measured = {language: runs.count_runs(text) for language, text in self.parallel.items()}
-            if one.parity and not measured:
-                measured = self.heldout_tables
-            shares = self._fair_shares(tables, measured, union.count_tokens)
-            _write_scored(path, union.train(tables, shares, one))
+            trainer: types.ModuleType = union
+            count, (train, heldout) = runs.count_runs, self.tables
+            if name == "bytes":
+                trainer, count, (train, heldout) = byte_bpe, byte_bpe.count, self.pretokens
+            tables = self._truncated(train)
+            measured = {language: count(text) for language, text in self.parallel.items()}
+            shares = {lang: found.probability**one.beta for lang, found in self.languages.items()}
+            shares = union.fair_shares(
+                tables, shares, measured or heldout, one, is_parallel=bool(self.parallel),
+                count=trainer.count_tokens,
+            )  # fmt: skip
+            _write_scored(path, trainer.train(tables, shares, one))
         return _read_scored(path)
 
-    def train_bytes(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
-        """Train merges of the bytes of all languages' mixture; see `methods.TrainScored`."""
-        one = self.settings
-        key = artifacts.fingerprint(
-            self._text_key(tuple(self.languages)), size, one.max_piece_length, one.beta,
-            byte_tokens.PATTERN, [one.parity, self._measured_key()] if one.parity else [],
-        )  # fmt: skip
-        path = self.cache / "bytes" / f"{key}.npz"
-        if not entries.is_whole(path):
-            tables = self._truncated(self.pretokens)
-            measured = {language: byte_bpe.count(text) for language, text in self.parallel.items()}
-            if one.parity and not measured:
-                measured = self.heldout_pretokens
-            shares = self._fair_shares(tables, measured, byte_bpe.count_tokens)
-            _write_scored(path, byte_bpe.train(tables, shares, one))
-        return _read_scored(path)
-
-    def _fair_shares(
-        self,
-        tables: Mapping[str, runs.RunTable],
-        measured: Mapping[str, runs.RunTable],
-        count: union.CountTokens,
-    ) -> dict[str, float]:
-        one = self.settings
-        shares = {lang: found.probability**one.beta for lang, found in self.languages.items()}
-        return union.fair_shares(
-            tables, shares, measured, one, is_parallel=bool(self.parallel), count=count
+    @functools.cached_property
+    def tables(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+        """Training and held-out text by language."""
+        heldout = {language: one.heldout for language, one in self.languages.items()}
+        return (
+            {language: one.table for language, one in self.languages.items()},
+            {language: table for language, table in heldout.items() if table is not None},
         )
 
-    @property
-    def tables(self) -> dict[str, runs.RunTable]:
-        return {language: one.table for language, one in self.languages.items()}
-
-    @property
-    def heldout_tables(self) -> dict[str, runs.RunTable]:
-        found = {language: one.heldout for language, one in self.languages.items()}
-        return {language: table for language, table in found.items() if table is not None}
-
     @functools.cached_property
-    def pretokens(self) -> dict[str, runs.RunTable]:
-        """Training text as `byte_bpe` counts it."""
-        return byte_bpe.count_each(self.sources, self.languages)
-
-    @functools.cached_property
-    def heldout_pretokens(self) -> dict[str, runs.RunTable]:
-        return byte_bpe.count_each(self.heldout, self.heldout_tables)
+    def pretokens(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+        """The same as `byte_bpe` counts it."""
+        train, heldout = self.tables
+        return (
+            byte_bpe.count_each(self.sources, train), byte_bpe.count_each(self.heldout, heldout)
+        )  # fmt: skip
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""

@@ -121,6 +121,8 @@ class TrainTest(parameterized.TestCase):
     def test_tokens_that_never_arise_have_no_pair_and_take_no_part(self):
         found = byte_tokens.merge_pairs(["cd", "abcd", "ab", "bcd", "xabcd"])
         self.assertEqual(found, {"cd": ("c", "d"), "ab": ("a", "b"), "bcd": ("b", "cd")})
+        # Of equal pairs the first is merged.
+        self.assertEqual(byte_tokens.merge_pairs(["aa", "aaa"])["aaa"], ("aa", "a"))
 
     def test_counts_are_those_of_the_tokenizer(self):
         tokens, scores = trained()

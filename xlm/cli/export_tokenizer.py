@@ -11,7 +11,7 @@ forms: FOLDER/tokenizer.tiktoken with its .json, or FOLDER/tokenizer.gguf.
 """
 
 import pathlib
-from collections.abc import Sequence
+from typing import Any
 
 from absl import flags, logging
 
@@ -42,36 +42,27 @@ def main(_) -> None:
             "another --output"
         )
 
-    if byte_level.is_byte_level(model):
-        _export_bytes(model, texts)
-        return
-    if _FORMAT.value != "hf":
+    in_bytes = byte_level.is_byte_level(model)
+    if _FORMAT.value != "hf" and not in_bytes:
         raise ValueError(
             f"--format={_FORMAT.value} cannot hold {_MODEL.value}, a SentencePiece model; build it "
             "with vocab.method=byte_bpe, or export with --format=hf"
         )
-    differences: list[huggingface.Difference] = []
+    differences: list[Any] = []
     with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:
         with declarations.of_file(_MODEL.value):
-            huggingface.export_tokenizer(model, aside)
+            if in_bytes:
+                byte_level.export(model, aside, _FORMAT.value)
+            else:
+                huggingface.export_tokenizer(model, aside)
         for path in texts:
             lines = list(text_files.read_sentences(path))
-            found = huggingface.compare(model, aside, lines)
+            if in_bytes:
+                found: list[Any] = byte_level.differing(model, aside, _FORMAT.value, lines)
+            else:
+                found = huggingface.compare(model, aside, lines)
             print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
             differences += found
     logging.info("wrote %s", folder)
-    print(huggingface.describe(differences))
-
-
-def _export_bytes(model: bytes, texts: Sequence[pathlib.Path]) -> None:
-    differing: list[str] = []
-    with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:
-        with declarations.of_file(_MODEL.value):
-            byte_level.export(model, aside, _FORMAT.value)
-        for path in texts:
-            lines = list(text_files.read_sentences(path))
-            found = byte_level.differing(model, aside, _FORMAT.value, lines)
-            print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
-            differing += found
-    logging.info("wrote %s", _OUTPUT.value)
-    print("\n".join(differing[:_SHOWN]))
+    shown = "\n".join(differences[:_SHOWN]) if in_bytes else huggingface.describe(differences)
+    print(shown)

@@ -38,20 +38,19 @@ _BATCH = 1024
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
-class _Model(msgspec.Struct, frozen=True):
-    vocab: dict[str, declarations.Count]
-    merges: list[tuple[str, str]]
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    model: _Model
-
-
 class Tokens(NamedTuple):
     """Tokens by id, specials first, and the pairs that are merged, in `byte_tokens.CHARACTERS`."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: dict[str, declarations.Count]
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    model: _Model
 
 
 def is_byte_level(model: bytes) -> bool:
@@ -61,12 +60,17 @@ def is_byte_level(model: bytes) -> bool:
 
 def read(model: bytes) -> Tokens:
     """Read a tokenizer.json; ValueError if it is not as `byte_tokens.tokenizer_json` writes it."""
-    found = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model
-    tokens = sorted(found.vocab, key=found.vocab.__getitem__)
-    own = tokens[len(SPECIALS) :]
-    if json.loads(byte_tokens.tokenizer_json(own, -np.arange(len(own)))) != json.loads(model):
+    ids = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model.vocab
+    tokens = sorted(ids, key=ids.__getitem__)
+    again = json.loads(_tokenizer_json(tokens))
+    if again != json.loads(model):
         raise ValueError(f"not a byte-level BPE of this project: {_REMEDY}")
-    return Tokens(tokens, found.merges)
+    return Tokens(tokens, again["model"]["merges"])
+
+
+def _tokenizer_json(tokens: Sequence[str]) -> bytes:
+    own = tokens[len(SPECIALS) :]
+    return byte_tokens.tokenizer_json(own, -np.arange(len(own)))
 
 
 def export(model: bytes, folder: pathlib.Path, form: str) -> None:
@@ -119,9 +123,8 @@ def write_gguf(model: bytes, path: pathlib.Path) -> None:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(byte_tokens.PATTERN_NAME)
         writer.add_token_list(tokens)
-        writer.add_token_types(
-            [_CONTROL] * len(SPECIALS) + [_NORMAL] * (len(tokens) - len(SPECIALS))
-        )
+        normal = len(tokens) - len(SPECIALS)
+        writer.add_token_types([_CONTROL] * len(SPECIALS) + [_NORMAL] * normal)
         writer.add_token_merges([" ".join(pair) for pair in merges])
         writer.add_bos_token_id(BOS_ID)
         writer.add_eos_token_id(EOS_ID)
@@ -161,9 +164,8 @@ def _opened(folder: pathlib.Path, form: str) -> Encode:
     with packages.needed("checking GGUF", "export"):
         import gguf
     fields = gguf.GGUFReader(path).fields
-    tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
-    own = tokens[len(SPECIALS) :]
-    value = json.loads(byte_tokens.tokenizer_json(own, -np.arange(len(own))))
+    value = json.loads(_tokenizer_json(fields["tokenizer.ggml.tokens"].contents()))
+    merges = fields["tokenizer.ggml.merges"].contents()
     value["model"]["merges"] = [merge.split(" ") for merge in merges]
     return _by_tokenizers(json.dumps(value).encode())
 
