@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy as np
 import sentencepiece as spm
+import tokenizers
 from absl import app, flags, logging
+from tokenizers import models, pre_tokenizers, trainers
 
 from configs import vocabulary
-from vocap import building, comparison, runs, seeds, segmentation
+from vocap import building, byte_bpe, byte_tokens, comparison, runs, seeds, segmentation
 from vocap.runs import RunTable
-from vocap.settings import VocabularySettings
+from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, tables
 
@@ -57,7 +59,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "vocap, 0.3": {"method": "vocap", "alpha": 0.3, "beta": 1.0},
     **{
         f"{method}, {alpha}": {"method": method, "alpha": alpha, "beta": 1.0}
-        for method in ("proportional", "joint", "clustered", "bpe", "union")
+        for method in ("proportional", "joint", "clustered", "bpe", "union", "byte_bpe")
         for alpha in (0.7, 0.49, 0.3)
     },
     "uniform": {"method": "uniform"},
@@ -71,8 +73,15 @@ BUILDS: dict[str, dict[str, Any]] = {
                                            "byte_fallback": True, "parity": parity}
         for parity in (0.25, 0.5, 0.75, 1.0)
     },
+    **{
+        f"byte_bpe, parity {parity}": {"method": "byte_bpe", "alpha": 0.3, "beta": 1.0,
+                                       "parity": parity}
+        for parity in (0.0, 0.5, 1.0)
+    },
 }  # fmt: skip
-PARITY_BPE = ("parity BPE", "parity BPE, window")
+PARITY_BPE = (
+    "parity BPE", "parity BPE, window", "parity BPE of bytes", "parity BPE of bytes, window",
+)  # fmt: skip
 
 Counter = Callable[[Sequence[str]], np.ndarray]  # texts -> tokens of each
 
@@ -135,6 +144,8 @@ def _built(
     settings = VocabularySettings(target_size=_SIZE.value, sizes=(), **changed)
     parallel = text.fit if len(text.fit) == len(text.train) else {}
     built = building.build_vocabulary(text.train, {}, settings, cache, parallel=parallel)
+    if built.choice.kind == BYTE_BPE:
+        return _of_bytes(tokenizers.Tokenizer.from_str(built.model.decode()))
     processor = spm.SentencePieceProcessor(model_proto=built.model)
 
     def count(texts: Sequence[str]) -> np.ndarray:
@@ -153,11 +164,44 @@ def _built(
     return count, comparison.counter(pieces, scores, built.choice.kind)
 
 
+def _of_bytes(tokenizer: tokenizers.Tokenizer) -> tuple[Counter, comparison.Counts]:
+    """Counters of a byte-level BPE, whose tables have pretokens as runs."""
+
+    def count(texts: Sequence[str]) -> np.ndarray:
+        return np.array([len(one.ids) for one in tokenizer.encode_batch(list(texts))], float)
+
+    def counts_of(table: RunTable) -> np.ndarray:
+        counts = np.zeros(tokenizer.get_vocab_size() + 1)
+        pretokens = [run.replace(runs.SPACE, " ") for run in table.runs()]
+        encodings = tokenizer.encode_batch(pretokens)
+        for encoded, weight in zip(encodings, table.counts.tolist(), strict=True):
+            for i in encoded.ids:
+                counts[i] += weight
+        return counts
+
+    return count, counts_of
+
+
+def _parity_bpe_of_bytes(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
+    """Train ParityBpeTrainer of `tokenizers` on the pretokens of `byte_bpe`, text as it is."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(byte_tokens.PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = trainers.ParityBpeTrainer(num_merges=_SIZE.value - 261, variant=variant)
+    trainer.train_from_iterator(
+        tokenizer,
+        train_iterators=list(text.train.values()),
+        dev_iterators=[text.fit[language] for language in text.train],
+    )
+    return _of_bytes(tokenizer)
+
+
 def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
     """Train ParityBpeTrainer of `tokenizers` on the same normalised text, split at spaces alone."""
-    import tokenizers
-    from tokenizers import models, pre_tokenizers, trainers
-
     normalize = TextRules().processor().normalize
 
     def prepared(texts: Iterable[str]) -> list[str]:
@@ -254,10 +298,13 @@ def main(_) -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for seed in range(_DRAWS.value):
         text = Text(data, LANGUAGES[_SET.value], seed)
-        found = {
-            name: {language: runs.count_runs(lines) for language, lines in of.items()}
-            for name, of in (("train", text.train), *text.tests.items())
-        }
+        found, in_bytes = (
+            {
+                name: {language: count(lines) for language, lines in of.items()}
+                for name, of in (("train", text.train), *text.tests.items())
+            }
+            for count in (runs.count_runs, byte_bpe.count)
+        )
         for method in (*BUILDS, *PARITY_BPE):
             if not re.search(_METHODS.value, method) or (
                 "parity" in method and len(text.fit) < len(text.train)
@@ -267,8 +314,11 @@ def main(_) -> None:
             if method in BUILDS:
                 made = _built(method, text, output / "cache", **BUILDS[method])
             else:
-                made = _parity_bpe(text, "window" if "window" in method else "base")
-            results.setdefault(method, []).append(_scores(text, found, *made))
+                train = _parity_bpe_of_bytes if "of bytes" in method else _parity_bpe
+                made = train(text, "window" if "window" in method else "base")
+            is_of_bytes = method.startswith("byte_bpe") or "of bytes" in method
+            counted = in_bytes if is_of_bytes else found
+            results.setdefault(method, []).append(_scores(text, counted, *made))
             logging.info("%s: %.0f s of CPU", method, time.process_time() - start)
             artifacts.write_json(output / "results.json", results)
             artifacts.write_text(output / "report.md", _report(results))

@@ -27,7 +27,10 @@ RUN = {
     "beam": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
 }  # fmt: skip
 # Imported where an error names these extras (xlm/common/packages.py).
-ELSEWHERE = {"apache_beam": "beam", "xmanager": "launch", "torch": "dev", "transformers": "dev"}
+ELSEWHERE = {
+    "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
+    "torch": "dev", "transformers": "dev",
+}  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {
     "all": {

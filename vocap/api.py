@@ -10,7 +10,7 @@ import sentencepiece as spm
 
 from vocap import choosing
 from vocap.building import BuiltVocabulary
-from vocap.settings import VocabularySettings
+from vocap.settings import BYTE_BPE, VocabularySettings
 from xlm.common import artifacts
 
 
@@ -33,7 +33,10 @@ class Vocabulary:
             language: (tuple(one.vocabularies.curve.sizes), tuple(one.vocabularies.curve.alp))
             for language, one in built.languages.items()
         }
-        self._processor = spm.SentencePieceProcessor(model_proto=built.model)
+        self._open(built.model)
+
+    def _open(self, model: bytes) -> None:
+        self._processor = spm.SentencePieceProcessor(model_proto=model)
 
     def __len__(self) -> int:
         """Number of pieces, special tokens included."""
@@ -61,6 +64,62 @@ class Vocabulary:
         huggingface.export_tokenizer(self.model, pathlib.Path(folder))
 
 
+class ByteVocabulary(Vocabulary):
+    """A built byte-level BPE; `model` is the text of a tokenizer.json of `tokenizers`.
+
+    Decoding gives back every text, also one with the literal text of a special token.
+    """
+
+    def _open(self, model: bytes) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+        self._tokenizer.encode_special_tokens = True  # as text
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    @property
+    def pieces(self) -> list[str]:
+        """Tokens by id, their bytes in `byte_tokens.CHARACTERS`."""
+        ids = self._tokenizer.get_vocab()
+        return sorted(ids, key=ids.__getitem__)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode(list(ids))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer.json to a file."""
+        super().save(path)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        from xlm.interop import byte_level
+
+        byte_level.write_pretrained(self.model, pathlib.Path(folder))
+
+    def save_tiktoken(self, path: str | os.PathLike[str]) -> None:
+        """Write the ranks to a file, such as my.tiktoken, and all else to my.tiktoken.json.
+
+        more = json.load(open("my.tiktoken.json"))
+        lines = map(str.split, open("my.tiktoken"))
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        encoding = tiktoken.Encoding("my", mergeable_ranks=ranks, **more)
+        encoding.encode_ordinary("the cat")
+        """
+        from xlm.interop import byte_level
+
+        byte_level.write_tiktoken(self.model, pathlib.Path(path))
+
+    def save_gguf(self, path: str | os.PathLike[str]) -> None:
+        """Write a GGUF file with the tokenizer alone, as llama.cpp reads it; needs `gguf`."""
+        from xlm.interop import byte_level
+
+        byte_level.write_gguf(self.model, pathlib.Path(path))
+
+
 def build(
     texts: Mapping[str, Iterable[str]],
     size: int,
@@ -77,10 +136,11 @@ def build(
         vocabulary.encode("the cat")
 
     The methods of `compare` are scored on `heldout`. `parallel` has sentences that say the same in
-    all languages, for `method="union"` with a `parity`. `cache` is a folder for intermediate
-    results; none by default. `settings` are other fields of `VocabularySettings`, such as `method`,
-    `alpha` or `sizes`, which follow the text by default. `num_workers` above 1 needs a program
-    whose work is under `if __name__ == "__main__"`.
+    all languages, for `method="union"` or "byte_bpe" with a `parity`. The latter returns a
+    `ByteVocabulary`. `cache` is a folder for intermediate results; none by default. `settings` are
+    other fields of `VocabularySettings`, such as `method`, `alpha` or `sizes`, which follow the
+    text by default. `num_workers` above 1 needs a program whose work is under
+    `if __name__ == "__main__"`.
 
     Raises ValueError if a setting is out of its limits, a language has no text, or the texts are
     too small for so many pieces; the message names it.
@@ -94,4 +154,5 @@ def build(
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(cache or scratch)
         found = choosing.build(train, aside, chosen, folder, parallel=same)
-        return Vocabulary(found.built, found.candidates)
+    kind = ByteVocabulary if found.built.choice.kind == BYTE_BPE else Vocabulary
+    return kind(found.built, found.candidates)

@@ -7,6 +7,7 @@ language's segmenter. Here runs do: a piece crosses neither a space nor a change
 import io
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece as spm
@@ -27,11 +28,13 @@ def train(
     character_coverage: float,
     max_piece_length: int,
     may_be_fewer: bool = False,
+    **options: Any,
 ) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Train `size` pieces by merges, and their scores [V] float64: 0, -1, ..., the earliest first.
 
     Every character that must be covered is a piece. Returns None if the text has more of them than
-    `size`, or too few merges; these are returned if there `may_be_fewer`.
+    `size`, or too few merges; these are returned if there `may_be_fewer`. `options` are the
+    trainer's own.
     """
     model = io.BytesIO()
     counts = np.maximum(np.rint(table.counts * _COUNT_STEPS), 1).astype(np.int64)
@@ -52,6 +55,7 @@ def train(
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
             **TRAINER,
+            **options,
         )
     except RuntimeError as error:
         if any(sign in str(error) for sign in ("smaller than required_chars", "too high")):

@@ -1,4 +1,4 @@
-"""Build of one SentencePiece model from text per language.
+"""Build of one vocabulary from text per language.
 
 Every artefact is cached under a hash of its inputs: tables of runs under their text, vocabularies
 under their text and the trainer's settings, joint trainings and scores under all texts and settings
@@ -6,7 +6,6 @@ involved. An interrupted build resumes. A changed setting recomputes only what d
 """
 
 import dataclasses
-import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,8 @@ from types import MappingProxyType
 import numpy as np
 
 from vocap import (
-    bpe,
+    byte_bpe,
+    byte_tokens,
     comparison,
     entries,
     merge,
@@ -25,40 +25,33 @@ from vocap import (
     runs,
     text_rules,
     unigram,
-    union,
 )
 from vocap.allocation import language_probabilities
-from vocap.settings import VocabularySettings
+from vocap.mixture_trainer import Language, MixtureTrainer, Prepared, Source
+from vocap.settings import BYTE_BPE, VocabularySettings
+from vocap.tradeoff import Tradeoff
 from xlm.common import artifacts, processes
 
 # Part of the cache's path: raise it with every change that makes artefacts differ.
 CACHE_VERSION = 2
 
-# Sentences, or a table of runs that was counted elsewhere.
-Source = Sequence[str] | pathlib.Path
 # Wraps an iteration, given its name and length.
 Progress = Callable[[Iterable, str, int], Iterable]
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
-    """One language of a build: `amount` is n_i and `probability` q_i of Eq. 3."""
-
-    table: runs.RunTable
-    heldout: runs.RunTable | None
-    vocabularies: unigram.Vocabularies
-    amount: float
-    probability: float
-
-
-@dataclasses.dataclass(frozen=True)
 class BuiltVocabulary:
-    """A built SentencePiece model and its report's data; `scores` begin with the built method."""
+    """A built model and its report's data; `scores` begin with the built method.
+
+    `model` is a SentencePiece model, or a tokenizer.json if the choice is of the kind `BYTE_BPE`.
+    `tradeoff` is that of the method "union".
+    """
 
     model: bytes
     languages: dict[str, Language]
     choice: methods.Choice
     scores: dict[str, dict[str, comparison.Score]]
+    tradeoff: Tradeoff | None = None
 
 
 def build_vocabulary(
@@ -83,6 +76,8 @@ def build_vocabulary(
             "measure their tokens on; give parallel text by vocab.parallel, or hold some text out "
             "(corpus.heldout_fraction)"
         )
+    if "byte_bpe" in (settings.method, *settings.compare):
+        byte_bpe.check(settings, (*train.values(), *heldout.values()))
     if settings.amounts:
         language_probabilities(settings.amounts, settings.alpha, train)
     _check_initial_sizes(settings, train)
@@ -96,7 +91,9 @@ def build_vocabulary(
             if not settings.sizes and one.vocabularies.curve.sizes[-1] >= limits[language]
         ]
         if not limited or _num_pieces(languages) >= settings.budget:
-            built = _choose(train, prepared, languages, settings, cache, progress, parallel)
+            built = _choose(
+                train, heldout, prepared, languages, settings, cache, progress, parallel
+            )
             reached = built.choice.allocation.sizes if built.choice.allocation else {}
             ends = {
                 language: one.vocabularies.curve.sizes[-1] for language, one in languages.items()
@@ -120,7 +117,8 @@ def _num_pieces(languages: Mapping[str, Language]) -> int:
 
 def _choose(
     train: Mapping[str, Source],
-    prepared: Mapping[str, "_Prepared"],
+    heldout: Mapping[str, Source],
+    prepared: Mapping[str, Prepared],
     languages: dict[str, Language],
     settings: VocabularySettings,
     cache: pathlib.Path,
@@ -129,7 +127,7 @@ def _choose(
 ) -> BuiltVocabulary:
     """Choose the pieces by each method wanted, score them, and write the model of the first."""
     probabilities = {language: one.probability for language, one in languages.items()}
-    together = MixtureTrainer(train, languages, prepared, settings, cache, parallel)
+    together = MixtureTrainer(train, heldout, languages, prepared, settings, cache, parallel)
     choices, scores = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
@@ -143,18 +141,23 @@ def _choose(
             train_together=together.train,
             train_merges=together.train_merges,
             train_union=together.train_union,
+            train_bytes=together.train_bytes,
             initial_sizes=settings.initial_sizes,
         )
         scores[method] = together.fit_scores(choices[method])
     choice = choices[settings.method]
+    of_model = choice.pieces, scores[settings.method]
     return BuiltVocabulary(
-        model=merge.write_model(choice.pieces, scores[settings.method], choice.kind, settings),
+        model=byte_tokens.tokenizer_json(*of_model, settings.fixed, settings.user_defined_symbols)
+        if choice.kind == BYTE_BPE
+        else merge.write_model(*of_model, choice.kind, settings),
         languages=languages,
         choice=choice,
         scores={
-            method: _score(choices[method], scores[method], languages, settings)
+            method: _score(choices[method], scores[method], together)
             for method in progress(wanted, "comparison", len(wanted))
         },
+        tradeoff=together.tradeoff() if settings.method == "union" and settings.explore else None,
     )
 
 
@@ -173,16 +176,6 @@ def _check_initial_sizes(settings: VocabularySettings, languages: Iterable[str])
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """Paths of one language's artefacts, and the hash of its training text."""
-
-    table: pathlib.Path
-    heldout: pathlib.Path | None
-    vocabularies: pathlib.Path
-    digest: str
-
-
 def _prepare(
     train: Mapping[str, Source],
     heldout: Mapping[str, Source],
@@ -190,7 +183,7 @@ def _prepare(
     limits: Mapping[str, int],
     cache: pathlib.Path,
     progress: Progress,
-) -> dict[str, _Prepared]:
+) -> dict[str, Prepared]:
     """Count and train all languages that the cache does not hold, up to sizes of `limits`."""
     prepared, missing = {}, []
     for language in sorted(train):
@@ -198,7 +191,7 @@ def _prepare(
         own = dataclasses.replace(settings.training, limit=limits[language])
         key = artifacts.fingerprint(digest, own.training_identity, settings.max_characters)
         aside = heldout.get(language)
-        prepared[language] = _Prepared(
+        prepared[language] = Prepared(
             table=_table_path(train[language], digest, cache, language),
             heldout=None
             if aside is None
@@ -228,7 +221,7 @@ def _prepare(
 
 
 def _read_languages(
-    prepared: Mapping[str, _Prepared], settings: VocabularySettings
+    prepared: Mapping[str, Prepared], settings: VocabularySettings
 ) -> dict[str, Language]:
     tables = {language: _read_table(one.table, settings) for language, one in prepared.items()}
     amounts = settings.amounts or {lang: table.num_bytes for lang, table in tables.items()}
@@ -290,7 +283,7 @@ def _build_language(
     language: str,
     train: Source,
     heldout: Source | None,
-    prepared: _Prepared,
+    prepared: Prepared,
     settings: VocabularySettings,
 ) -> None:
     """Count, train and measure one language; may run in a worker process."""
@@ -319,195 +312,11 @@ def _build_language(
     unigram.write_vocabularies(prepared.vocabularies, vocabularies)
 
 
-def _write_scored(path: pathlib.Path, found: tuple[Sequence[str], np.ndarray]) -> None:
-    with entries.written(path) as aside:
-        np.savez(aside, pieces=np.array(found[0]), scores=found[1])
-
-
-def _read_scored(path: pathlib.Path) -> tuple[tuple[str, ...], np.ndarray]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return tuple(arrays["pieces"].tolist()), arrays["scores"]
-
-
 def _score(
-    choice: methods.Choice,
-    scores: np.ndarray,
-    languages: Mapping[str, Language],
-    settings: VocabularySettings,
+    choice: methods.Choice, scores: np.ndarray, text: "MixtureTrainer"
 ) -> dict[str, comparison.Score]:
-    tables = {language: one.table for language, one in languages.items()}
-    heldout = {lang: one.heldout for lang, one in languages.items() if one.heldout is not None}
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
-    spelled = choice.pieces if settings.byte_fallback else None
-    return comparison.score(counts_of, tables, heldout, spelled)
-
-
-@dataclasses.dataclass(frozen=True)
-class MixtureTrainer:
-    """Trainer and scorer on the mixture of several languages."""
-
-    sources: Mapping[str, Source]
-    languages: Mapping[str, Language]
-    prepared: Mapping[str, _Prepared]
-    settings: VocabularySettings
-    cache: pathlib.Path
-    parallel: Mapping[str, Sequence[str]]
-
-    def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-        """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
-        settings = dataclasses.replace(self.settings.training, sizes=sizes)
-        draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
-        key = artifacts.fingerprint(
-            self._text_key(languages),
-            settings.training_identity,
-            self.settings.seed if draws else None,
-        )
-        path = self.cache / "together" / f"{key}.npz"
-        if not entries.is_whole(path):
-            if draws:
-                sentences = self._sentences(languages)
-                table = runs.most_frequent(runs.count_runs(sentences), self.settings.max_characters)
-            else:
-                sentences, table = None, self._mixture(languages)
-            vocabularies = unigram.train_vocabularies(table, settings, sentences)
-            if vocabularies is None:
-                raise ValueError(
-                    f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
-                    f"{', '.join(languages)} together: the sizes must exceed their characters and "
-                    "be small enough for the text to fill; change vocab.target_size, or leave the "
-                    "method out of vocab.compare"
-                )
-            unigram.write_vocabularies(path, vocabularies)
-        return unigram.read_vocabularies(path)
-
-    def train_merges(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
-        """Train the merges of all languages' mixture; see `methods.TrainScored`."""
-        coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
-        languages = tuple(self.languages)
-        key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
-        path = self.cache / "merges" / f"{key}.npz"
-        if not entries.is_whole(path):
-            merges = bpe.train(
-                self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
-            )
-            if merges is None:
-                raise ValueError(
-                    f"no {size} pieces can be merged on {', '.join(languages)} together: there are "
-                    "more characters than that, or too little text; change vocab.target_size, or "
-                    "leave bpe out of vocab.compare"
-                )
-            _write_scored(path, merges)
-        return _read_scored(path)
-
-    def train_union(self, size: int) -> tuple[tuple[str, ...], np.ndarray]:
-        """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
-        one = self.settings
-        used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
-        key = artifacts.fingerprint(
-            self._text_key(tuple(self.languages)), size, used,
-            [one.parity, self._measured_key()] if one.parity else [],
-            *(["bytes"] if one.byte_fallback else []),
-        )  # fmt: skip
-        path = self.cache / "union" / f"{key}.npz"
-        if not entries.is_whole(path):
-            tables = self._truncated(tuple(self.languages))
-            shares = {
-                language: found.probability**one.beta for language, found in self.languages.items()
-            }
-            measured = {
-                language: runs.count_runs(text, one.rules)
-                for language, text in self.parallel.items()
-            }
-            if one.parity and not measured:
-                heldout = {language: found.heldout for language, found in self.languages.items()}
-                measured = {lang: table for lang, table in heldout.items() if table is not None}
-            shares = union.fair_shares(
-                tables, shares, measured, one, is_parallel=bool(self.parallel)
-            )
-            _write_scored(path, union.train(tables, shares, one))
-        return _read_scored(path)
-
-    def fit_scores(self, choice: methods.Choice) -> np.ndarray:
-        """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
-        if choice.is_scored:
-            return choice.scores
-        key = artifacts.fingerprint(
-            self._text_key(tuple(self.languages)),
-            choice.pieces,
-            choice.scores.tolist(),
-            self.settings.em_iterations,
-        )
-        path = self.cache / "scores" / f"{key}.npy"
-        if not entries.is_whole(path):
-            log_probs = merge.fit_scores(
-                choice.pieces, choice.scores, self._mixture_of_all,
-                self.settings.em_iterations,
-            )  # fmt: skip
-            with entries.written(path) as aside:
-                np.save(aside, log_probs)
-        return np.load(path, allow_pickle=False)
-
-    def _text_key(self, languages: tuple[str, ...]) -> str:
-        digests = {language: self.prepared[language].digest for language in languages}
-        return artifacts.fingerprint(digests, self._shares(languages), self.settings.max_characters)
-
-    def _shares(self, languages: tuple[str, ...]) -> dict[str, float]:
-        """Return the languages' probabilities, renormalised to sum to one."""
-        return language_probabilities(
-            {language: self.languages[language].probability for language in languages}, alpha=1
-        )
-
-    @functools.cached_property
-    def _mixture_of_all(self) -> runs.RunTable:
-        return self._mixture(tuple(self.languages))
-
-    def _measured_key(self) -> str:
-        """Identify the text on which the languages' costs are measured."""
-        if self.parallel:
-            return artifacts.fingerprint({one: list(text) for one, text in self.parallel.items()})
-        return artifacts.fingerprint(
-            {
-                language: str(one.heldout and one.heldout.name)
-                for language, one in self.prepared.items()
-            }
-        )
-
-    def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
-        """Return the mixture, truncated to about `max_characters`."""
-        return runs.mixture(self._truncated(languages), self._shares(languages))
-
-    def _truncated(self, languages: tuple[str, ...]) -> dict[str, runs.RunTable]:
-        """Return tables of about `max_characters` together.
-
-        Each language loses the same share of its characters. Taking the most frequent runs of the
-        mixture itself would discriminate against languages without spaces, since most of their runs
-        occur once.
-        """
-        tables = {language: self.languages[language].table for language in languages}
-        limit = self.settings.max_characters
-        total = sum(len(table.text.characters) for table in tables.values())
-        if 0 < limit < total:
-            tables = {
-                language: runs.most_frequent(
-                    table, max(1, limit * len(table.text.characters) // total)
-                )
-                for language, table in tables.items()
-            }
-        return tables
-
-    def _sentences(self, languages: tuple[str, ...]) -> list[str]:
-        """Draw sentences so that language i makes up the share q_i of the bytes."""
-        total = sum(self.languages[language].table.num_bytes for language in languages)
-        generator = np.random.default_rng(self.settings.seed)
-        drawn: list[str] = []
-        for language, share in self._shares(languages).items():
-            source = self.sources[language]
-            if isinstance(source, pathlib.Path):
-                raise ValueError(
-                    "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
-                )
-            copies = share * total / self.languages[language].table.num_bytes
-            drawn.extend(sentence for sentence in source for _ in range(int(copies)))
-            rest = generator.random(len(source)) < copies % 1
-            drawn.extend(sentence for sentence, keep in zip(source, rest, strict=True) if keep)
-        return drawn
+    if choice.kind == BYTE_BPE:
+        return comparison.score(counts_of, *text.pretokens)
+    spelled = choice.pieces if text.settings.byte_fallback else None
+    return comparison.score(counts_of, *text.tables, spelled)

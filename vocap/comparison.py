@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, lattice, unigram
+from vocap import bpe, byte_bpe, lattice, unigram
 from vocap.alp import average_log_probability, smoothed_log_probs
 from vocap.runs import RunTable
-from vocap.settings import BPE
+from vocap.settings import BPE, BYTE_BPE
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
 Counts = Callable[[RunTable], np.ndarray]
@@ -28,6 +28,8 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
     """Return the function that counts pieces with `scores` [V] of `merge.write_model` in a text."""
     if kind == BPE:
         return functools.partial(bpe.segmented_counts, bpe.segmenter(pieces, scores))
+    if kind == BYTE_BPE:
+        return functools.partial(byte_bpe.segmented_counts, pieces, scores)
     return functools.partial(unigram.segmented_counts, lattice.build_trie(pieces), scores)
 
 

@@ -16,6 +16,7 @@ from vocap.building import BuiltVocabulary
 from vocap.curves import concave_envelope
 from vocap.record import Record
 from vocap.settings import VocabularySettings
+from vocap.tradeoff import Tradeoff
 from xlm.common import html_report
 
 BETAS = tuple(i / 10 for i in range(11))
@@ -67,6 +68,18 @@ def explorer_data(record: Record, courses: Sequence[Course]) -> dict[str, Any]:
             for course in courses
         ],
     }
+
+
+def tradeoff_page(tradeoff: Tradeoff, settings: VocabularySettings, report: str) -> str:
+    """Return the explorer of a union's sizes and parities as HTML, with the report below it."""
+    data: dict[str, Any] = {
+        "built": {"size": settings.target_size, "parity": settings.parity},
+        "parities": tradeoff.parities,
+        "sizes": tradeoff.sizes,
+        "languages": tradeoff.languages,
+        "tokens": [[[round(n, 3) for n in one] for one in of] for of in tradeoff.tokens],
+    }
+    return fill_template(data, report, "tradeoff")
 
 
 def fill_template(data: Mapping[str, Any], report: str = "", name: str = "explorer") -> str:

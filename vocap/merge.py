@@ -107,11 +107,13 @@ def _add_fixed(proto: Message, settings: VocabularySettings, scores: np.ndarray,
     types |= dict.fromkeys(settings.user_defined_symbols, kinds.USER_DEFINED)
     types |= dict.fromkeys(settings.byte_pieces, kinds.BYTE)
     types |= dict.fromkeys(settings.whitespace_pieces, kinds.NORMAL)
-    # Of several blanks the longest piece wins, as all score alike; merges make words first.
+    # Of several blanks the longest piece wins, as all score alike. Merges make words first, and
+    # come one after another, since libraries differ in which of two equal ones is first.
     best, last = scores.max(initial=0.0), scores.min(initial=0.0)
     is_unigram = kind == UNIGRAM
+    in_order = sorted(settings.whitespace_pieces, key=lambda piece: ("\r" not in piece, len(piece)))
     of_blanks = {
-        piece: best if is_unigram else last - len(piece) for piece in settings.whitespace_pieces
+        piece: best if is_unigram else last - 1 - rank for rank, piece in enumerate(in_order)
     }
     for piece, role in types.items():
         proto.pieces.add(piece=piece, score=of_blanks.get(piece, 0.0), type=role)

@@ -7,9 +7,11 @@
   cluster has the capacity that VoCap gives its languages.
 - bpe: byte-pair encoding of the mixture of all languages, as for the models before XLM-R.
 - union: merges of the mixture, pruned by the tokens that they save (`vocap.union`).
+- byte_bpe: merges of the bytes of the mixture (`vocap.byte_bpe`).
 
 All meet the same target exactly. The same EM then scores their pieces. Those of union are scored on
-a mixture of its own, and those of bpe by the order of their merges, which also segments text.
+a mixture of its own, and those of bpe and byte_bpe by the order of their merges, which also
+segments text.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ import numpy as np
 from vocap import clusters
 from vocap.allocation import Allocation, allocate
 from vocap.curves import Curve
-from vocap.settings import BPE, UNIGRAM
+from vocap.settings import BPE, BYTE_BPE, UNIGRAM
 from vocap.unigram import Vocabularies
 
 _FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
@@ -40,10 +42,10 @@ class Choice:
 
     Attributes:
       pieces: exactly as many distinct pieces as the budget, in code point order.
-      scores: [V] float64: log probabilities; for bpe any numbers, the larger the earlier merged.
-      allocation: sizes per language, or per cluster; None for joint, bpe and union.
+      scores: [V] float64: log probabilities; for merges any numbers, the larger the earlier merged.
+      allocation: sizes per language, or per cluster; None for those of the mixture.
       groups: languages trained together, by the names that `allocation` uses.
-      kind: `UNIGRAM` or `BPE`.
+      kind: `UNIGRAM`, `BPE` or `BYTE_BPE`.
       is_scored: whether the scores are final, and not the first ones of EM.
     """
 
@@ -66,13 +68,15 @@ def choose(
     train_together: TrainTogether,
     train_merges: TrainScored,
     train_union: TrainScored,
+    train_bytes: TrainScored,
     initial_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
     """Choose the pieces by one of `METHODS`; raise ValueError if the budget cannot be met.
 
     `probabilities` are q_i of Eq. 3 and `beta` their exponent in Eq. 2. `num_clusters` and
     `train_together` serve "clustered", `train_together` also "joint", `train_merges` "bpe",
-    `train_union` "union", and `initial_sizes` "vocap" (see `allocation.allocate`).
+    `train_union` "union", `train_bytes` "byte_bpe", and `initial_sizes` "vocap" (see
+    `allocation.allocate`).
     """
     if method == "joint":
         joint = train_together(tuple(sorted(vocabularies)), (budget,))
@@ -83,6 +87,8 @@ def choose(
         return _together(vocabularies, pieces, scores, BPE, is_scored=True)
     if method == "union":
         return _together(vocabularies, *train_union(budget), is_scored=True)
+    if method == "byte_bpe":
+        return _together(vocabularies, *train_bytes(budget), BYTE_BPE, is_scored=True)
     if method == "clustered":
         return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
     curves = {language: v.curve for language, v in vocabularies.items()}

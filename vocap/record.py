@@ -13,7 +13,7 @@ import numpy as np
 from vocap.allocation import Allocation, Change
 from vocap.building import BuiltVocabulary, Language
 from vocap.runs import RunTable
-from vocap.settings import VocabularySettings
+from vocap.settings import BYTE_BPE, VocabularySettings
 from xlm.common import declarations
 from xlm.common.declarations import Count, Name
 
@@ -117,6 +117,7 @@ def _languages(
     shared = _shared(vocabulary, allocation) if allocation is not None else {}
     single = [ord(piece) for piece in vocabulary.choice.pieces if len(piece) == 1]
     known = _marked(np.array(single, np.int32))
+    known |= vocabulary.choice.kind == BYTE_BPE  # whose bytes make every character
     return {
         name: {
             "amount": one.amount,

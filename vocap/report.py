@@ -8,7 +8,7 @@ from typing import Any
 
 from vocap.building import BuiltVocabulary
 from vocap.choosing import Candidate
-from vocap.explorer import explorer_page
+from vocap.explorer import explorer_page, tradeoff_page
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
 from vocap.settings import VocabularySettings
@@ -28,6 +28,8 @@ _METHODS = {
     "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
     "bpe": "byte-pair encoding of the mixture of all languages in the shares q; no language has a "
     "size of its own, and text is segmented by the merges",
+    "byte_bpe": "byte-pair encoding of the bytes of all languages' text, not normalised; shares "
+    "q^beta of the languages, moved towards equal tokens by parity = {parity:g}",
 }
 
 # Heading, digits, factor, and whether the difference from the first method is relative.
@@ -46,13 +48,16 @@ _PLOTS = {
     "comparison.png": ("plot_comparison", "Methods by amount of text"),
 }
 
+_TRADEOFF_NOTE = f"""\
+[{PAGE}]({PAGE}), beside this file, has each language's tokens at other T and parities."""
+
 _EXPLORER_NOTE = f"""\
 [{PAGE}]({PAGE}), beside this file, has the allocations of other T and beta, and exports
 them for `vocab.allocation`."""
 
 _NO_EXPLORER_NOTE = f"""\
-There is no explorer in {PAGE}. It shows the steps of Algorithm 1 at other T and beta, and the
-method *{{method}}* does not choose by them. A build with vocab.method=vocap has one."""
+There is no explorer in {PAGE}. The steps of Algorithm 1 at other T and beta are what it shows for
+vocab.method=vocap, and other T and parities for union with held-out text of all languages."""
 
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get.
@@ -65,8 +70,8 @@ _SHARED_NOTE = """\
 - *shared*: of the pieces of a language's allocated vocabulary, those that another's holds too."""
 
 _COMPARISON_NOTE = """\
-Each method's vocabulary has the same number of pieces, scores from the same EM (bpe: the order of
-its merges), and is measured on held-out text. In brackets: the difference to the first method,
+Each method's vocabulary has the same number of pieces, scores from the same EM (bpe, byte_bpe: the
+order of merges), and is measured on held-out text. In brackets: the difference to the first method,
 taken language by language.
 
 - *ALP*: with the probabilities of the pieces in the training text. Higher is better, and so are
@@ -92,6 +97,8 @@ def write_report(
     """
     record = allocation_record(vocabulary, settings)
     record["candidates"] = [dataclasses.asdict(one) for one in candidates]
+    if vocabulary.tradeoff:
+        record["tradeoff"] = dataclasses.asdict(vocabulary.tradeoff)
     remove(folder)
     artifacts.write_json(folder / "allocation.json", record)
     text = write_page(folder, record)
@@ -99,9 +106,11 @@ def write_report(
         report = html_report.body(text, folder)
         page = explorer_page(record, vocabulary, settings, report)
         artifacts.write_text(folder / PAGE, page)
+    elif vocabulary.tradeoff:
+        page = tradeoff_page(vocabulary.tradeoff, settings, html_report.body(text, folder))
+        artifacts.write_text(folder / PAGE, page)
     else:
-        logging.info("no explorer in %s: the method %r does not choose by the steps of Algorithm "
-                     "1, which it would show", PAGE, settings.method)  # fmt: skip
+        logging.info("no explorer in %s of the method %r", PAGE, settings.method)
 
 
 def write_page(folder: pathlib.Path, record: Record) -> str:
@@ -127,13 +136,13 @@ def _has_explorer(record: Record) -> bool:
 
 
 def page(record: Record) -> str:
-    method, unit = record["settings"]["method"], "cluster" if record["clusters"] else "language"
+    unit = "cluster" if record["clusters"] else "language"
     images = {name: f"![{title}]({name})" for name, (_, title) in _PLOTS.items()}
     parts = [
         "# Vocabulary",
         choice(record),
         summary(record),
-        _EXPLORER_NOTE if _has_explorer(record) else _NO_EXPLORER_NOTE.format(method=method),
+        _explorer_note(record),
         "## Warnings",
         "\n".join(f"- {text}" for text in warnings(record)) or "None.",
         "## Sizes",
@@ -167,6 +176,12 @@ def page(record: Record) -> str:
     if skipped:
         parts += ["## Skipped sizes", _SKIPPED_NOTE, tables.markdown(skipped, left=2)]
     return tables.page(*parts)
+
+
+def _explorer_note(record: Record) -> str:
+    if record.get("tradeoff"):
+        return _TRADEOFF_NOTE
+    return _EXPLORER_NOTE if _has_explorer(record) else _NO_EXPLORER_NOTE
 
 
 def choice(record: Record) -> str:

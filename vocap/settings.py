@@ -8,14 +8,15 @@ from typing import Any
 from vocap.text_rules import REQUIRED, WHITESPACE_PIECES, TextRules
 from xlm.common import schema
 
-METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union")
+METHODS = ("vocap", "proportional", "uniform", "joint", "clustered", "bpe", "union", "byte_bpe")
 AUTO = "auto"  # the method that `choosing` finds
 LENGTH_BITS = 5  # of a piece's length, in an arc of a lattice
 MAX_PIECE_LENGTH = 1 << LENGTH_BITS  # characters
 # The ids of XLM-R, except that <mask> stands with the other specials and not at the end.
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BOS_ID, PAD_ID, EOS_ID, UNK_ID, MASK_ID = range(len(SPECIALS))
-UNIGRAM, BPE = "unigram", "bpe"  # kinds of models: segmentation by probability, or by merges
+# Kinds of models: segmentation by probability, by merges, or by merges of bytes.
+UNIGRAM, BPE, BYTE_BPE = "unigram", "bpe", "byte_bpe"
 TRAINERS = ("nested", "sentencepiece")
 ALP_PROBABILITIES = ("corpus", "model")
 _LEAST_COVERAGE = 0.98  # minimum that SentencePiece's trainer accepts
@@ -33,7 +34,7 @@ class TrainerSettings(TextRules):
       character_coverage: share of the characters that must be pieces of their own.
       required_chars: characters that are pieces of their own whether or not a language's text has
         them: "ascii"; "digits", all of a decimal system of which one is used; "currency"; or files.
-      max_piece_length: longest piece, in characters.
+      max_piece_length: longest piece, in characters; in "byte_bpe" four bytes stand for each.
       max_seeds: number of substrings that training starts from.
       alp_probabilities: p_uni of Eq. 1: "corpus" for the pieces' shares in the best segmentation of
         the text, as the authors' scripts have it, or "model" for the trainer's scores.
@@ -119,8 +120,10 @@ class VocabularySettings(TrainerSettings):
       initial_sizes: sizes that languages begin at under the method "vocap", instead of their
         smallest; see `allocation.allocate`.
       num_clusters: clusters of the method "clustered".
-      parity: of the method "union", from 0, shares q^beta, to 1, equal tokens for the same content
-        in all languages as far as text allows; see `union.fair_shares`.
+      parity: of the methods "union" and "byte_bpe", from 0, shares q^beta, to 1, equal tokens for
+        the same content in all languages as far as text allows; see `union.fairest_shares`.
+      explore: of the method "union", whether report.html lets you explore other sizes and parities,
+        which some 15 trainings more are for.
       byte_fallback: whether 256 pieces for bytes spell what no other piece does.
       control_symbols: pieces that no text becomes, such as those of a chat; ids from 5 on.
       reserved: number of further control pieces, <reserved_0> and so on, for later use.
@@ -142,6 +145,7 @@ class VocabularySettings(TrainerSettings):
     initial_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_clusters: int = schema.key(4, at_least=1)
     parity: float = schema.key(0.0, at_least=0, at_most=1)
+    explore: bool = schema.key(True, effect="records")
     byte_fallback: bool = schema.key(False)
     control_symbols: tuple[str, ...] = schema.key(())
     reserved: int = schema.key(0, at_least=0)
@@ -157,10 +161,10 @@ class VocabularySettings(TrainerSettings):
                 f"vocab.allocation gives sizes to begin at, and vocab.method is {self.method!r}; "
                 "only 'vocap' can begin at sizes: set vocab.method=vocap, or vocab.allocation=''"
             )
-        if self.parity and not {"union", AUTO} & {self.method, *self.compare}:
+        if self.parity and not {"union", "byte_bpe", AUTO} & {self.method, *self.compare}:
             raise ValueError(
                 f"vocab.parity is {self.parity}, but vocab.method is {self.method!r}; set "
-                "vocab.method=union, or vocab.parity=0"
+                "vocab.method=union or byte_bpe, or vocab.parity=0"
             )
         if self.budget < 1:
             raise ValueError(
@@ -188,11 +192,14 @@ class VocabularySettings(TrainerSettings):
 
     @property
     def byte_pieces(self) -> tuple[str, ...]:
-        return tuple(f"<0x{byte:02X}>" for byte in range(256)) if self.byte_fallback else ()
+        """Pieces that spell bytes; the tokens of "byte_bpe" do that themselves."""
+        if not self.byte_fallback or self.method == "byte_bpe":
+            return ()
+        return tuple(f"<0x{byte:02X}>" for byte in range(256))
 
     @property
     def whitespace_pieces(self) -> tuple[str, ...]:
-        return WHITESPACE_PIECES if self.keeps_whitespace else ()
+        return WHITESPACE_PIECES if self.keeps_whitespace and self.method != "byte_bpe" else ()
 
     @property
     def budget(self) -> int:

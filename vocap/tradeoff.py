@@ -1,15 +1,14 @@
-"""Tokens of each language at other sizes and parities of a union, and the page that shows them.
+"""Tokens of each language at other sizes and parities of a union, for `explorer` to show.
 
-The method "union" has no steps as Algorithm 1 has, and so nothing for `explorer` to show. Here
-vocabularies are trained on a grid: for each parity one training for the sizes up to the build's,
-and one each for larger ones, as far as the text fills them.
+The method "union" has no steps as Algorithm 1 has. Here vocabularies are trained on a grid: for
+each parity one training for the sizes up to the build's, and one each for larger ones, as far as
+the text fills them.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from vocap import comparison, explorer, runs, seeds, union
+from vocap import comparison, runs, seeds, union
 from vocap.runs import RunTable
 from vocap.settings import UNIGRAM, VocabularySettings
 
@@ -78,15 +77,3 @@ def _tokens(
             for table in heldout.values()
         )
     return found
-
-
-def page(tradeoff: Tradeoff, settings: VocabularySettings, report: str) -> str:
-    """Return a self-contained page to explore sizes and parities, with the build's report in it."""
-    data: dict[str, Any] = {
-        "built": {"size": settings.target_size, "parity": settings.parity},
-        "parities": tradeoff.parities,
-        "sizes": tradeoff.sizes,
-        "languages": tradeoff.languages,
-        "tokens": [[[round(n, 3) for n in one] for one in of] for of in tradeoff.tokens],
-    }
-    return explorer.fill_template(data, report, "tradeoff")

@@ -12,10 +12,10 @@ several share is counted for none of the others. Here one training sees the mixt
 
 Merges as seeds need fewer tokens than all frequent substrings, and give text a higher likelihood
 (research/reports/results_union.md). The languages' shares of the mixture are the only
-weights. `fair_shares` moves them towards the languages whose text costs the most tokens.
+weights. `fairest_shares` moves them towards the languages whose text costs the most tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,9 @@ _STEP = 2.0  # exponent of a language's cost in the change of its share
 _WEIGHED_CHARACTERS = 10_000_000
 
 Scored = tuple[tuple[str, ...], np.ndarray]  # pieces, and their log probabilities [V]
+# (training text, shares, measured text, settings) -> tokens of the measured text by language.
+Texts = Mapping[str, RunTable]
+CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], dict[str, float]]
 
 
 def train(
@@ -99,32 +102,46 @@ def train_sizes(
     return scored
 
 
-def fair_shares(
+def count_tokens(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
     measured: Mapping[str, RunTable],
     settings: VocabularySettings,
+) -> dict[str, float]:
+    """Count the tokens of each language's `measured` text, trained at `shares`."""
+    pieces, log_probs = train(tables, shares, settings)
+    trie = lattice.build_trie(pieces)
+    return {
+        language: float(unigram.segmented_counts(trie, log_probs, table).sum())
+        for language, table in measured.items()
+    }
+
+
+def fairest_shares(
+    tables: Texts,
+    shares: Mapping[str, float],
+    measured: Texts,
+    settings: VocabularySettings,
     *,
     is_parallel: bool,
+    count: CountTokens = count_tokens,
 ) -> dict[str, float]:
-    """Move shares towards equal costs of all languages, by `settings.parity` of the whole way.
+    """Move shares to where all languages cost the same, as far as their text allows.
 
     A language's cost is its tokens for the same content: a sentence of parallel text, or else a
     nat of the entropy of its characters. Over 24 languages this entropy of parallel sentences
     varies by 15 to 19 %, their characters by 20 to 27 %, their bytes by 42 to 49 %.
 
     Each round trains a vocabulary and multiplies a share by (cost / mean cost)^2. The fairest
-    round, by the Gini coefficient of the costs, is the end of the way. Between, shares are
-    geometric means.
+    round counts, by the Gini coefficient of the costs.
 
     Args:
       tables: training text of each language, of which a part is used if there is much.
       shares: to begin with.
       measured: text of each language to count tokens on.
       is_parallel: whether sentences of `measured` say the same in all languages.
+      count: trains a vocabulary and counts tokens; `union.count_tokens`, `byte_bpe.count_tokens`.
     """
-    if not settings.parity:
-        return dict(shares)
     total = sum(len(table.text.characters) for table in tables.values())
     part = min(1.0, _WEIGHED_CHARACTERS / total)
     tables = {
@@ -135,19 +152,22 @@ def fair_shares(
         language: table.num_sentences if is_parallel else _character_entropy(table)
         for language, table in measured.items()
     }
+    measured = {language: measured[language] for language in shares}
     here, fairest, least = dict(shares), dict(shares), np.inf
     for _ in range(_ROUNDS):
-        pieces, log_probs = train(tables, here, settings)
-        trie = lattice.build_trie(pieces)
-        costs = np.array([
-            unigram.segmented_counts(trie, log_probs, measured[language]).sum() / contents[language]
-            for language in here
-        ])  # fmt: skip
+        tokens = count(tables, here, measured, settings)
+        costs = np.array([tokens[language] / contents[language] for language in here])
         if (unfairness := gini(costs)) < least:
             fairest, least = here, unfairness
         moved = np.array(list(here.values())) * (costs / costs.mean()) ** _STEP
         here = dict(zip(here, (moved / moved.sum()).tolist(), strict=True))
-    parity = settings.parity
+    return fairest
+
+
+def between(
+    shares: Mapping[str, float], fairest: Mapping[str, float], parity: float
+) -> dict[str, float]:
+    """Return shares by `parity` of the way to the fairest ones, geometric means of both."""
     return {
         language: share ** (1 - parity) * fairest[language] ** parity
         for language, share in shares.items()

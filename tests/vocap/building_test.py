@@ -130,7 +130,7 @@ class ResultTest(BuildTest):
         self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
 
     def test_scores_of_a_method_are_those_of_its_model_on_heldout_text(self):
-        for method in METHODS:
+        for method in sorted({*METHODS} - {"byte_bpe"}):
             alone = run(self.first_cache, method=method, compare=())
             self.assertEqual(alone.scores, {method: self.first.scores[method]})
             processor = spm.SentencePieceProcessor(model_proto=alone.model)

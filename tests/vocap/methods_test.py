@@ -10,7 +10,15 @@ from absl.testing import absltest, parameterized
 from tests.vocap.texts import table
 from vocap import bpe, methods, runs, seeds, unigram, union
 from vocap.allocation import allocate, language_probabilities
-from vocap.settings import BPE, METHODS, SPECIALS, UNIGRAM, TrainerSettings, VocabularySettings
+from vocap.settings import (
+    BPE,
+    BYTE_BPE,
+    METHODS,
+    SPECIALS,
+    UNIGRAM,
+    TrainerSettings,
+    VocabularySettings,
+)
 
 LANGUAGES = ("cy", "eu", "hi", "ka", "sw")
 SETTINGS = TrainerSettings(sizes=tuple(range(40, 400, 30)), character_coverage=0.99)
@@ -56,7 +64,7 @@ def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) 
     arguments = {
         "vocabularies": vocabularies(), "probabilities": probabilities(),
         "train_together": train_together, "train_merges": train_merges,
-        "train_union": train_union, **changed,
+        "train_union": train_union, "train_bytes": train_union, **changed,
     }  # fmt: skip
     return methods.choose(method, beta=BETA, budget=budget, num_clusters=num_clusters, **arguments)
 
@@ -87,7 +95,7 @@ class ChooseTest(parameterized.TestCase):
         self.assertEqual(choice.scores.shape, (budget,))
         self.assertTrue(np.isfinite(choice.scores).all())
         self.assertLessEqual(choice.scores.max(), 0)
-        self.assertEqual(choice.kind, BPE if method == "bpe" else UNIGRAM)
+        self.assertEqual(choice.kind, method if method in (BPE, BYTE_BPE) else UNIGRAM)
         grouped = [language for group in choice.groups.values() for language in group]
         self.assertCountEqual(grouped, LANGUAGES)
 

@@ -20,7 +20,7 @@ from vocap.record import allocation_record
 from vocap.settings import METHODS, VocabularySettings
 
 SETTINGS = VocabularySettings(
-    compare=METHODS[1:], target_size=200, num_clusters=2, sizes=(8, 20, 30, 40, 50, 60, 70, 80),
+    compare=METHODS[1:-1], target_size=200, num_clusters=2, sizes=(8, 20, 30, 40, 50, 60, 70, 80),
     character_coverage=0.98, max_piece_length=8, max_characters=0, em_iterations=1, num_workers=1,
 )  # fmt: skip
 SYLLABLES = {

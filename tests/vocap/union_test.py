@@ -125,9 +125,9 @@ class UnionTest(parameterized.TestCase):
 
 class FairSharesTest(parameterized.TestCase):
     def fair(self, parity: float, *, is_parallel: bool = True) -> dict[str, float]:
-        settings = dataclasses.replace(SETTINGS, method="union", parity=parity)
-        args = halves()[0], shares(), halves()[1], settings
-        return union.fair_shares(*args, is_parallel=is_parallel)
+        args = halves()[0], shares(), halves()[1], SETTINGS
+        fairest = union.fairest_shares(*args, is_parallel=is_parallel)
+        return union.between(shares(), fairest, parity)
 
     def test_costs_come_closer_the_more_parity_is_asked_for(self):
         found = []

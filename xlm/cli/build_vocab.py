@@ -1,11 +1,12 @@
-"""Build a vocabulary: one SentencePiece model, with a report, from text per language.
+"""Build a vocabulary: one model of a tokenizer, with a report, from text per language.
 
     python build_vocab.py --config=configs/quickstart.py --workdir=DIR
 
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves, probabilities
 and every step. Rerun it with other settings of the `vocab` section before DIR/rows exists, and it
 recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads the tables of xlm
-count instead of text.
+count instead of text. With --config.vocab.method=byte_bpe it writes DIR/vocab/tokenizer.json, which
+xlm export-tokenizer reads, in place of spm.model.
 
 With --config.vocab.tokenizer=PATH nothing is built. DIR/vocab/spm.model becomes an existing
 SentencePiece model (unigram or BPE) or Unigram tokenizer.json, such as XLM-R's, with the special

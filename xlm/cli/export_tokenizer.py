@@ -1,25 +1,34 @@
-"""Export a vocabulary as a Hugging Face tokenizer, and check that both tokenize text alike.
+"""Export a vocabulary for other libraries, and check that both tokenize text alike.
 
     xlm export-tokenizer --model=WORKDIR/vocab/spm.model --output=FOLDER \\
         --check=heldout.txt
 
 `transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check counts the lines of a
-text on which the ids are those of SentencePiece.
+text on which the ids are those of the model. A vocabulary of vocab.method=byte_bpe also has other
+forms: FOLDER/tokenizer.tiktoken with its .json, or FOLDER/tokenizer.gguf.
+
+    xlm export-tokenizer --model=WORKDIR/vocab/tokenizer.json --output=FOLDER --format=gguf
 """
 
 import pathlib
+from typing import Any
 
 from absl import flags, logging
 
 from input_pipeline import text_files
 from xlm.common import artifacts, declarations, outputs
-from xlm.interop import huggingface
+from xlm.interop import byte_level, huggingface
 
-_MODEL = flags.DEFINE_string("model", None, "The SentencePiece model of build_vocab.py.")
+_MODEL = flags.DEFINE_string("model", None, "The spm.model or tokenizer.json of build_vocab.py.")
+_FORMAT = flags.DEFINE_enum(
+    "format", "hf", byte_level.FORMATS, "Form to write; others than hf of a byte-level BPE only."
+)
 _OUTPUT = outputs.define_flags("The folder to write, one without a model.")
 _CHECK = flags.DEFINE_multi_string(
     "check", [], "A text file, also compressed, to compare the ids on; repeatable."
 )
+
+_SHOWN = 20  # lines that differ
 
 OPTIONS = {"required": ("model", "output")}
 
@@ -33,14 +42,27 @@ def main(_) -> None:
             "another --output"
         )
 
-    differences: list[huggingface.Difference] = []
+    in_bytes = byte_level.is_byte_level(model)
+    if _FORMAT.value != "hf" and not in_bytes:
+        raise ValueError(
+            f"--format={_FORMAT.value} cannot hold {_MODEL.value}, a SentencePiece model; build it "
+            "with vocab.method=byte_bpe, or export with --format=hf"
+        )
+    differences: list[Any] = []
     with outputs.folder(_OUTPUT.value, [_MODEL.value, *texts]) as aside:
         with declarations.of_file(_MODEL.value):
-            huggingface.export_tokenizer(model, aside)
+            if in_bytes:
+                byte_level.export(model, aside, _FORMAT.value)
+            else:
+                huggingface.export_tokenizer(model, aside)
         for path in texts:
             lines = list(text_files.read_sentences(path))
-            found = huggingface.compare(model, aside, lines)
+            if in_bytes:
+                found: list[Any] = byte_level.differing(model, aside, _FORMAT.value, lines)
+            else:
+                found = huggingface.compare(model, aside, lines)
             print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
             differences += found
     logging.info("wrote %s", folder)
-    print(huggingface.describe(differences))
+    shown = "\n".join(differences[:_SHOWN]) if in_bytes else huggingface.describe(differences)
+    print(shown)

@@ -33,12 +33,12 @@ class Counted(NamedTuple):
     digest: str
 
 
-def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
+def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
     """Whether a vocabulary is built from tables of the text in place of the text.
 
     Args:
       folders: of the working directory, whose vocabulary may be of text that was held.
-      trainer: "sentencepiece" reads sentences, so that text of any size is held.
+      reader: setting that reads sentences, so that text of any size is held; "" if none does.
     """
     settings = folders.vocab / "settings.json"
     # A hash of the other kind would differ, and be refused, though the text is the same.
@@ -47,13 +47,13 @@ def is_streamed(spec: CorpusSpec, folders: Folders, trainer: str) -> bool:
         if not str(text).startswith(_BLOCKS):
             return False
     size = CorpusStream(spec).num_bytes()
-    if size >= STREAMED_FROM and trainer == "sentencepiece":
+    if size >= STREAMED_FROM and reader:
         logging.warning(
-            "some %.0f MB of text are held, at 2 to 3 bytes of memory a byte: vocab.trainer="
-            "'sentencepiece' reads sentences; 'nested' counts them as a stream",
-            size / 1e6,
-        )
-    return size >= STREAMED_FROM and trainer != "sentencepiece"
+            "some %.0f MB of text are held, at 2 to 3 bytes of memory a byte: %s reads sentences, "
+            "which others count as a stream",
+            size / 1e6, reader,
+        )  # fmt: skip
+    return size >= STREAMED_FROM and not reader
 
 
 def count(

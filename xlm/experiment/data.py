@@ -59,13 +59,24 @@ class Folders:
     def tokenizer(self) -> pathlib.Path:
         return self.vocab / "spm.model"
 
+    @property
+    def byte_tokenizer(self) -> pathlib.Path:
+        """What vocab.method = byte_bpe builds in place of `tokenizer`."""
+        return self.vocab / "tokenizer.json"
+
     def read_tokenizer(self) -> bytes:
         """Read the serialised tokenizer.
 
         Raises:
-          ValueError: it has not been built.
+          ValueError: it has not been built, or is no SentencePiece model.
         """
         if not self.tokenizer.exists():
+            if self.byte_tokenizer.exists():
+                raise ValueError(
+                    f"{self.byte_tokenizer} is a byte-level BPE, but this command reads "
+                    f"{self.tokenizer.name}: run build_vocab.py with another vocab.method than "
+                    "byte_bpe, or train on this one elsewhere (xlm export-tokenizer)"
+                )
             raise ValueError(
                 f"{self.tokenizer} does not exist; run build_vocab.py with the same --config and "
                 "--workdir first"
@@ -307,6 +318,8 @@ def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
 
 def open_packed_dataset(folders: Folders) -> PackedDataset:
     """Open the packed dataset of a working directory, checked against its tokenizer."""
+    if not folders.has_rows and folders.byte_tokenizer.exists():
+        folders.read_tokenizer()  # says that there can be none
     store = PackedDataset.open(folders.rows)
     store.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
     return store

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: one SentencePiece model, with a report, from text per language."""
+"""The vocabulary of a run: one model of a tokenizer, with a report, from text per language."""
 
 import dataclasses
 import hashlib
@@ -42,17 +42,21 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         folders.vocab, {**origin, "vocab": own}, defaults=defaults,
         uncompared=builders.PLACE_OF_TEXT, replace=lambda: not folders.has_rows,
     )  # fmt: skip
-    if stage.done and folders.tokenizer.exists():
+    path, other = folders.tokenizer, folders.byte_tokenizer
+    if settings.method == "byte_bpe":
+        path, other = other, path
+    if stage.done and path.exists():
         logging.info("%s is up to date", folders.vocab)
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
-        artifacts.write_bytes(folders.tokenizer, chosen.built.model)
+        artifacts.write_bytes(path, chosen.built.model)
+        other.unlink(missing_ok=True)
         report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
         stage.finish()
-    logging.info("wrote %s with %d pieces", folders.tokenizer, settings.target_size)
+    logging.info("wrote %s with %d pieces", path, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
 
 
@@ -79,6 +83,7 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
         return
     with stage.held():
         artifacts.write_bytes(folders.tokenizer, model)
+        folders.byte_tokenizer.unlink(missing_ok=True)
         report.remove(folders.vocab)
         stage.finish()
     print(f"{folders.tokenizer}: {len(vocabulary.vocabulary(model).pieces):,} pieces of {path}")
@@ -93,7 +98,12 @@ def _sources(
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
-    if counted_text.is_streamed(spec, folders, config.vocab.trainer):
+    reader = ""
+    if config.vocab.trainer == "sentencepiece":
+        reader = "vocab.trainer='sentencepiece'"
+    if "byte_bpe" in (config.vocab.method, *config.vocab.compare):
+        reader = "the method byte_bpe"
+    if counted_text.is_streamed(spec, folders, reader):
         folders.vocab.mkdir(parents=True, exist_ok=True)
         # Not by a build, which removes what is left of those that were killed.
         with artifacts.locked(folders.vocab, is_shared=True):

@@ -1,0 +1,140 @@
+"""Byte-level BPE: merges of the UTF-8 bytes of a text's pretokens, so no text has an unknown token.
+
+Text is cut by `byte_tokens.PATTERN` and not normalised. SentencePiece's trainer merges the bytes,
+written as characters, as it merges characters elsewhere (`bpe`).
+
+Every byte is a token. So T pieces are 5 special tokens, 256 bytes and T - 261 merges.
+"""
+
+import collections
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from vocap import bpe, runs
+from vocap.byte_tokens import CHARACTERS, PATTERN, merge_pairs
+from vocap.runs import SPACE, RunTable, Text
+from vocap.settings import SPECIALS, VocabularySettings
+
+# A pretoken begins at a blank after another character, whatever surrounds them.
+_CUT = re.compile(r"(?<=\S)(?= )")
+# A character is up to four bytes.
+_MAX_BYTES = 4
+# The trainer shall merge whatever a pretoken holds.
+_UNSPLIT = {
+    "split_by_unicode_script": False,
+    "split_by_number": False,
+    "split_by_whitespace": False,
+}
+
+
+_CODES = np.frombuffer(CHARACTERS.encode("utf-32-le"), np.int32)
+
+
+def check(settings: VocabularySettings, sources: Iterable[object] = ()) -> None:
+    """Raise ValueError if the size has no room for merges, or a source is a table of runs."""
+    if settings.budget <= len(CHARACTERS):
+        raise ValueError(
+            f"vocab.target_size is {settings.target_size}, must be above the "
+            f"{len(SPECIALS) + len(CHARACTERS)} special tokens and bytes of the method byte_bpe; "
+            "raise it"
+        )
+    if tables := [source for source in sources if isinstance(source, pathlib.Path)]:
+        raise ValueError(
+            f"the method byte_bpe reads sentences, but {tables[0]} is a table of normalised runs; "
+            "give text, or leave byte_bpe out of vocab.method and vocab.compare"
+        )
+
+
+def count(sentences: Iterable[str]) -> RunTable:
+    """Count the pretokens of sentences; blanks are `SPACE`, and `follow` is 0."""
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(PATTERN), "isolated").pre_tokenize_str
+    parts: collections.Counter[str] = collections.Counter()
+    num_sentences = 0
+    for sentence in sentences:
+        parts.update(_CUT.split(sentence))
+        num_sentences += bool(sentence.strip())
+    counts: collections.Counter[str] = collections.Counter()
+    for part, number in parts.items():
+        for pretoken, _ in split(part):
+            counts[pretoken.replace(" ", SPACE)] += number
+    packed = {pretoken: runs.pack_count(number, 0) for pretoken, number in counts.items()}
+    return runs.table_of(packed, num_sentences)
+
+
+def count_each(
+    sources: Mapping[str, Sequence[str] | pathlib.Path], languages: Iterable[str]
+) -> dict[str, RunTable]:
+    """Count the pretokens of each language, whose source is no table, as `check` makes sure."""
+    chosen = {language: sources[language] for language in languages}
+    return {
+        language: count(source)
+        for language, source in chosen.items()
+        if not isinstance(source, pathlib.Path)
+    }
+
+
+def in_bytes(table: RunTable) -> RunTable:
+    """Write each byte of the runs as one of `CHARACTERS`, a blank for `SPACE`."""
+    codes = np.where(table.text.characters == ord(SPACE), ord(" "), table.text.characters)
+    data = codes.astype(np.int32).tobytes().decode("utf-32-le").encode()
+    sizes = 1 + np.searchsorted((0x80, 0x800, 0x10000), codes, side="right")
+    offsets = np.concatenate([[0], np.cumsum(sizes)])[table.text.offsets]
+    text = Text(_CODES[np.frombuffer(data, np.uint8)], offsets)
+    return RunTable(text, table.counts, table.follow, table.num_sentences)
+
+
+def train(
+    tables: Mapping[str, RunTable], shares: Mapping[str, float], settings: VocabularySettings
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Train the tokens of a vocabulary, `settings.budget` in all, and scores 0, -1, ... of them.
+
+    Bytes come first, then merges from the first on, written in `CHARACTERS`.
+
+    Args:
+      tables: pretokens of each language.
+      shares: of each language in the bytes of the mixture, in any unit.
+
+    Raises:
+      ValueError: as `check`, or the text offers fewer merges.
+    """
+    check(settings)
+    budget = settings.budget
+    text = in_bytes(runs.mixture(tables, shares))
+    merges = budget - len(CHARACTERS)
+    merges += merges // 1000  # replace those that never arise
+    found = bpe.train(
+        text, len(np.unique(text.text.characters)) + merges, character_coverage=1.0,
+        max_piece_length=_MAX_BYTES * settings.max_piece_length, may_be_fewer=True, **_UNSPLIT,
+    )  # fmt: skip
+    merged = merge_pairs([token for token in found[0] if len(token) > 1] if found else [])
+    tokens = (*CHARACTERS, *merged)[:budget]
+    if len(tokens) < budget:
+        raise ValueError(
+            f"the text of {', '.join(sorted(tables))} offers {len(merged)} merges, fewer than the "
+            f"{budget - len(CHARACTERS)} of vocab.target_size for byte_bpe; lower it, or add text"
+        )
+    return tokens, -np.arange(budget, dtype=np.float64)
+
+
+def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: RunTable) -> np.ndarray:
+    """Count the [V] tokens, and last unknown bytes, of which there are none: [V + 1] float64."""
+    return bpe.segmented_counts(bpe.segmenter(tokens, scores), in_bytes(table))
+
+
+def count_tokens(
+    tables: Mapping[str, RunTable],
+    shares: Mapping[str, float],
+    measured: Mapping[str, RunTable],
+    settings: VocabularySettings,
+) -> dict[str, float]:
+    """Count the tokens of each language's `measured` pretokens, trained at `shares`."""
+    tokens, scores = train(tables, shares, settings)
+    return {
+        language: float(segmented_counts(tokens, scores, table).sum())
+        for language, table in measured.items()
+    }

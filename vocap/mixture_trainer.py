@@ -1,0 +1,300 @@
+"""Training of pieces on several languages together, each result cached under what it depends on."""
+
+import dataclasses
+import functools
+import pathlib
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vocap import (
+    bpe,
+    byte_bpe,
+    byte_tokens,
+    entries,
+    merge,
+    methods,
+    runs,
+    tradeoff,
+    unigram,
+    union,
+)
+from vocap.allocation import language_probabilities
+from vocap.settings import VocabularySettings
+from vocap.union import Scored, Texts
+from xlm.common import artifacts
+
+# Sentences, or a table of runs that was counted elsewhere.
+Source = Sequence[str] | pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """One language of a build: `amount` is n_i and `probability` q_i of Eq. 3."""
+
+    table: runs.RunTable
+    heldout: runs.RunTable | None
+    vocabularies: unigram.Vocabularies
+    amount: float
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Paths of one language's artefacts, and the hash of its training text."""
+
+    table: pathlib.Path
+    heldout: pathlib.Path | None
+    vocabularies: pathlib.Path
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureTrainer:
+    """Trainer and scorer on the mixture of several languages."""
+
+    sources: Mapping[str, Source]
+    heldout: Mapping[str, Source]
+    languages: Mapping[str, Language]
+    prepared: Mapping[str, Prepared]
+    settings: VocabularySettings
+    cache: pathlib.Path
+    parallel: Mapping[str, Sequence[str]]
+
+    def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
+        """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
+        settings = dataclasses.replace(self.settings.training, sizes=sizes)
+        draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
+        key = artifacts.fingerprint(
+            self._text_key(languages),
+            settings.training_identity,
+            self.settings.seed if draws else None,
+        )
+        path = self.cache / "together" / f"{key}.npz"
+        if not entries.is_whole(path):
+            if draws:
+                sentences = self._sentences(languages)
+                table = runs.most_frequent(runs.count_runs(sentences), self.settings.max_characters)
+            else:
+                sentences, table = None, self._mixture(languages)
+            vocabularies = unigram.train_vocabularies(table, settings, sentences)
+            if vocabularies is None:
+                raise ValueError(
+                    f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
+                    f"{', '.join(languages)} together: the sizes must exceed their characters and "
+                    "be small enough for the text to fill; change vocab.target_size, or leave the "
+                    "method out of vocab.compare"
+                )
+            unigram.write_vocabularies(path, vocabularies)
+        return unigram.read_vocabularies(path)
+
+    def train_merges(self, size: int) -> Scored:
+        """Train the merges of all languages' mixture; see `methods.TrainScored`."""
+        coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
+        languages = tuple(self.languages)
+        key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
+        path = self.cache / "merges" / f"{key}.npz"
+        if not entries.is_whole(path):
+            merges = bpe.train(
+                self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
+            )
+            if merges is None:
+                raise ValueError(
+                    f"no {size} pieces can be merged on {', '.join(languages)} together: there are "
+                    "more characters than that, or too little text; change vocab.target_size, or "
+                    "leave bpe out of vocab.compare"
+                )
+            _write_scored(path, merges)
+        return _read_scored(path)
+
+    def train_union(self, size: int) -> Scored:
+        """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
+        return self._train_fairly("union", size)
+
+    def train_bytes(self, size: int) -> Scored:
+        """Train merges of the bytes of all languages' mixture; see `methods.TrainScored`."""
+        return self._train_fairly("bytes", size)
+
+    def tradeoff(self) -> tradeoff.Tradeoff | None:
+        """Measure other sizes and parities of the union; None without held-out text of each."""
+        train, heldout = self.tables
+        if any(not heldout[lang].num_sentences if lang in heldout else True for lang in train):
+            return None
+        parities = sorted({*tradeoff.PARITIES, self.settings.parity})
+        path = self.cache / "tradeoff" / f"{self._fair_key('union', parities)}.json"
+        if not entries.is_whole(path):
+            _, tables, shares, fairest = self._ends("union")
+            found = tradeoff.measure(tables, shares, fairest, heldout, self.settings)
+            with entries.written(path) as aside:
+                artifacts.write_json(aside, dataclasses.asdict(found))
+        return tradeoff.Tradeoff(**artifacts.read_object(path))
+
+    def _train_fairly(self, name: str, size: int) -> Scored:
+        """Train "union" or "bytes" at the shares q^beta, moved by `parity`."""
+        one = self.settings
+        measured = [one.parity, self._measured_key()] if one.parity else []
+        path = self.cache / name / f"{self._fair_key(name, size, measured)}.npz"
+        if not entries.is_whole(path):
+            if one.parity:
+                trainer, tables, shares, fairest = self._ends(name)
+                shares = union.between(shares, fairest, one.parity)
+            else:
+                trainer, tables, shares = self._beginning(name)
+            _write_scored(path, trainer.train(tables, shares, one))
+        return _read_scored(path)
+
+    def _fair_key(self, name: str, *more: Any) -> str:
+        one = self.settings
+        used: tuple[Any, ...] = (one.max_piece_length, one.beta, byte_tokens.PATTERN)
+        if name == "union":
+            used = (one.character_coverage, one.max_piece_length, one.em_iterations, one.beta)
+            used += ("bytes",) if one.byte_fallback else ()
+        return artifacts.fingerprint(self._text_key(tuple(self.languages)), used, *more)
+
+    def _beginning(self, name: str) -> tuple[types.ModuleType, Texts, dict[str, float]]:
+        """Return the trainer of "union" or "bytes", its text, and the shares of parity 0."""
+        beta, languages = self.settings.beta, self.languages
+        shares = {language: one.probability**beta for language, one in languages.items()}
+        trainer, (train, _) = (
+            (byte_bpe, self.pretokens) if name == "bytes" else (union, self.tables)
+        )
+        return trainer, self._truncated(train), shares
+
+    def _ends(
+        self, name: str
+    ) -> tuple[types.ModuleType, Texts, dict[str, float], dict[str, float]]:
+        """Return what `_beginning` does, and the shares of parity 1, which are cached."""
+        trainer, tables, shares = self._beginning(name)
+        size = self.settings.budget
+        path = self.cache / "shares" / f"{self._fair_key(name, size, self._measured_key())}.json"
+        if not entries.is_whole(path):
+            _, measured = self.pretokens if name == "bytes" else self.tables
+            if self.parallel:
+                rules = self.settings.rules
+                measured = {
+                    language: byte_bpe.count(text)
+                    if name == "bytes"
+                    else runs.count_runs(text, rules)
+                    for language, text in self.parallel.items()
+                }
+            fairest = union.fairest_shares(
+                tables, shares, measured, self.settings, is_parallel=bool(self.parallel),
+                count=trainer.count_tokens,
+            )  # fmt: skip
+            with entries.written(path) as aside:
+                artifacts.write_json(aside, fairest)
+        return trainer, tables, shares, artifacts.read_object(path)
+
+    @functools.cached_property
+    def tables(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+        """Training and held-out text by language."""
+        heldout = {language: one.heldout for language, one in self.languages.items()}
+        return (
+            {language: one.table for language, one in self.languages.items()},
+            {language: table for language, table in heldout.items() if table is not None},
+        )
+
+    @functools.cached_property
+    def pretokens(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+        """The same as `byte_bpe` counts it."""
+        train, heldout = self.tables
+        return (
+            byte_bpe.count_each(self.sources, train), byte_bpe.count_each(self.heldout, heldout)
+        )  # fmt: skip
+
+    def fit_scores(self, choice: methods.Choice) -> np.ndarray:
+        """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
+        if choice.is_scored:
+            return choice.scores
+        key = artifacts.fingerprint(
+            self._text_key(tuple(self.languages)),
+            choice.pieces,
+            choice.scores.tolist(),
+            self.settings.em_iterations,
+        )
+        path = self.cache / "scores" / f"{key}.npy"
+        if not entries.is_whole(path):
+            log_probs = merge.fit_scores(
+                choice.pieces, choice.scores, self._mixture_of_all,
+                self.settings.em_iterations,
+            )  # fmt: skip
+            with entries.written(path) as aside:
+                np.save(aside, log_probs)
+        return np.load(path, allow_pickle=False)
+
+    def _text_key(self, languages: tuple[str, ...]) -> str:
+        digests = {language: self.prepared[language].digest for language in languages}
+        return artifacts.fingerprint(digests, self._shares(languages), self.settings.max_characters)
+
+    def _shares(self, languages: tuple[str, ...]) -> dict[str, float]:
+        """Return the languages' probabilities, renormalised to sum to one."""
+        return language_probabilities(
+            {language: self.languages[language].probability for language in languages}, alpha=1
+        )
+
+    @functools.cached_property
+    def _mixture_of_all(self) -> runs.RunTable:
+        return self._mixture(tuple(self.languages))
+
+    def _measured_key(self) -> str:
+        """Identify the text on which the languages' costs are measured."""
+        if self.parallel:
+            return artifacts.fingerprint({one: list(text) for one, text in self.parallel.items()})
+        return artifacts.fingerprint(
+            {
+                language: str(one.heldout and one.heldout.name)
+                for language, one in self.prepared.items()
+            }
+        )
+
+    def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
+        """Return the mixture, truncated to about `max_characters`."""
+        tables = {language: self.languages[language].table for language in languages}
+        return runs.mixture(self._truncated(tables), self._shares(languages))
+
+    def _truncated(self, tables: Mapping[str, runs.RunTable]) -> Mapping[str, runs.RunTable]:
+        """Return tables of about `max_characters` together.
+
+        Each language loses the same share of its characters. Taking the most frequent runs of the
+        mixture itself would discriminate against languages without spaces, since most of their runs
+        occur once.
+        """
+        limit = self.settings.max_characters
+        total = sum(len(table.text.characters) for table in tables.values())
+        if 0 < limit < total:
+            tables = {
+                language: runs.most_frequent(
+                    table, max(1, limit * len(table.text.characters) // total)
+                )
+                for language, table in tables.items()
+            }
+        return tables
+
+    def _sentences(self, languages: tuple[str, ...]) -> list[str]:
+        """Draw sentences so that language i makes up the share q_i of the bytes."""
+        total = sum(self.languages[language].table.num_bytes for language in languages)
+        generator = np.random.default_rng(self.settings.seed)
+        drawn: list[str] = []
+        for language, share in self._shares(languages).items():
+            source = self.sources[language]
+            if isinstance(source, pathlib.Path):
+                raise ValueError(
+                    "vocab.trainer = sentencepiece needs text; tables of runs do not suffice"
+                )
+            copies = share * total / self.languages[language].table.num_bytes
+            drawn.extend(sentence for sentence in source for _ in range(int(copies)))
+            rest = generator.random(len(source)) < copies % 1
+            drawn.extend(sentence for sentence, keep in zip(source, rest, strict=True) if keep)
+        return drawn
+
+
+def _write_scored(path: pathlib.Path, found: tuple[Sequence[str], np.ndarray]) -> None:
+    with entries.written(path) as aside:
+        np.savez(aside, pieces=np.array(found[0]), scores=found[1])
+
+
+def _read_scored(path: pathlib.Path) -> Scored:
+    with np.load(path, allow_pickle=False) as arrays:
+        return tuple(arrays["pieces"].tolist()), arrays["scores"]

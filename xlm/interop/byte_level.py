@@ -1,0 +1,178 @@
+"""Byte-level BPE of `vocap.byte_bpe` in the forms of other libraries, with the same ids in each.
+
+- "hf": a folder for `transformers`. There the literal text of a special token, such as "<mask>", is
+  that token, unless `split_special_tokens=True`. All else is encoded alike in all forms.
+- "tiktoken": ranks of the tokens, which are their ids. The first is 5, after the special tokens.
+- "gguf": metadata of a tokenizer as llama.cpp reads it, without a model.
+
+llama.cpp's converter of folders knows a tokenizer by a hash of its ids for a text. So it refuses
+every new vocabulary until its hash is added there. A GGUF file of this module needs no entry: it
+names the pattern by `byte_tokens.PATTERN_NAME`.
+
+`tokenizers` 0.23 and tiktoken 0.14 know the same letters and marks. llama.cpp lacks some that were
+added to Unicode lately, and may cut text of them into other tokens. All decode it exactly.
+"""
+
+import base64
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from vocap import byte_tokens
+from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
+from xlm.common import artifacts, declarations, packages
+from xlm.interop import vocabulary
+
+FORMATS = ("hf", "tiktoken", "gguf")
+_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
+_FILES = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "gguf": "tokenizer.gguf"}
+_REMEDY = "give the vocab/tokenizer.json of a build with vocab.method=byte_bpe"
+_NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
+_ARCHITECTURE = "llama"  # GGUF requires one; there is no model
+_BATCH = 1024
+
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+class Tokens(NamedTuple):
+    """Tokens by id, specials first, and the pairs that are merged, in `byte_tokens.CHARACTERS`."""
+
+    tokens: list[str]
+    merges: list[tuple[str, str]]
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: dict[str, declarations.Count]
+
+
+class _Tokenizer(msgspec.Struct, frozen=True):
+    model: _Model
+
+
+def is_byte_level(model: bytes) -> bool:
+    """Whether bytes are a JSON file, and no SentencePiece model."""
+    return model.lstrip()[:1] == b"{"
+
+
+def read(model: bytes) -> Tokens:
+    """Read a tokenizer.json; ValueError if it is not as `byte_tokens.tokenizer_json` writes it."""
+    ids = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model.vocab
+    tokens = sorted(ids, key=ids.__getitem__)
+    again = json.loads(_tokenizer_json(tokens))
+    if again != json.loads(model):
+        raise ValueError(f"not a byte-level BPE of this project: {_REMEDY}")
+    return Tokens(tokens, again["model"]["merges"])
+
+
+def _tokenizer_json(tokens: Sequence[str]) -> bytes:
+    own = tokens[len(SPECIALS) :]
+    return byte_tokens.tokenizer_json(own, -np.arange(len(own)))
+
+
+def export(model: bytes, folder: pathlib.Path, form: str) -> None:
+    """Write a tokenizer.json in one of `FORMATS` to a folder; ValueError as `read`."""
+    if form == "hf":
+        write_pretrained(model, folder)
+    elif form == "tiktoken":
+        write_tiktoken(model, folder / _FILES[form])
+    else:
+        write_gguf(model, folder / _FILES[form])
+
+
+def write_pretrained(model: bytes, folder: pathlib.Path) -> None:
+    """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads."""
+    read(model)
+    names = dict(zip(_ROLES, SPECIALS, strict=True))
+    names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    artifacts.write_json(folder / "special_tokens_map.json", names)
+    artifacts.write_json(folder / "tokenizer_config.json", names | options)
+    artifacts.write_bytes(folder / _FILES["hf"], model)
+
+
+def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
+    """Write a line `base64 rank` a token, and beside it PATH.json with pattern and specials."""
+    tokens = read(model).tokens
+    ranks = (
+        f"{base64.b64encode(byte_tokens.token_bytes(tokens[i])).decode()} {i}\n"
+        for i in range(len(SPECIALS), len(tokens))
+    )
+    specials = {token: i for i, token in enumerate(SPECIALS)}
+    artifacts.write_text(path, "".join(ranks))
+    artifacts.write_json(
+        path.with_name(f"{path.name}.json"),
+        {"pat_str": byte_tokens.PATTERN, "special_tokens": specials},
+    )
+
+
+def write_gguf(model: bytes, path: pathlib.Path) -> None:
+    """Write a GGUF file of the tokenizer; ValueError if the package `gguf` is not installed."""
+    with packages.needed("writing GGUF", "export"):
+        import gguf
+    tokens, merges = read(model)
+    with artifacts.atomic_path(path) as aside:
+        writer = gguf.GGUFWriter(aside, _ARCHITECTURE)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(byte_tokens.PATTERN_NAME)
+        writer.add_token_list(tokens)
+        normal = len(tokens) - len(SPECIALS)
+        writer.add_token_types([_CONTROL] * len(SPECIALS) + [_NORMAL] * normal)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+        writer.add_bos_token_id(BOS_ID)
+        writer.add_eos_token_id(EOS_ID)
+        writer.add_unk_token_id(UNK_ID)
+        writer.add_pad_token_id(PAD_ID)
+        writer.add_mask_token_id(MASK_ID)
+        writer.add_add_bos_token(False)
+        writer.add_add_eos_token(False)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+
+
+def differing(model: bytes, folder: pathlib.Path, form: str, texts: Iterable[str]) -> list[str]:
+    """Return the texts whose ids by an exported tokenizer are not those of `model`."""
+    own, exported = _by_tokenizers(model), _opened(folder, form)
+    return [
+        text
+        for batch in vocabulary.batches(texts, _BATCH)
+        for text, ids, theirs in zip(batch, own(batch), exported(batch), strict=True)
+        if ids != theirs
+    ]
+
+
+def _opened(folder: pathlib.Path, form: str) -> Encode:
+    path = folder / _FILES[form]
+    if form == "hf":
+        return _by_tokenizers(path.read_bytes())
+    if form == "tiktoken":
+        with packages.needed("checking ranks of tiktoken", "export"):
+            import tiktoken
+        lines = map(str.split, path.read_text(encoding="utf-8").splitlines())
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        more: dict[str, Any] = artifacts.read_json(path.with_name(f"{path.name}.json"))
+        encoding = tiktoken.Encoding(path.stem, mergeable_ranks=ranks, **more)
+        return lambda texts: encoding.encode_ordinary_batch(list(texts))
+    with packages.needed("checking GGUF", "export"):
+        import gguf
+    fields = gguf.GGUFReader(path).fields
+    value = json.loads(_tokenizer_json(fields["tokenizer.ggml.tokens"].contents()))
+    merges = fields["tokenizer.ggml.merges"].contents()
+    value["model"]["merges"] = [merge.split(" ") for merge in merges]
+    return _by_tokenizers(json.dumps(value).encode())
+
+
+def _by_tokenizers(model: bytes) -> Encode:
+    with packages.needed("comparing tokenizers"):
+        import tokenizers
+    tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+    tokenizer.encode_special_tokens = True  # as text
+    return lambda texts: [one.ids for one in tokenizer.encode_batch(list(texts))]
