@@ -20,6 +20,7 @@ VERBS = {
     "count": "count_text",
     "score-tokenizer": "score_tokenizer",
     "export-tokenizer": "export_tokenizer",
+    "extend-tokenizer": "extend_tokenizer",
     "estimate-memory": "estimate_memory",
     "pair-sampling": "pair_sampling",
     "pair-weights": "pair_weights",
