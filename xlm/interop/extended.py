@@ -5,12 +5,12 @@ import json
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vocap import extension, runs, seeds, segmentation
+from vocap import extension, runs, segmentation
 from vocap.allocation import language_probabilities
 from vocap.settings import UNIGRAM
 from xlm.common import artifacts, declarations, tables
@@ -21,7 +21,7 @@ from xlm.interop.tokenizer_files import Growing, JsonFile, SentencePieceFile
 _JSON = "tokenizer.json"
 # SentencePiece models, of this project, XLM-R, Llama and T5.
 _MODELS = ("spm.model", "sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
-_FAIRSEQ = _MODELS[1]
+_WITHOUT_ADDED = _MODELS[1], _MODELS[3]  # transformers adds tokens behind their pieces
 _OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -34,7 +34,7 @@ _ROWS = re.compile(
     r"decoder|output)\.(weight|bias)$|(^|\.)(lm_head|predictions|head)\.bias$|^embeddings\.table$"
 )
 _BATCH = 8192
-_NOT_ABOVE = 1 + 1e-9  # puts a character before the pairs that it is in, whatever the rounding
+_NOT_BELOW = 1 + 1e-9  # puts a character before the pairs that it is in, whatever the rounding
 
 
 class Texts(NamedTuple):
@@ -88,7 +88,7 @@ def extend(
 
 
 def _files(source: pathlib.Path) -> dict[str, Growing]:
-    """Read the tokenizer's files; the first is the one whose ids the others have, but for an offset."""
+    """Read the tokenizer's files; the others have the ids of the first, but for an offset."""
     if source.is_dir():
         paths = [source / one for one in (_JSON, *_MODELS) if (source / one).exists()]
     else:
@@ -98,10 +98,10 @@ def _files(source: pathlib.Path) -> dict[str, Growing]:
             f"{source} has none of {', '.join((_JSON, *_MODELS))}; write the tokenizer into it "
             "with save_pretrained"
         )
-    if [path.name for path in paths] == [_FAIRSEQ] and source.is_dir():
+    if source.is_dir() and paths[0].name in _WITHOUT_ADDED:
         raise ValueError(
-            f"{source} has no {_JSON}, and from {_FAIRSEQ} alone transformers would move <mask> "
-            "behind the new pieces; write the tokenizer into it again with save_pretrained"
+            f"{source} has no {_JSON}, and from {paths[0].name} alone transformers would move "
+            "added tokens behind the new pieces; write it again with save_pretrained"
         )
     files: dict[str, Growing] = {}
     for path in paths:
@@ -116,12 +116,12 @@ def _files(source: pathlib.Path) -> dict[str, Growing]:
 
 def _fillers(main: Growing, file: Growing) -> list[str]:
     """Names of ids that only the main file uses, in front of the new pieces."""
-    last = next(reversed(file.scores))
-    offset = main.ids.get(last, -1) - file.ids[last]
-    if last not in main.ids or file.next_id + offset > main.next_id:
+    offsets = {main.ids.get(piece, -1) - i for piece, i in file.ids.items() if piece in file.scores}
+    offset = min(offsets)
+    if len(offsets) > 1 or file.next_id + offset > main.next_id or file.kind != main.kind:
         raise ValueError(
-            f"the tokenizer's files are not of one tokenizer: the last piece {last!r} of one has "
-            "another place in the other; write both again with save_pretrained"
+            "the tokenizer's files have other pieces, or the same in another order, so they are "
+            "not of one tokenizer; write them again with save_pretrained"
         )
     names = {i - offset: piece for piece, i in main.ids.items()}
     found = [names.get(i, f"<unused_{i}>") for i in range(file.next_id, main.next_id - offset)]
@@ -152,8 +152,9 @@ def _choose(
         weight = shares[one] / amounts[one]
         missing = _missing(file, lines, coverage)
         for character, count in missing.items():
-            saved = len(character.encode()) - 1 if file.falls_back else np.inf
-            gains[character] += count * weight * saved * _NOT_ABOVE if saved else 0.0
+            # One byte saves no token itself, but `tokenizers` needs it as a piece to merge it.
+            saved = max(len(character.encode()) - 1, 1) if file.falls_back else np.inf
+            gains[character] += count * weight * saved * _NOT_BELOW
         for batch in vocabulary.batches(lines, _BATCH):
             for word, count in file.words(batch, list(missing)).items():
                 words[word] += count * weight
@@ -167,14 +168,17 @@ def _choose(
 
 def _missing(file: Growing, lines: Sequence[str], coverage: float) -> dict[str, int]:
     """Count the characters to add; all if bytes stand for them, else those that are required."""
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for batch in vocabulary.batches(lines, _BATCH):
-        found += file.missing(batch)
-    if found and not file.falls_back:
-        required = seeds.cover(runs.count_runs(lines), coverage).alphabet.tobytes()
-        kept = set(required.decode("utf-32-le"))
-        found = collections.Counter({c: count for c, count in found.items() if c in kept})
-    return {c: count for c, count in found.items() if not c.isspace()}
+        counts += file.characters(batch)
+    left = np.inf if file.falls_back else coverage * counts.total()
+    found = {}
+    for character, count in counts.most_common():
+        is_useful = extension.is_word(character) if file.falls_back else not character.isspace()
+        if left > 0 and character not in file.ids and is_useful:
+            found[character] = count
+        left -= count
+    return found
 
 
 def _write_lists(folder: pathlib.Path, model: Mapping[str, Any]) -> None:
@@ -232,11 +236,11 @@ def _write_model(
 
 def _with_rows(array: np.ndarray, parts: Sequence[Sequence[int]], first: int) -> np.ndarray:
     """Return a table [V, D] or bias [V] with a row for each new id, from `first` on."""
-    rows = array.reshape(len(array), -1).astype(np.float32)
+    rows = array.reshape(len(array), -1)
     new = vocabulary.mean_rows(rows, parts, rows[:first].mean(axis=0, dtype=np.float64))
     found = np.zeros((max(len(rows), first + len(parts)), rows.shape[1]), array.dtype)
-    found[: len(rows)] = array.reshape(len(array), -1)
-    found[first : first + len(parts)] = new.astype(array.dtype)
+    found[: len(rows)] = rows
+    found[first : first + len(parts)] = new
     return found.reshape(len(found), *array.shape[1:])
 
 
@@ -245,6 +249,8 @@ def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
     rows: list[dict[str, Any]] = []
     for kind, found in (("new", texts.heldout), ("old", texts.old)):
         for language, lines in found.items():
+            if not lines:
+                continue
             row: dict[str, Any] = {"language": language, "text": kind, "sentences": len(lines)}
             for time, one in (("before", before), ("after", after)):
                 score, _ = segmentation.score_text(

@@ -71,12 +71,9 @@ class Growing(abc.ABC):
         """The text of a piece, with U+FFFD for parts of a character."""
         return piece
 
-    def missing(self, lines: Sequence[str]) -> collections.Counter[str]:
-        """Count the characters of lines that are no pieces."""
-        if self.is_bytes:
-            return collections.Counter()
-        found = collections.Counter("".join(self.normalized(lines)))
-        return collections.Counter({c: n for c, n in found.items() if c not in self.ids})
+    def characters(self, lines: Sequence[str]) -> collections.Counter[str]:
+        """Count the characters of lines; none if pieces spell bytes."""
+        return collections.Counter("" if self.is_bytes else "".join(self.normalized(lines)))
 
     def words(
         self, lines: Sequence[str], characters: Sequence[str]
@@ -175,7 +172,7 @@ class JsonFile(Growing):
                 f"the model is of type {model.get('type')!r}, or marks words; {_REMEDY}"
             )
         added = {one["content"]: one["id"] for one in self._value.get("added_tokens") or ()}
-        self._fillers = {i: content for content, i in added.items()}
+        self._added = {i: content for content, i in added.items()}
         if model["type"] == "Unigram":
             self.kind, vocab = UNIGRAM, [piece for piece, _ in model["vocab"]]
             own = dict(zip(vocab, range(len(vocab)), strict=True))
@@ -221,18 +218,17 @@ class JsonFile(Growing):
     def _grown(self, pieces: Sequence[str], scores: np.ndarray | None) -> dict[str, Any]:
         model = dict(self._value["model"])
         used = set(self.ids.values())
-        names = {i: self._fillers.get(i) or f"<unused_{i}>" for i in range(self.next_id)}
+        names = {i: self._added.get(i) or f"<unused_{i}>" for i in range(self.next_id)}
+        numbers = range(self.next_id, self.next_id + len(pieces))
         if self.kind == UNIGRAM:
+            assert scores is not None
             lowest, size = min(self.scores.values()), len(model["vocab"])
             behind = [[names[i], lowest] for i in range(size, self.next_id)]
-            new = zip(pieces, scores.tolist(), strict=True)
-            model["vocab"] = [*model["vocab"], *behind, *map(list, new)]
+            new = [[piece, score] for piece, score in zip(pieces, scores.tolist(), strict=True)]
+            model["vocab"] = [*model["vocab"], *behind, *new]
         else:
-            behind = {
-                names[i]: i for i in range(self.next_id) if i in self._fillers or i not in used
-            }
-            new = {piece: self.next_id + i for i, piece in enumerate(pieces)}
-            model["vocab"] = {**model["vocab"], **behind, **new}
+            absent = {names[i]: i for i in names if i in self._added or i not in used}
+            model["vocab"] = {**model["vocab"], **absent, **dict(zip(pieces, numbers, strict=True))}
             model["merges"] = self._merges(model["merges"], pieces)
         return {**self._value, "model": model}
 

@@ -70,9 +70,9 @@ def copy(
         header = json.loads(old.read(int.from_bytes(old.read(8), "little")))
         begin, metadata = old.tell(), header.pop("__metadata__", {})
         digests = json.loads(metadata.get(_DIGESTS, "{}"))
-        now = {name: _digest(value) for name, value in (*changed.items(), *files.items())}
         if digests:
-            digests |= {name: now[name] for name in digests.keys() & now.keys()}
+            now = {**changed, **files}
+            digests |= {name: _digest(now[name]) for name in sorted(digests.keys() & now.keys())}
             metadata = {**metadata, _DIGESTS: json.dumps(digests)}
         order = sorted(header, key=lambda name: header[name]["data_offsets"])
         places, end = {name: header[name]["data_offsets"] for name in order}, 0
