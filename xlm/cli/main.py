@@ -55,7 +55,8 @@ def main(verb: str = "") -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
-        extra = "vocab" if verb in ("build-vocab", "count", "score-tokenizer") else "train"
+        of_vocabularies = ("build-vocab", "count", "score-tokenizer", "extend-tokenizer")
+        extra = "vocab" if verb in of_vocabularies else "train"
         _fail(f"{verb} needs {error.name}: pip install '.[{extra}]' in a checkout", 2)
     entry_point.run(command.main, **command.OPTIONS)
 

@@ -1,10 +1,8 @@
-"""Growth of a tokenizer's files, and of the model's tables under it, by pieces of new languages."""
+"""Growth of a tokenizer's files by pieces for further languages, and a report of its effect."""
 
 import collections
 import json
 import pathlib
-import re
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +11,8 @@ import numpy as np
 from vocap import extension, runs, segmentation
 from vocap.allocation import language_probabilities
 from vocap.settings import UNIGRAM
-from xlm.common import artifacts, declarations, tables
-from xlm.interop import vocabulary, weights
+from xlm.common import artifacts, declarations, packages, tables
+from xlm.interop import vocabulary
 from xlm.interop.segmenter import Segmenter, read_segmenter
 from xlm.interop.tokenizer_files import Growing, JsonFile, SentencePieceFile
 
@@ -26,13 +24,6 @@ _OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_COPIED = (".json", ".jinja", ".md", ".py", ".txt")  # beside weights
-_CONFIG = "config.json"
-# Tensors with a row for each id: input embeddings, output layer, its bias.
-_ROWS = re.compile(
-    r"(^|[._])(embed_tokens|word_embeddings|wte|shared|tok_embeddings|embed_in|embed_out|lm_head|"
-    r"decoder|output)\.(weight|bias)$|(^|\.)(lm_head|predictions|head)\.bias$|^embeddings\.table$"
-)
 _BATCH = 8192
 _NOT_BELOW = 1 + 1e-9  # puts a character before the pairs that it is in, whatever the rounding
 
@@ -76,7 +67,9 @@ def extend(
     first = main.next_id
     grown = {one: file.grown(pieces, scores, _fillers(main, file)) for one, file in files.items()}
     if model is not None:
-        _write_model(model, target, main, pieces, grown)
+        with packages.needed(str(model)):
+            from xlm.interop import extended_model
+        extended_model.write(model, target, first, main.parts(pieces), grown)
     if source.is_dir():
         for path in filter(pathlib.Path.is_file, (source / one for one in _OTHERS)):
             artifacts.write_bytes(target / path.name, artifacts.read_bytes(path))
@@ -155,9 +148,8 @@ def _choose(
             # One byte saves no token itself, but `tokenizers` needs it as a piece to merge it.
             saved = max(len(character.encode()) - 1, 1) if file.falls_back else np.inf
             gains[character] += count * weight * saved * _NOT_BELOW
-        for batch in vocabulary.batches(lines, _BATCH):
-            for word, count in file.words(batch, list(missing)).items():
-                words[word] += count * weight
+        for word, count in file.words(lines, list(missing)).items():
+            words[word] += count * weight
     if not file.falls_back:
         extension.check_size(len(gains), size, texts)
     pieces = extension.merges(words, gains, size, file.may_be_new)
@@ -188,60 +180,6 @@ def _write_lists(folder: pathlib.Path, model: Mapping[str, Any]) -> None:
     if (folder / "merges.txt").exists():
         lines = (one if isinstance(one, str) else " ".join(one) for one in model["merges"])
         artifacts.write_text(folder / "merges.txt", "\n".join(["#version: 0.2", *lines, ""]))
-
-
-def _write_model(
-    folder: pathlib.Path, target: pathlib.Path, file: Growing, pieces: Sequence[str],
-    grown: Mapping[str, bytes],
-) -> None:  # fmt: skip
-    """Write config.json, weights and small files of a model's folder with rows for the pieces."""
-    config = artifacts.read_object(folder / _CONFIG)
-    sized = config if "vocab_size" in config else config.get("text_config", {})
-    size, first = sized.get("vocab_size"), file.next_id
-    if not isinstance(size, int) or size < first:
-        raise ValueError(
-            f"{folder / _CONFIG}: vocab_size is {size!r}, and the tokenizer has ids up to "
-            f"{first - 1}; give the tokenizer of this model"
-        )
-    target.mkdir(parents=True, exist_ok=True)
-    for path in filter(pathlib.Path.is_file, sorted(folder.iterdir())):
-        if path.suffix in _COPIED and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, target / path.name)
-    sized["vocab_size"] = max(size, first + len(pieces))
-    artifacts.write_text(target / _CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    parts, added, resized = file.parts(pieces), [0, 0], 0
-    for path in weights.weight_files(folder, "write the model with save_pretrained"):
-        with weights.opened(path) as tensors:
-            changed = {
-                name: _with_rows(tensors.get_tensor(name), parts, first)
-                for name in tensors.keys()  # noqa: SIM118
-                if _ROWS.search(name) and tensors.get_slice(name).get_shape()[0] == size
-            }
-            resized += len(changed)
-            for name, array in changed.items():
-                old = tensors.get_slice(name).get_shape()
-                more = array.size - int(np.prod(old))
-                added = [added[0] + more, added[1] + more * array.itemsize]
-        weights.copy(path, target / path.name, changed, grown)
-    if not resized:
-        raise ValueError(f"{folder} has no embeddings of {size} rows that are known by name")
-    if (folder / weights.INDEX).exists():
-        index = artifacts.read_object(folder / weights.INDEX)
-        metadata = index.get("metadata", {})
-        for key, more in zip(("total_parameters", "total_size"), added, strict=True):
-            if key in metadata:
-                metadata[key] += more
-        artifacts.write_text(target / weights.INDEX, json.dumps(index, indent=2) + "\n")
-
-
-def _with_rows(array: np.ndarray, parts: Sequence[Sequence[int]], first: int) -> np.ndarray:
-    """Return a table [V, D] or bias [V] with a row for each new id, from `first` on."""
-    rows = array.reshape(len(array), -1)
-    new = vocabulary.mean_rows(rows, parts, rows[:first].mean(axis=0, dtype=np.float64))
-    found = np.zeros((max(len(rows), first + len(parts)), rows.shape[1]), array.dtype)
-    found[: len(rows)] = rows
-    found[first : first + len(parts)] = new
-    return found.reshape(len(found), *array.shape[1:])
 
 
 def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:

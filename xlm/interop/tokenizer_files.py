@@ -21,6 +21,10 @@ _REMEDY = "give a Unigram or BPE tokenizer, such as those of XLM-R, Llama or GPT
 _MATCHED_WHOLE = ("continuing_subword_prefix", "end_of_word_suffix")
 
 
+_Line = Iterable[tuple[str, int]]
+_BATCH = 8192  # lines
+
+
 class Growing(abc.ABC):
     """A tokenizer's file, to which pieces can be added.
 
@@ -57,9 +61,7 @@ class Growing(abc.ABC):
         """Ids of the old pieces that make up each new one, without unknowns."""
 
     @abc.abstractmethod
-    def _segmented(
-        self, lines: Sequence[str], characters: Sequence[str]
-    ) -> Iterator[Iterable[tuple[str, int]]]:
+    def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
         """Pieces of lines with the number of the pre-token, where `characters` are pieces too."""
 
     def may_be_new(self, piece: str) -> bool:
@@ -76,7 +78,7 @@ class Growing(abc.ABC):
         return collections.Counter("" if self.is_bytes else "".join(self.normalized(lines)))
 
     def words(
-        self, lines: Sequence[str], characters: Sequence[str]
+        self, lines: Iterable[str], characters: Sequence[str]
     ) -> collections.Counter[tuple[str, ...]]:
         """Count the segmented words of lines, as if `characters` were pieces.
 
@@ -86,15 +88,15 @@ class Growing(abc.ABC):
         usable = self.scores.keys() | set(characters)
         for line in self._segmented(lines, characters):
             word: list[str] = []
-            of_word = -1
+            last = -1
             for piece, number in line:
-                ends = number != of_word or piece not in usable
+                ends = number != last or piece not in usable
                 if word and (ends or (not self.is_bytes and _is_border(word[-1], piece))):
                     found[tuple(word)] += 1
                     word = []
                 if piece in usable:
                     word.append(piece)
-                of_word = number
+                last = number
             found[tuple(word)] += 1
         return found
 
@@ -144,14 +146,13 @@ class SentencePieceFile(Growing):
         unknown = processor.unk_id()
         return [[i for i in ids if i != unknown] for ids in processor.encode(list(pieces))]
 
-    def _segmented(
-        self, lines: Sequence[str], characters: Sequence[str]
-    ) -> Iterator[Iterable[tuple[str, int]]]:
+    def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
         model = self.grown(characters, None, ())
         processor = spm.SentencePieceProcessor(model_proto=model)
         pieces = [processor.id_to_piece(i) for i in range(len(processor))]
-        for ids in processor.encode(list(lines)):
-            yield ((pieces[i], 0) for i in ids)
+        for batch in vocabulary.batches(lines, _BATCH):
+            for ids in processor.encode(batch):
+                yield ((pieces[i], 0) for i in ids)
 
 
 class JsonFile(Growing):
@@ -268,13 +269,10 @@ class JsonFile(Growing):
         used |= {i for piece, i in self.ids.items() if self.falls_back and piece.startswith("<0x")}
         return [[i for i in one.ids if i in used] for one in found]
 
-    def _segmented(
-        self, lines: Sequence[str], characters: Sequence[str]
-    ) -> Iterator[Iterable[tuple[str, int]]]:
+    def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
         tokenizer = self._built(self._grown(characters, None))
         pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
-        for one in tokenizer.encode_batch(list(lines), add_special_tokens=False):
-            yield (
-                (pieces[i], -1 if word is None else word)
-                for i, word in zip(one.ids, one.word_ids, strict=True)
-            )
+        for batch in vocabulary.batches(lines, _BATCH):
+            for one in tokenizer.encode_batch(batch, add_special_tokens=False):
+                words = (-1 if word is None else word for word in one.word_ids)
+                yield zip((pieces[i] for i in one.ids), words, strict=True)

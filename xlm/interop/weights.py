@@ -18,7 +18,7 @@ from xlm.common.declarations import Digest, Name
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 _AT_ONCE = 1 << 24  # bytes
 _DIGESTS = "sha256"  # in the metadata of a file
 _COPY = "copy or download it again"
@@ -223,7 +223,7 @@ class Weights:
                 f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
                 "of one model?"
             )
-        if array.dtype not in _TYPES:
+        if array.dtype not in TYPES:
             raise ValueError(
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
                 f"{self._remedy}"
