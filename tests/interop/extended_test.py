@@ -29,7 +29,8 @@ SPACE = runs.SPACE
 OLD = texts.made_up(["ka", "ke", "ki", "ko", "ta", "te", "ti", "to", "na"], 300, "old")
 GEORGIAN = ["\u10d0\u10dc", "\u10d1\u10d0", "\u10d2\u10d4", "\u10d3\u10d8", "\u10e0\u10dd"]
 LATIN = ["za", "zo", "ka", "ki", "mu", "me", "lu", "ne"]
-NEW = {"sw": texts.made_up(LATIN, 300, "a"), "ka": texts.made_up(GEORGIAN, 300, "b")}
+# A sentence that ends in no piece, and begins a block.
+NEW = {"sw": ["za {", *texts.made_up(LATIN, 300, "a")], "ka": texts.made_up(GEORGIAN, 300, "b")}
 HELDOUT = {"sw": texts.made_up(LATIN, 60, "a", "heldout")}
 TEXT = [*OLD, *NEW["sw"], *NEW["ka"], *HELDOUT["sw"], "ka 12, zo!", "\u10d0\u10dc ka  \u10d1\u10d0"]
 SIZE = 80

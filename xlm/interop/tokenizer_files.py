@@ -97,7 +97,8 @@ class Growing(abc.ABC):
                 if piece in usable:
                     word.append(piece)
                 last = number
-            found[tuple(word)] += 1
+            if word:
+                found[tuple(word)] += 1
         return found
 
 
