@@ -21,8 +21,7 @@ from tests import commands
 from tests.folders import FolderTest
 from tests.vocap import texts
 from vocap import merge, model_proto, runs
-from xlm.interop import extended, huggingface, vocabulary
-from xlm.interop.segmenter import read_segmenter
+from xlm.interop import extended, huggingface, vocabulary, weights
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SPACE = runs.SPACE
@@ -360,18 +359,38 @@ class ModelTest(FolderTest):
         names = vocabulary.read_vocabulary(imported).pieces
         there = read(new).get_vocab()
         np.testing.assert_array_equal(table, rows[[there[one] for one in names]])
-        self.assertEqual(read_segmenter(imported).encode(TEXT[:9]).__len__(), 9)
         # Without tokenizer.json the ids are those of the SentencePiece model, by fairseq's rule.
         with_json = vocabulary.read_vocabulary(new)
         (new / "tokenizer.json").unlink()
         self.assertEqual(vocabulary.read_vocabulary(new).pieces, with_json.pieces)
 
+    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
+    def test_a_llama_in_shards_has_the_same_logits_on_old_ids(self):
+        import torch
+        import transformers
+
+        old, new = self.folder / "old", self.folder / "new"
+        write_gpt(old)
+        first = max(read(old).get_vocab().values()) + 1
+        config = transformers.LlamaConfig(
+            vocab_size=first, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=first, tie_word_embeddings=False,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config).eval()
+        model.save_pretrained(old, max_shard_size="40kB")
+        self.assertGreater(len([*old.glob("*.safetensors")]), 1)
+        vocap.extend(old, NEW, SIZE, new, model=old)
+        grown = transformers.LlamaForCausalLM.from_pretrained(new).eval()
+        row = torch.tensor([next(one for one in encode(read(new), OLD) if max(one) < first)])
+        with torch.no_grad():
+            found = grown(row).logits.numpy()
+            self.assertEqual(found.shape[-1], first + SIZE)
+            np.testing.assert_array_equal(model(row).logits.numpy(), found[..., :first])
+
     def test_digests_of_our_own_models_are_renewed(self):
         old, new = self.folder / "old", self.folder / "new"
         write_ours(old)
         size = len(pieces_of((old / "spm.model").read_bytes()))
-        from xlm.interop import weights
-
         table = np.random.default_rng(0).normal(size=(size, 4)).astype(np.float32)
         weights.write(
             old / "model.safetensors", {"embeddings.table": table, "layers.x": table.T}, {},
