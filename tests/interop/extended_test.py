@@ -130,7 +130,7 @@ def write_gap(folder: pathlib.Path) -> None:
     value = json.loads(path.read_text())
     token = {**value["added_tokens"][0], "content": "<new>", "id": len(value["model"]["vocab"]) + 2}
     value["added_tokens"].append(token)
-    value["model"]["vocab"] += [["<gap>", -20.0], ["<gap2>", -20.0], ["<new>", -20.0]]
+    value["model"]["vocab"] += [["<gap>", -20.0], ["<gap2>", -20.0]]
     path.write_text(json.dumps(value))
 
 
