@@ -12,8 +12,8 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import `vocap.build` and `vocap.Vocabulary`, with all that they need, on first use."""
-    if name in ("build", "Vocabulary"):
+    """Import `build`, `extend`, `Vocabulary` of `vocap.api`, with all they need, on first use."""
+    if name in ("build", "extend", "Vocabulary"):
         from vocap import api
 
         return getattr(api, name)

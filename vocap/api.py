@@ -156,3 +156,40 @@ def build(
         found = choosing.build(train, aside, chosen, folder, parallel=same)
     kind = ByteVocabulary if found.built.choice.kind == BYTE_BPE else Vocabulary
     return kind(found.built, found.candidates)
+
+
+def extend(
+    tokenizer: str | os.PathLike[str],
+    texts: Mapping[str, Iterable[str]],
+    pieces: int,
+    output: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    heldout: Mapping[str, Iterable[str]] | None = None,
+    old_texts: Mapping[str, Iterable[str]] | None = None,
+    alpha: float = 0.0,
+    character_coverage: float = 0.9995,
+) -> Any:
+    """Write a tokenizer with `pieces` more, for the languages of `texts`, to a new folder.
+
+        grown = vocap.extend("llama", {"ka": sentences}, 4000, "grown", heldout={"ka": others})
+        print(grown.report)
+
+    `tokenizer` is a SentencePiece model, a tokenizer.json or a folder with them. Old ids stay.
+    `model` is the folder of its model, whose tables grow as well. `alpha` is the exponent of the
+    languages' amounts of text in their shares, 0 for equal ones. Returns the new `pieces`, the
+    `first_id` of them, and a `report` on texts held out and on `old_texts`.
+
+    Raises ValueError as `xlm.interop.extended.extend`, or if the output is there and not empty.
+    """
+    from xlm.common import outputs
+    from xlm.interop import extended  # which knows this package
+
+    listed = ({one: list(text) for one, text in (some or {}).items()}
+              for some in (texts, heldout, old_texts))  # fmt: skip
+    inputs = [tokenizer, *([model] if model else [])]
+    with outputs.folder(os.fspath(output), inputs, overwrite=False) as aside:
+        return extended.extend(
+            pathlib.Path(tokenizer), aside, pieces, extended.Texts(*listed), alpha=alpha,
+            character_coverage=character_coverage, model=pathlib.Path(model) if model else None,
+        )  # fmt: skip

@@ -21,6 +21,7 @@ VERBS = {
     "count": "count_text",
     "score-tokenizer": "score_tokenizer",
     "export-tokenizer": "export_tokenizer",
+    "extend-tokenizer": "extend_tokenizer",
     "estimate-memory": "estimate_memory",
     "pair-sampling": "pair_sampling",
     "pair-weights": "pair_weights",
@@ -55,9 +56,10 @@ def main(verb: str = "") -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
-        extra = (
-            "vocab" if verb in ("build-vocab", "count", "inspect", "score-tokenizer") else "train"
-        )
+        of_vocabularies = (
+            "build-vocab", "count", "extend-tokenizer", "inspect", "score-tokenizer",
+        )  # fmt: skip
+        extra = "vocab" if verb in of_vocabularies else "train"
         _fail(f"{verb} needs {error.name}: pip install '.[{extra}]' in a checkout", 2)
     entry_point.run(command.main, **command.OPTIONS)
 

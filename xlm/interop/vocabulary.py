@@ -8,7 +8,7 @@ unchanged.
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece as spm
@@ -215,14 +215,19 @@ def swap(
     for batch in np.array_split(made, range(_BATCH, len(made), _BATCH)):
         segmented = processor.encode([new.pieces[i] for i in batch])
         unknown = processor.unk_id()
-        for i, parts in zip(batch, segmented, strict=True):
-            known = [part for part in parts if part != unknown]
-            num_unknown += not known
-            result[i] = rows[known].mean(axis=0, dtype=np.float64) if known else fallback
+        known = [[part for part in parts if part != unknown] for parts in segmented]
+        num_unknown += sum(not parts for parts in known)
+        result[batch] = mean_rows(rows, known, fallback)
     return Swapped(
         table=np.ascontiguousarray(result[:, :-1]), bias=np.ascontiguousarray(result[:, -1]),
         copied=len(sources) - len(made), segmented=len(made) - num_unknown, unknown=num_unknown,
     )  # fmt: skip
+
+
+def mean_rows(rows: np.ndarray, parts: Sequence[Sequence[int]], fallback: np.ndarray) -> np.ndarray:
+    """Return the mean of the rows [V, D] of each new piece's parts; `fallback` [D] without any."""
+    found = [rows[one].mean(axis=0, dtype=np.float64) if one else fallback for one in parts]
+    return np.array(found, np.float32).reshape(len(parts), rows.shape[1])
 
 
 def prune(
@@ -322,10 +327,11 @@ def _parse_json(text: bytes) -> Message:
 
 def _of_fairseq(model: bytes) -> ModelVocabulary:
     normal = _parse_fairseq(model).pieces
-    return _vocabulary(
-        [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal), SPECIALS[MASK_ID]],
-        [*[0.0] * MASK_ID, *(piece.score for piece in normal), 0.0],
-    )
+    pieces = [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal)]
+    scores = [*[0.0] * MASK_ID, *(piece.score for piece in normal)]
+    if SPECIALS[MASK_ID] not in pieces:  # a model that was extended has it before the new pieces
+        pieces, scores = [*pieces, SPECIALS[MASK_ID]], [*scores, 0.0]
+    return _vocabulary(pieces, scores)
 
 
 def _of_json(text: bytes) -> ModelVocabulary:

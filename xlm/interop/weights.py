@@ -6,7 +6,7 @@ import json
 import pathlib
 import types
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import msgspec
@@ -17,8 +17,9 @@ from xlm.common import artifacts, declarations
 from xlm.common.declarations import Digest, Name
 
 WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+INDEX = "model.safetensors.index.json"
+TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+_AT_ONCE = 1 << 24  # bytes
 _DIGESTS = "sha256"  # in the metadata of a file
 _COPY = "copy or download it again"
 _NOT_FINITE = "numbers that are not finite, as of a training that failed; take another checkpoint"
@@ -51,12 +52,53 @@ def write(
     for name, array in arrays.items():
         place = [end, end := end + array.nbytes]
         header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": place}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        _write_header(file, header)
         for array in arrays.values():
             file.write(array.data)
+
+
+def copy(
+    source: pathlib.Path, target: pathlib.Path, changed: Mapping[str, np.ndarray],
+    files: Mapping[str, bytes],
+) -> None:  # fmt: skip
+    """Copy a safetensors file byte by byte but for the tensors `changed`, of the same types.
+
+    Digests of these, and of `files` beside it, are renewed if the file has any.
+    """
+    with source.open("rb") as old, target.open("wb") as new:
+        header = json.loads(old.read(int.from_bytes(old.read(8), "little")))
+        begin, metadata = old.tell(), header.pop("__metadata__", {})
+        digests = json.loads(metadata.get(_DIGESTS, "{}"))
+        if digests:
+            now = {**changed, **files}
+            digests |= {name: _digest(now[name]) for name in sorted(digests.keys() & now.keys())}
+            metadata = {**metadata, _DIGESTS: json.dumps(digests)}
+        order = sorted(header, key=lambda name: header[name]["data_offsets"])
+        places, end = {name: header[name]["data_offsets"] for name in order}, 0
+        for name in order:
+            size = changed[name].nbytes if name in changed else places[name][1] - places[name][0]
+            shape = changed[name].shape if name in changed else header[name]["shape"]
+            header[name] = {
+                **header[name],
+                "shape": shape,
+                "data_offsets": [end, end := end + size],
+            }
+        _write_header(new, {"__metadata__": metadata, **header} if metadata else header)
+        for name in order:
+            if name in changed:
+                new.write(np.ascontiguousarray(changed[name]).tobytes())
+                continue
+            old.seek(begin + places[name][0])
+            left = places[name][1] - places[name][0]
+            while left:
+                left -= new.write(old.read(min(left, _AT_ONCE)))
+
+
+def _write_header(file: BinaryIO, header: Mapping[str, Any]) -> None:
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
 
 
 def _digest(value: Any) -> str:
@@ -132,10 +174,10 @@ class Weights:
         """
         with contextlib.ExitStack() as stack:
             files = {}
-            for path in _weight_files(folder, remedy):
+            for path in weight_files(folder, remedy):
                 if not path.exists():
                     raise ValueError(
-                        f"{path} does not exist, but {folder / _INDEX} lists it; {_COPY}"
+                        f"{path} does not exist, but {folder / INDEX} lists it; {_COPY}"
                     )
                 files[path] = stack.enter_context(opened(path))
             yield cls(folder, files, remedy, tied)
@@ -181,7 +223,7 @@ class Weights:
                 f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
                 "of one model?"
             )
-        if array.dtype not in _TYPES:
+        if array.dtype not in TYPES:
             raise ValueError(
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
                 f"{self._remedy}"
@@ -190,13 +232,13 @@ class Weights:
         return array.astype(np.float32)
 
 
-def _weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
+def weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
         raise ValueError(
-            f"{folder} has neither {WEIGHTS} nor {_INDEX}; other kinds of files, such as pickled "
+            f"{folder} has neither {WEIGHTS} nor {INDEX}; other kinds of files, such as pickled "
             f"pytorch_model.bin, are never read: {remedy}"
         )
     names = declarations.read(index, _Index, remedy=_COPY).weight_map.values()
