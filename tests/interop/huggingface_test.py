@@ -1,7 +1,6 @@
 """Tests of the export to Hugging Face: SentencePiece is the reference for every id."""
 
 import functools
-import io
 import json
 import os
 import pathlib
@@ -17,6 +16,7 @@ import tokenizers
 from absl.testing import absltest, parameterized
 
 from tests import folders
+from tests import fuzz_tokenizers as fuzz
 from vocap import bpe, merge, model_proto, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
@@ -46,39 +46,11 @@ NASTY = {
     "long": ["wort " * 20_000, "ab" * 20_000, "\u16a0" * 5_000, "e\u0323\u0302" * 3_000],
 }  # fmt: skip
 
-# Blocks that hold what joins or is joined since Unicode 13: later than the tables of `tokenizers`.
-YOUNG = frozenset((
-    *range(0xA7F1, 0xA7F5),    # modifier letters
-    *range(0x105C0, 0x10600),  # Todhri
-    *range(0x10780, 0x107C0),  # modifier letters
-    *range(0x11380, 0x11400),  # Tulu-Tigalari
-    *range(0x11900, 0x11960),  # Dives Akuru
-    *range(0x16100, 0x16140),  # Gurung Khema
-    *range(0x16D40, 0x16D80),  # Kirat Rai
-    *range(0x1CCD6, 0x1CCFA),  # outlined letters
-    *range(0x1E030, 0x1E090),  # Cyrillic modifier letters
-))  # fmt: skip
+corpus_sentences = fuzz.corpus
 
 
-def corpus_sentences() -> list[str]:
-    """All sentences of the embedded corpus, of 14 languages."""
-    files = [*sorted((ROOT / "corpus").glob("*.txt")), ROOT / "corpus/core.tsv"]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [cell for line in lines for cell in line.split("\t") if cell]
-
-
-@functools.cache
 def corpus_pieces() -> tuple[list[str], np.ndarray]:
-    """Pieces of the corpus and scores of 10 binary places, whose sums 32 bits hold exactly."""
-    trained = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_sentences()), model_writer=trained, vocab_size=3000,
-        character_coverage=0.999, minloglevel=2,
-    )  # fmt: skip
-    proto = model_proto.ModelProto.FromString(trained.getvalue())
-    normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
-    scores = np.array([piece.score for piece in normal])
-    return [piece.piece for piece in normal], np.round(scores * 2**10) / 2**10
+    return list(fuzz.pieces()), np.array(list(fuzz.pieces().values()))
 
 
 @functools.cache
@@ -100,7 +72,7 @@ def rules() -> dict[str, str]:
 @functools.cache
 def pools() -> list[list[str]]:
     """Characters of random text: the character map's keys and their neighbours."""
-    keys = sorted(key for key in rules() if YOUNG.isdisjoint(map(ord, key)))
+    keys = sorted(key for key in rules() if fuzz.YOUNG.isdisjoint(map(ord, key)))
     return [
         keys,
         sorted({character for key in keys for character in key}),
@@ -115,6 +87,12 @@ def pools() -> list[list[str]]:
 
 def load(value: dict) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(value))
+
+
+def normalized(tokenizer: tokenizers.Tokenizer, text: str) -> str:
+    """The words of a text, in which visible spaces are, joined."""
+    words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+    return "".join(word for word, _ in words)
 
 
 def small_model(pieces: dict[str, float]) -> bytes:
@@ -158,8 +136,9 @@ class SameIdsTest(parameterized.TestCase):
 
     def assert_same(self, texts, kind: str = "unigram"):
         for text in texts:  # where pieces are unknown, ids say little
-            normalized = self.tokenizer.normalizer.normalize_str(text)
-            self.assertEqual(normalized, self.processor.normalize(text), ascii(text[:200]))
+            self.assertEqual(
+                normalized(self.tokenizer, text), self.processor.normalize(text), ascii(text[:200])
+            )
         model, value = self.KINDS[kind]
         self.assertEqual(huggingface.compare(model(), value(), texts), [])
 
@@ -194,13 +173,12 @@ class SameIdsTest(parameterized.TestCase):
         wrong = [
             key
             for key in [*others, *sorted(hangul)[::50]]
-            if self.tokenizer.normalizer.normalize_str(f"a{key}b")
-            != self.processor.normalize(f"a{key}b")
+            if normalized(self.tokenizer, f"a{key}b") != self.processor.normalize(f"a{key}b")
         ]
         self.assertNotEmpty(wrong)
         for key in wrong:
             self.assertGreater(len(key), 1, ascii(key))
-            self.assertFalse(YOUNG.isdisjoint(map(ord, key)), ascii(key))
+            self.assertFalse(fuzz.YOUNG.isdisjoint(map(ord, key)), ascii(key))
 
     def test_the_character_map_is_read_as_sentencepiece_reads_it(self):
         for key, value in list(rules().items())[::100]:
@@ -285,7 +263,7 @@ class KnownDifferencesTest(parameterized.TestCase):
     def test_young_characters_are_not_joined(self, text, expected, found):
         processor = spm.SentencePieceProcessor(model_proto=corpus_model())
         self.assertEqual(processor.normalize(text), f"\u2581{expected}")
-        self.assertEqual(load(corpus_json()).normalizer.normalize_str(text), f"\u2581{found}")
+        self.assertEqual(normalized(load(corpus_json()), text), f"\u2581{found}")
 
     def test_rounding_decides_between_segmentations_of_equal_score(self):
         pieces = {"\u2581": -3.3, "a": -7.7, "0": -5.1, "00": -6.3}
@@ -362,11 +340,36 @@ class ExportTest(folders.FolderTest):
 
     @parameterized.named_parameters(
         ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
-        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; .* only"),
-        ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
-        ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),
-        ("no_map", lambda p: p.normalizer_spec.ClearField("precompiled_charsmap"), "normalises"),
+        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>, must"),
+        ("unused", lambda p: setattr(p.pieces[5], "type", 5), "has unused pieces"),
+        ("suffix", lambda p: setattr(p.trainer_spec, "treat_whitespace_as_suffix", True), "puts"),
         ("prefix", lambda p: setattr(p.normalizer_spec, "add_dummy_prefix", False), "white space"),
+        (
+            "folding",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", fuzz.character_map("nfkc_cf")
+            ),
+            "rules for several characters that are neither",
+        ),
+        (
+            "again",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", charsmap.compiled({"ab": "c", "c": "d"})
+            ),
+            "replaces 'ab' by 'c', which its rules",
+        ),
+        (
+            "controls",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", charsmap.compiled({"\x01": "c"})
+            ),
+            "rules for the controls",
+        ),
+        (
+            "symbols",
+            lambda p: p.pieces.extend(type(p.pieces[0])(piece=f"{i}e", type=4) for i in range(64)),
+            "64 user-defined",
+        ),
     )
     def test_models_of_other_kinds_are_refused(self, change, message):
         proto = model_proto.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))
