@@ -1,6 +1,7 @@
 """Tests of the export to Hugging Face: SentencePiece is the reference for every id."""
 
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -8,19 +9,22 @@ import random
 import subprocess
 import sys
 import unicodedata
+import unittest
 from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
 import tokenizers
+import transformers
 from absl.testing import absltest, parameterized
 
 from tests import folders
 from tests import fuzz_tokenizers as fuzz
-from vocap import bpe, merge, model_proto, runs
+from vocap import bpe, lattice, merge, model_proto, nested, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
-from xlm.interop import charsmap, huggingface
+from xlm.interop import charsmap, huggingface, vocabulary
+from xlm.interop.segmenter import read_segmenter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -230,6 +234,133 @@ class SameIdsTest(parameterized.TestCase):
         self.assertEqual(huggingface.compare(model, tokenizer, [text, "<s s>"]), [])
         found = load(tokenizer).encode(text, add_special_tokens=False).tokens
         self.assertEqual(found, ["\u2581", "<s", ">"])
+
+
+class ModesTest(folders.FolderTest):
+    """Every form of the model: ids of SentencePiece, and words and offsets as of XLM-R."""
+
+    @parameterized.parameters(*fuzz.MODES)
+    def test_random_texts_have_the_same_ids_everywhere(self, name):
+        mode = fuzz.MODES[name]
+        texts = list(fuzz.texts(100, seed=0))
+        self.assertEqual([x for text in texts if (x := fuzz.wrong(mode, text))], [])
+        if mode.kind == BPE:
+            return
+        huggingface.export_tokenizer(fuzz.model(mode), self.folder / "out")
+        # What transformers writes again is read as well.
+        loaded = transformers.AutoTokenizer.from_pretrained(self.folder / "out")
+        loaded.save_pretrained(self.folder / "again")
+        back = vocabulary.sentencepiece_model(self.folder / "again")
+        processor, _ = fuzz.loaded(mode)
+        again = spm.SentencePieceProcessor(model_proto=back)
+        self.assertEqual(again.encode(texts), processor.encode(texts))
+        found, expected = (
+            vocabulary.read_vocabulary(self.folder / "again"),
+            vocabulary.vocabulary(fuzz.model(mode)),
+        )
+        self.assertEqual(found.pieces, expected.pieces)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+    @parameterized.parameters("standard", "nfc", "identity", "unknowns")
+    def test_the_lattice_of_vocabularies_segments_alike(self, name):
+        mode = fuzz.MODES[name]
+        processor, _ = fuzz.loaded(mode)
+        proto = model_proto.ModelProto.FromString(fuzz.model(mode))
+        normal = [(i, p) for i, p in enumerate(proto.pieces) if p.type == p.NORMAL]
+        texts = [text for text in fuzz.texts(99, seed=2) if processor.normalize(text)]
+        matches = lattice.build_trie([p.piece for _, p in normal]).match(
+            runs.pack([processor.normalize(text) for text in texts])
+        )
+        scores = np.array([p.score for _, p in normal])
+        paths = matches.best_paths(nested.with_unknown(scores))
+        ids = np.array([*(i for i, _ in normal), merge.UNK_ID])
+        for i, text in enumerate(texts):
+            path = ids[paths.pieces[paths.offsets[i] : paths.offsets[i + 1]]].tolist()
+            fused = [
+                one for one, before in zip(path, [None, *path], strict=False)
+                if (one, before) != (merge.UNK_ID, merge.UNK_ID)
+            ]  # fmt: skip
+            self.assertEqual(fused, processor.encode(text), ascii(text))
+
+    @parameterized.parameters("standard", "identity", "lossless", "keep_nfc", "bpe_symbols")
+    def test_words_and_offsets(self, name):
+        huggingface.export_tokenizer(fuzz.model(fuzz.MODES[name]), self.folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        words = ["Guten", "Morgen,", "日本", "и", "(das)", "각", "x"]
+        text, begins = " ".join(words), np.cumsum([0, *(len(word) + 1 for word in words)])
+        for second in (None, "noch eins"):
+            found = tokenizer(text, second, return_offsets_mapping=True)
+            spans = {}
+            for word, sequence, (begin, end) in zip(
+                found.word_ids(), found.sequence_ids(), found["offset_mapping"], strict=True
+            ):
+                if sequence == 0:
+                    first, _ = spans.get(word, (begin, end))
+                    spans[word] = (first, end)
+            expected = [(b, b + len(word)) for b, word in zip(begins, words, strict=False)]
+            self.assertEqual(list(spans.items()), list(enumerate(expected)))
+        split = tokenizer([*words, "New York"], is_split_into_words=True)
+        self.assertEqual(sorted(set(split.word_ids()) - {None}), list(range(8)))
+        self.assertLen([w for w in split.word_ids()[-3:] if w == 7], 2)
+
+    def test_offsets_are_those_of_sentencepiece_but_for_what_the_module_names(self):
+        processor, tokenizer = fuzz.loaded(fuzz.MODES["standard"])
+        for text in [*corpus_sentences()[::25], "\x01\x02abc", "\ufeff\x01Hallo", "e\u0301 ab"]:
+            characters = np.cumsum([0, *(len(c.encode()) for c in text)]).tolist()
+            pieces = processor.encode(text, return_type="proto").pieces
+            offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+            for piece, found in zip(pieces, offsets, strict=True):
+                begin, end = (characters.index(at) for at in (piece.begin, piece.end))
+                covered = text[begin:end].strip(" \t\u200b\ufeff\x01\x02")
+                if piece.piece != "\u2581" and covered:  # a part of "½" has no width
+                    shown = text[slice(*found)]
+                    self.assertIn(covered, (shown, shown + "\u0301"), ascii(text))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed")
+    def test_a_recipe_of_token_classification_keeps_the_labels_of_words(self):
+        import torch
+
+        huggingface.export_tokenizer(corpus_model(), self.folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        words, labels = ["Anna", "wohnt", "in", "New", "York", "."], [1, 0, 0, 2, 2, 0]
+        config = transformers.XLMRobertaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=64, pad_token_id=1, num_labels=3,
+            id2label={0: "O", 1: "PER", 2: "LOC"}, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.XLMRobertaForTokenClassification(config)
+        batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        ids = batch.word_ids()
+        first = [word is not None and word != before for word, before in
+                 zip(ids, [None, *ids], strict=False)]  # fmt: skip
+        aligned = torch.tensor(
+            [[labels[w] if is_first else -100 for w, is_first in zip(ids, first, strict=True)]]
+        )
+        self.assertEqual(int((aligned >= 0).sum()), len(words))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(**batch, labels=aligned).loss.backward()
+            optimizer.step()
+        found = transformers.pipeline(
+            "token-classification", model=model.eval(), tokenizer=tokenizer,
+            aggregation_strategy="first",
+        )(" ".join(words))  # fmt: skip
+        text = " ".join(words)
+        self.assertEqual(
+            [(one["entity_group"], text[one["start"] : one["end"]]) for one in found],
+            [("PER", "Anna"), ("LOC", "New York")],
+        )
+
+    def test_half_of_a_surrogate_pair_is_named(self):
+        for act in (
+            lambda: huggingface.compare(corpus_model(), corpus_json(), ["a", "b\ud83d"]),
+            lambda: read_segmenter(self.write("a.model", corpus_model())).encode(["b\ud83d"]),
+        ):
+            with self.assertRaisesRegex(ValueError, r"character 1 of .*half.*U\+D83D, must"):
+                act()
 
 
 class KnownDifferencesTest(parameterized.TestCase):

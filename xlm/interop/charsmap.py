@@ -1,5 +1,6 @@
 """Character maps, SentencePiece's compiled rules of normalisation."""
 
+import functools
 import pathlib
 import tempfile
 from collections import defaultdict
@@ -37,6 +38,7 @@ def _map_of(normalizer: spm.SentencePieceNormalizer) -> bytes:
     return proto.normalizer_spec.precompiled_charsmap
 
 
+@functools.lru_cache(maxsize=8)
 def is_standard(charsmap: bytes) -> bool:
     """Whether a map is that of nmt_nfkc, in any version of Unicode."""
     own, found = read_charsmap(standard()), read_charsmap(charsmap)

@@ -31,8 +31,8 @@ from google.protobuf.message import Message
 from vocap import model_proto
 from vocap.settings import BOS_ID, BPE, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, packages
-from xlm.interop import normalizer_json, vocabulary
-from xlm.interop.normalizer_json import USER_SCORE, of_type, typed
+from xlm.interop import normalizer_json, segmenter, vocabulary
+from xlm.interop.normalizer_json import of_type, typed
 
 _ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _CLASS = "PreTrainedTokenizerFast"  # which reads tokenizer.json and nothing else
@@ -129,7 +129,12 @@ def _segmentation(proto: Message) -> dict[str, Any]:
     bytes_too = _has_bytes(proto)
     if vocabulary.kind(proto) == UNIGRAM:
         scored = [
-            [piece.piece, USER_SCORE if piece.type == _KINDS.USER_DEFINED else piece.score]
+            [
+                piece.piece,
+                normalizer_json.symbol_score(piece.piece)
+                if piece.type == _KINDS.USER_DEFINED
+                else piece.score + 0.0,  # never -0.0
+            ]
             for piece in proto.pieces
         ]
         return typed("Unigram", unk_id=UNK_ID, vocab=scored, byte_fallback=bytes_too)
@@ -179,6 +184,7 @@ def compare(
     theirs = range(len(processor)) if ids is None else ids
     differences = []
     for batch in vocabulary.batches(texts, _BATCH):
+        segmenter.check_texts(batch)
         encodings = exported.encode_batch(batch)
         for text, own, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
             if encoding.ids != [theirs[i] for i in (BOS_ID, *own, EOS_ID)]:

@@ -36,8 +36,6 @@ WHITE_SPACE = frozenset(
 # and marks those of the text by `_OWN`.
 _STOP, _OWN, _DONE = _MARKS = "\x01\x02\x03"
 BYTE = re.compile("<0x[0-9A-F]{2}>")
-# SentencePiece's score of a user-defined piece, which beats every segmentation of its text.
-USER_SCORE = float(np.float32(-0.1))
 _KINDS = model_proto.ModelProto.SentencePiece
 _FORMS: tuple[Any, ...] = ("NFC", "NFKC")
 _MAX_STEPS = 64  # of rules for several characters, and of user-defined pieces
@@ -63,7 +61,7 @@ def fault(spec: Message, symbols: Collection[str] = ()) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _fault_of_map(compiled: bytes) -> str:
-    rules = _rules(compiled)
+    rules = read_rules(compiled)
     marked = {key for key, value in rules.items() if not set(_MARKS).isdisjoint(key + value)}
     if marked and not (marked == set(_MARKS) and _deletes_marks(rules)):
         return "has rules for the controls U+0001 to U+0003 other than to delete all three"
@@ -96,6 +94,14 @@ def of_model(proto: Message) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     )
 
 
+def symbol_score(symbol: str) -> float:
+    """Return SentencePiece's score of a user-defined piece, which beats pieces below zero.
+
+    It is a tenth for each byte but one; -0.0 for a single one, to be told from a normal piece.
+    """
+    return float(np.float32(0.1 * (len(symbol.encode()) - 1))) or -0.0
+
+
 def symbols(proto: Message) -> list[str]:
     return of_type(proto, _KINDS.USER_DEFINED)
 
@@ -118,7 +124,7 @@ def _normalizer(
         # At a space that is there, Metaspace puts none.
         steps.append(_replace({"Regex": rf"\A[ {SPACE}]"}, SPACE * 2))
     else:
-        if _rules(spec.precompiled_charsmap).get(SPACE) != " ":
+        if read_rules(spec.precompiled_charsmap).get(SPACE) != " ":
             steps += [
                 _replace({"Regex": f"(?<![ {SPACE}])[ {SPACE}]+\\z"}, ""),
                 _replace({"Regex": f"(?<![^ ]){SPACE}"}, SPACE * 2),
@@ -189,7 +195,7 @@ def _split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
 
 def _blanks(spec: Message, pieces: Collection[str]) -> dict[str, Any]:
     """Return a split at blanks: XLM-R's, unless other white space is left in normalised text."""
-    rules = _rules(spec.precompiled_charsmap)
+    rules = read_rules(spec.precompiled_charsmap)
     left = frozenset().union(WHITE_SPACE - rules.keys(), *rules.values(), *pieces)
     if WHITE_SPACE & left:
         return _split({"String": " "}, "Removed")
@@ -212,7 +218,7 @@ def _apart(pieces: Collection[str]) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _rules(compiled: bytes) -> Mapping[str, str]:
+def read_rules(compiled: bytes) -> Mapping[str, str]:
     return charsmap.read_charsmap(compiled) if compiled else {}
 
 
@@ -222,7 +228,7 @@ def _form(compiled: bytes) -> Any:
 
     Rules may differ for characters younger than this Python's Unicode.
     """
-    rules = _rules(compiled)
+    rules = read_rules(compiled)
     singles = {key for key in rules if len(key) == 1}
     if len(singles) == len(rules) or not all(map(singles.isdisjoint, rules.values())):
         return ""
@@ -246,7 +252,7 @@ def _deletes_marks(rules: Mapping[str, str]) -> bool:
 @functools.lru_cache(maxsize=8)
 def _kept(compiled: bytes, form: Any) -> str:
     """Return the characters that a form changes and a map keeps, as nmt_nfkc one tilde."""
-    rules, same = _rules(compiled), unicodedata.is_normalized
+    rules, same = read_rules(compiled), unicodedata.is_normalized
     return "".join(c for c in _CODE_POINTS if not same(form, c) and c not in rules)
 
 
@@ -257,7 +263,7 @@ def _changed(spec: Message, symbols: Collection[str]) -> dict[str, str]:
     """
     if not symbols:
         return {}
-    several = [key for key in _rules(spec.precompiled_charsmap) if len(key) > 1]
+    several = [key for key in read_rules(spec.precompiled_charsmap) if len(key) > 1]
     joins_next = {character for key in several for character in key[:-1]}
     joins_previous = {character for key in several for character in key[1:]}
     proto = model_proto.ModelProto()
@@ -275,7 +281,7 @@ def _changed(spec: Message, symbols: Collection[str]) -> dict[str, str]:
 
 def _by_map(compiled: bytes) -> list[dict[str, Any]]:
     """Return the steps that replace as a character map does."""
-    rules = _rules(compiled)
+    rules = read_rules(compiled)
     if not rules:
         return []
     form = _form(compiled)
@@ -286,12 +292,18 @@ def _by_map(compiled: bytes) -> list[dict[str, Any]]:
     encoded = base64.b64encode(compiled).decode("ascii")
     precompiled = typed("Precompiled", precompiled_charsmap=encoded)
     if form and _deletes_marks(rules):
-        # The map deletes stops; a stand-in is freed for the kept character.
-        kept = _kept(compiled, form)
-        free = [_replace({"String": _OWN}, _STOP), _replace({"String": kept}, _OWN)] if kept else []
-        back = [_replace({"String": _OWN}, kept)] if kept else []
-        stops = _replace({"Regex": _stops(compiled)}, _STOP)
-        return [*steps, *free, stops, typed(form), *back, precompiled]
+        # The map deletes stops. One of them stands in for the kept character, and is freed first.
+        kept, stops = _kept(compiled, form), _stops(compiled)
+        if not kept:
+            return [*steps, _replace({"Regex": stops}, _STOP), typed(form), precompiled]
+        return [
+            *steps,
+            _replace({"Regex": f"{_escape(_OWN)}|{stops}"}, _STOP),
+            _replace({"String": kept}, _OWN),
+            typed(form),
+            _replace({"String": _OWN}, kept),
+            precompiled,
+        ]
     steps.append(_replace({"String": _STOP}, _STOP + _OWN))
     composing = [_replace({"Regex": _stops(compiled)}, _STOP * 2), typed(form)] if form else []
     return [
@@ -330,7 +342,7 @@ def _stops(compiled: bytes) -> str:
     them. The pattern has an empty match before each mark that does not continue a key. It never
     matches at the beginning of a text, where `tokenizers` would compute wrong offsets.
     """
-    rules = _rules(compiled)
+    rules = read_rules(compiled)
     single = {key: value for key, value in rules.items() if len(key) == 1}
     before = _beginnings(rules)
     for character, value in single.items():
@@ -356,7 +368,9 @@ def _stops(compiled: bytes) -> str:
     syllables.update(key for key, value in single.items() if value[-1:] in _SYLLABLES)
     finals = _FINALS.union(key for key, value in single.items() if value[:1] in _FINALS)
     hangul = f"|(?<={any_of(syllables)})(?={any_of(finals)})" if syllables else ""
-    return rf"(?!\A)(?:(?={any_joining})(?:{branches})|{other}{hangul})"
+    # Most characters are none of these, which a search finds out fastest at the beginning.
+    relevant = any_of({*before, *finals}).removeprefix("[")
+    return rf"(?=[\p{{M}}{relevant})(?!\A)(?:(?={any_joining})(?:{branches})|{other}{hangul})"
 
 
 def _beginnings(rules: Mapping[str, str]) -> dict[str, dict[str, set[str]]]:

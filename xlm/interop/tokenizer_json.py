@@ -104,7 +104,9 @@ def exported(value: Tokenizer) -> Message | None:
     proto.trainer_spec.byte_fallback = value.model.byte_fallback
     controls = {token.id for token in value.added_tokens or () if token.special}
     for i, (piece, score) in enumerate(value.model.vocab):
-        kind = _KINDS.USER_DEFINED if score == normalizer_json.USER_SCORE else _KINDS.NORMAL
+        # As texts, so that zeros have their signs.
+        is_symbol = str(score) == str(normalizer_json.symbol_score(piece))
+        kind = _KINDS.USER_DEFINED if is_symbol else _KINDS.NORMAL
         if value.model.byte_fallback and normalizer_json.BYTE.fullmatch(piece):
             kind = _KINDS.BYTE
         is_matched = kind == _KINDS.NORMAL and i not in controls
@@ -292,7 +294,7 @@ def character_map(step: Step) -> bytes:
         found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
     except binascii.Error as error:
         raise ValueError(f"its character map is not in base64 ({error}); {_REMEDY}") from None
-    charsmap.read_charsmap(found)
+    normalizer_json.read_rules(found)
     return found
 
 
