@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unicodedata
 import unittest
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -320,7 +321,10 @@ class ModesTest(folders.FolderTest):
     def test_a_recipe_of_token_classification_keeps_the_labels_of_words(self):
         import torch
 
-        huggingface.export_tokenizer(corpus_model(), self.folder)
+        # A pipeline takes a space by itself and the letter behind it for two words, as for XLM-R.
+        pieces = ["▁An", "na", "▁wohnt", "▁in", "▁N", "ew", "▁Y", "ork", "▁.", "▁"]
+        model = merge.write_model(pieces, -np.arange(10.0) - 1)
+        huggingface.export_tokenizer(model, self.folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
         words, labels = ["Anna", "wohnt", "in", "New", "York", "."], [1, 0, 0, 2, 2, 0]
         config = transformers.XLMRobertaConfig(
@@ -339,16 +343,19 @@ class ModesTest(folders.FolderTest):
             [[labels[w] if is_first else -100 for w, is_first in zip(ids, first, strict=True)]]
         )
         self.assertEqual(int((aligned >= 0).sum()), len(words))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for _ in range(60):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for _ in range(25):
             optimizer.zero_grad()
             model(**batch, labels=aligned).loss.backward()
             optimizer.step()
-        found = transformers.pipeline(
+        text = " ".join(words)
+        tag = transformers.pipeline(
             "token-classification", model=model.eval(), tokenizer=tokenizer,
             aggregation_strategy="first",
-        )(" ".join(words))  # fmt: skip
-        text = " ".join(words)
+        )  # fmt: skip
+        with warnings.catch_warnings():  # that words are found by blanks, as for XLM-R
+            warnings.simplefilter("ignore")
+            found = tag(text)
         self.assertEqual(
             [(one["entity_group"], text[one["start"] : one["end"]]) for one in found],
             [("PER", "Anna"), ("LOC", "New York")],
