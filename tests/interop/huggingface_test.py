@@ -1,7 +1,7 @@
 """Tests of the export to Hugging Face: SentencePiece is the reference for every id."""
 
 import functools
-import io
+import importlib.util
 import json
 import os
 import pathlib
@@ -9,18 +9,23 @@ import random
 import subprocess
 import sys
 import unicodedata
+import unittest
+import warnings
 from unittest import mock
 
 import numpy as np
 import sentencepiece as spm
 import tokenizers
+import transformers
 from absl.testing import absltest, parameterized
 
 from tests import folders
-from vocap import bpe, merge, model_proto, runs
+from tests import fuzz_tokenizers as fuzz
+from vocap import bpe, lattice, merge, model_proto, nested, runs
 from vocap.settings import BPE
 from xlm.common import artifacts
-from xlm.interop import charsmap, huggingface
+from xlm.interop import charsmap, huggingface, vocabulary
+from xlm.interop.segmenter import read_segmenter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -46,39 +51,11 @@ NASTY = {
     "long": ["wort " * 20_000, "ab" * 20_000, "\u16a0" * 5_000, "e\u0323\u0302" * 3_000],
 }  # fmt: skip
 
-# Blocks that hold what joins or is joined since Unicode 13: later than the tables of `tokenizers`.
-YOUNG = frozenset((
-    *range(0xA7F1, 0xA7F5),    # modifier letters
-    *range(0x105C0, 0x10600),  # Todhri
-    *range(0x10780, 0x107C0),  # modifier letters
-    *range(0x11380, 0x11400),  # Tulu-Tigalari
-    *range(0x11900, 0x11960),  # Dives Akuru
-    *range(0x16100, 0x16140),  # Gurung Khema
-    *range(0x16D40, 0x16D80),  # Kirat Rai
-    *range(0x1CCD6, 0x1CCFA),  # outlined letters
-    *range(0x1E030, 0x1E090),  # Cyrillic modifier letters
-))  # fmt: skip
+corpus_sentences = fuzz.corpus
 
 
-def corpus_sentences() -> list[str]:
-    """All sentences of the embedded corpus, of 14 languages."""
-    files = [*sorted((ROOT / "corpus").glob("*.txt")), ROOT / "corpus/core.tsv"]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return [cell for line in lines for cell in line.split("\t") if cell]
-
-
-@functools.cache
 def corpus_pieces() -> tuple[list[str], np.ndarray]:
-    """Pieces of the corpus and scores of 10 binary places, whose sums 32 bits hold exactly."""
-    trained = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus_sentences()), model_writer=trained, vocab_size=3000,
-        character_coverage=0.999, minloglevel=2,
-    )  # fmt: skip
-    proto = model_proto.ModelProto.FromString(trained.getvalue())
-    normal = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
-    scores = np.array([piece.score for piece in normal])
-    return [piece.piece for piece in normal], np.round(scores * 2**10) / 2**10
+    return list(fuzz.pieces()), np.array(list(fuzz.pieces().values()))
 
 
 @functools.cache
@@ -100,7 +77,7 @@ def rules() -> dict[str, str]:
 @functools.cache
 def pools() -> list[list[str]]:
     """Characters of random text: the character map's keys and their neighbours."""
-    keys = sorted(key for key in rules() if YOUNG.isdisjoint(map(ord, key)))
+    keys = sorted(key for key in rules() if fuzz.YOUNG.isdisjoint(map(ord, key)))
     return [
         keys,
         sorted({character for key in keys for character in key}),
@@ -115,6 +92,12 @@ def pools() -> list[list[str]]:
 
 def load(value: dict) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(value))
+
+
+def normalized(tokenizer: tokenizers.Tokenizer, text: str) -> str:
+    """The words of a text, in which visible spaces are, joined."""
+    words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+    return "".join(word for word, _ in words)
 
 
 def small_model(pieces: dict[str, float]) -> bytes:
@@ -158,8 +141,9 @@ class SameIdsTest(parameterized.TestCase):
 
     def assert_same(self, texts, kind: str = "unigram"):
         for text in texts:  # where pieces are unknown, ids say little
-            normalized = self.tokenizer.normalizer.normalize_str(text)
-            self.assertEqual(normalized, self.processor.normalize(text), ascii(text[:200]))
+            self.assertEqual(
+                normalized(self.tokenizer, text), self.processor.normalize(text), ascii(text[:200])
+            )
         model, value = self.KINDS[kind]
         self.assertEqual(huggingface.compare(model(), value(), texts), [])
 
@@ -194,13 +178,12 @@ class SameIdsTest(parameterized.TestCase):
         wrong = [
             key
             for key in [*others, *sorted(hangul)[::50]]
-            if self.tokenizer.normalizer.normalize_str(f"a{key}b")
-            != self.processor.normalize(f"a{key}b")
+            if normalized(self.tokenizer, f"a{key}b") != self.processor.normalize(f"a{key}b")
         ]
         self.assertNotEmpty(wrong)
         for key in wrong:
             self.assertGreater(len(key), 1, ascii(key))
-            self.assertFalse(YOUNG.isdisjoint(map(ord, key)), ascii(key))
+            self.assertFalse(fuzz.YOUNG.isdisjoint(map(ord, key)), ascii(key))
 
     def test_the_character_map_is_read_as_sentencepiece_reads_it(self):
         for key, value in list(rules().items())[::100]:
@@ -254,6 +237,142 @@ class SameIdsTest(parameterized.TestCase):
         self.assertEqual(found, ["\u2581", "<s", ">"])
 
 
+class ModesTest(folders.FolderTest):
+    """Every form of the model: ids of SentencePiece, and words and offsets as of XLM-R."""
+
+    @parameterized.parameters(*fuzz.MODES)
+    def test_random_texts_have_the_same_ids_everywhere(self, name):
+        mode = fuzz.MODES[name]
+        # Symbols that compete with white space, whose pieces score 0.
+        texts = [*fuzz.texts(100, seed=0), *("\n" * n for n in range(9)), "a``\n\n``<code>"]
+        self.assertEqual([x for text in texts if (x := fuzz.wrong(mode, text))], [])
+        if mode.kind == BPE:
+            return
+        huggingface.export_tokenizer(fuzz.model(mode), self.folder / "out")
+        # What transformers writes again is read as well.
+        loaded = transformers.AutoTokenizer.from_pretrained(self.folder / "out")
+        loaded.save_pretrained(self.folder / "again")
+        back = vocabulary.sentencepiece_model(self.folder / "again")
+        processor, _ = fuzz.loaded(mode)
+        again = spm.SentencePieceProcessor(model_proto=back)
+        self.assertEqual(again.encode(texts), processor.encode(texts))
+        found, expected = (
+            vocabulary.read_vocabulary(self.folder / "again"),
+            vocabulary.vocabulary(fuzz.model(mode)),
+        )
+        self.assertEqual(found.pieces, expected.pieces)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+    @parameterized.parameters("standard", "nfc", "identity", "unknowns")
+    def test_the_lattice_of_vocabularies_segments_alike(self, name):
+        mode = fuzz.MODES[name]
+        processor, _ = fuzz.loaded(mode)
+        proto = model_proto.ModelProto.FromString(fuzz.model(mode))
+        normal = [(i, p) for i, p in enumerate(proto.pieces) if p.type == p.NORMAL]
+        texts = [text for text in fuzz.texts(99, seed=2) if processor.normalize(text)]
+        matches = lattice.build_trie([p.piece for _, p in normal]).match(
+            runs.pack([processor.normalize(text) for text in texts])
+        )
+        scores = np.array([p.score for _, p in normal])
+        paths = matches.best_paths(nested.with_unknown(scores))
+        ids = np.array([*(i for i, _ in normal), merge.UNK_ID])
+        for i, text in enumerate(texts):
+            path = ids[paths.pieces[paths.offsets[i] : paths.offsets[i + 1]]].tolist()
+            fused = [
+                one for one, before in zip(path, [None, *path], strict=False)
+                if (one, before) != (merge.UNK_ID, merge.UNK_ID)
+            ]  # fmt: skip
+            self.assertEqual(fused, processor.encode(text), ascii(text))
+
+    @parameterized.parameters("standard", "identity", "lossless", "keep_nfc", "bpe_symbols")
+    def test_words_and_offsets(self, name):
+        huggingface.export_tokenizer(fuzz.model(fuzz.MODES[name]), self.folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        words = ["Guten", "Morgen,", "日本", "и", "(das)", "각", "x"]
+        text, begins = " ".join(words), np.cumsum([0, *(len(word) + 1 for word in words)])
+        for second in (None, "noch eins"):
+            found = tokenizer(text, second, return_offsets_mapping=True)
+            spans = {}
+            for word, sequence, (begin, end) in zip(
+                found.word_ids(), found.sequence_ids(), found["offset_mapping"], strict=True
+            ):
+                if sequence == 0:
+                    first, _ = spans.get(word, (begin, end))
+                    spans[word] = (first, end)
+            expected = [(b, b + len(word)) for b, word in zip(begins, words, strict=False)]
+            self.assertEqual(list(spans.items()), list(enumerate(expected)))
+        if fuzz.MODES[name].keep:
+            self.assertLen(set(tokenizer("ab   cd\tef").word_ids()) - {None}, 4)
+        split = tokenizer([*words, "New York"], is_split_into_words=True)
+        self.assertEqual(sorted(set(split.word_ids()) - {None}), list(range(8)))
+        self.assertLen([w for w in split.word_ids()[-3:] if w == 7], 2)
+
+    def test_offsets_are_those_of_sentencepiece_but_for_what_the_module_names(self):
+        processor, tokenizer = fuzz.loaded(fuzz.MODES["standard"])
+        for text in [*corpus_sentences()[::25], "\x01\x02abc", "\ufeff\x01Hallo", "e\u0301 ab"]:
+            characters = np.cumsum([0, *(len(c.encode()) for c in text)]).tolist()
+            pieces = processor.encode(text, return_type="proto").pieces
+            offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+            for piece, found in zip(pieces, offsets, strict=True):
+                begin, end = (characters.index(at) for at in (piece.begin, piece.end))
+                covered = text[begin:end].strip(" \t\u200b\ufeff\x01\x02")
+                if piece.piece != "\u2581" and covered:  # a part of "½" has no width
+                    shown = text[slice(*found)]
+                    self.assertIn(covered, (shown, shown + "\u0301"), ascii(text))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed")
+    def test_a_recipe_of_token_classification_keeps_the_labels_of_words(self):
+        import torch
+
+        # A pipeline takes a space by itself and the letter behind it for two words, as for XLM-R.
+        pieces = ["▁An", "na", "▁wohnt", "▁in", "▁N", "ew", "▁Y", "ork", "▁.", "▁"]
+        model = merge.write_model(pieces, -np.arange(10.0) - 1)
+        huggingface.export_tokenizer(model, self.folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        words, labels = ["Anna", "wohnt", "in", "New", "York", "."], [1, 0, 0, 2, 2, 0]
+        config = transformers.XLMRobertaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=64, pad_token_id=1, num_labels=3,
+            id2label={0: "O", 1: "PER", 2: "LOC"}, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.XLMRobertaForTokenClassification(config)
+        batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        ids = batch.word_ids()
+        first = [word is not None and word != before for word, before in
+                 zip(ids, [None, *ids], strict=False)]  # fmt: skip
+        aligned = torch.tensor(
+            [[labels[w] if is_first else -100 for w, is_first in zip(ids, first, strict=True)]]
+        )
+        self.assertEqual(int((aligned >= 0).sum()), len(words))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for _ in range(25):
+            optimizer.zero_grad()
+            model(**batch, labels=aligned).loss.backward()
+            optimizer.step()
+        text = " ".join(words)
+        tag = transformers.pipeline(
+            "token-classification", model=model.eval(), tokenizer=tokenizer,
+            aggregation_strategy="first",
+        )  # fmt: skip
+        with warnings.catch_warnings():  # that words are found by blanks, as for XLM-R
+            warnings.simplefilter("ignore")
+            found = tag(text)
+        self.assertEqual(
+            [(one["entity_group"], text[one["start"] : one["end"]]) for one in found],
+            [("PER", "Anna"), ("LOC", "New York")],
+        )
+
+    def test_half_of_a_surrogate_pair_is_named(self):
+        for act in (
+            lambda: huggingface.compare(corpus_model(), corpus_json(), ["a", "b\ud83d"]),
+            lambda: read_segmenter(self.write("a.model", corpus_model())).encode(["b\ud83d"]),
+        ):
+            with self.assertRaisesRegex(ValueError, r"character 1 of .*half.*U\+D83D, must"):
+                act()
+
+
 class KnownDifferencesTest(parameterized.TestCase):
     """Differences that the module's docstring names. A test that fails here is good news."""
 
@@ -285,7 +404,7 @@ class KnownDifferencesTest(parameterized.TestCase):
     def test_young_characters_are_not_joined(self, text, expected, found):
         processor = spm.SentencePieceProcessor(model_proto=corpus_model())
         self.assertEqual(processor.normalize(text), f"\u2581{expected}")
-        self.assertEqual(load(corpus_json()).normalizer.normalize_str(text), f"\u2581{found}")
+        self.assertEqual(normalized(load(corpus_json()), text), f"\u2581{found}")
 
     def test_rounding_decides_between_segmentations_of_equal_score(self):
         pieces = {"\u2581": -3.3, "a": -7.7, "0": -5.1, "00": -6.3}
@@ -362,11 +481,36 @@ class ExportTest(folders.FolderTest):
 
     @parameterized.named_parameters(
         ("words", lambda p: setattr(p.trainer_spec, "model_type", 3), "of type WORD, must be"),
-        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>; .* only"),
-        ("user_defined", lambda p: setattr(p.pieces[5], "type", 4), "user-defined"),
-        ("nfkc", lambda p: setattr(p.normalizer_spec, "name", "nfkc"), "normalises by nfkc"),
-        ("no_map", lambda p: p.normalizer_spec.ClearField("precompiled_charsmap"), "normalises"),
+        ("specials", lambda p: setattr(p.pieces[4], "piece", "<m>"), "begins with.*<m>, must"),
+        ("unused", lambda p: setattr(p.pieces[5], "type", 5), "has unused pieces"),
+        ("suffix", lambda p: setattr(p.trainer_spec, "treat_whitespace_as_suffix", True), "puts"),
         ("prefix", lambda p: setattr(p.normalizer_spec, "add_dummy_prefix", False), "white space"),
+        (
+            "folding",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", fuzz.character_map("nfkc_cf")
+            ),
+            "rules for several characters that are neither",
+        ),
+        (
+            "again",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", charsmap.compiled({"ab": "c", "c": "d"})
+            ),
+            "replaces 'ab' by 'c', which its rules",
+        ),
+        (
+            "controls",
+            lambda p: setattr(
+                p.normalizer_spec, "precompiled_charsmap", charsmap.compiled({"\x01": "c"})
+            ),
+            "rules for the controls",
+        ),
+        (
+            "symbols",
+            lambda p: p.pieces.extend(type(p.pieces[0])(piece=f"{i}e", type=4) for i in range(64)),
+            "64 user-defined",
+        ),
     )
     def test_models_of_other_kinds_are_refused(self, change, message):
         proto = model_proto.ModelProto.FromString(small_model({"\u2581": -3.0, "a": -3.0}))

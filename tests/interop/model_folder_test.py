@@ -58,18 +58,24 @@ class InitialHeadTest(FolderTest):
         self.assert_refused(model_folder.check_initial)
 
 
-OWN_KINDS = {
+EXPORTED_KINDS = {
     "bytes": {"byte_fallback": True, "vocab_size": 300},
     "user-defined": {"user_defined_symbols": ["<sep>"]},
-    "case": {"normalization_rule_name": "nmt_nfkc_cf"},
     "identity": {"normalization_rule_name": "identity"},
+    "blanks": {"remove_extra_whitespaces": False, "split_by_whitespace": False},
+}
+OWN_KINDS = {
+    "case": {"normalization_rule_name": "nmt_nfkc_cf"},
+    "suffix": {"treat_whitespace_as_suffix": True},
+    "prefix": {"add_dummy_prefix": False},
 }
 
 
 def own_model(kind: str, folder: pathlib.Path) -> bytes:
     """A tokenizer of a user's own, as build_vocab.py takes it."""
     content = io.BytesIO()
-    options = {"vocab_size": 24, "hard_vocab_limit": False, "minloglevel": 2} | OWN_KINDS[kind]
+    own = (EXPORTED_KINDS | OWN_KINDS)[kind]
+    options = {"vocab_size": 24, "hard_vocab_limit": False, "minloglevel": 2} | own
     lines = ["ab abc cd", "abc cdab", "h abc"]
     spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=content, **options)
     path = folder / "own.model"
@@ -78,6 +84,12 @@ def own_model(kind: str, folder: pathlib.Path) -> bytes:
 
 
 class OwnTokenizerTest(FolderTest):
+    @parameterized.parameters(*EXPORTED_KINDS)
+    def test_other_kinds_are_exported(self, kind):
+        own = own_model(kind, self.parent)
+        lines = ["ab abc  cd", " cdab<sep>h", "\u00e9 abc <0x41>\n", "ABC \uff41 "]
+        self.assertEqual(huggingface.compare(own, huggingface.tokenizer_json(own), lines), [])
+
     @parameterized.product(kind=tuple(OWN_KINDS), position=("learned", "gated"))
     def test_the_model_is_written_with_sentencepiece_s_file_alone(self, kind, position):
         own = own_model(kind, self.parent)

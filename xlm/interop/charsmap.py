@@ -1,5 +1,6 @@
 """Character maps, SentencePiece's compiled rules of normalisation."""
 
+import functools
 import pathlib
 import tempfile
 from collections import defaultdict
@@ -46,6 +47,7 @@ def of(rule_name: str | None = None, rule_tsv: str | None = None) -> bytes:
     return proto.normalizer_spec.precompiled_charsmap
 
 
+@functools.lru_cache(maxsize=8)
 def is_standard(charsmap: bytes) -> bool:
     """Whether a map is that of nmt_nfkc, in any version of Unicode."""
     own, found = read_charsmap(standard()), read_charsmap(charsmap)

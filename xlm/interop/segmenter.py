@@ -19,6 +19,7 @@ class _Model(msgspec.Struct, frozen=True):
     type: str = "unknown"
     unk_id: Count | None = None
     unk_token: str | None = None
+    byte_fallback: bool = False
 
 
 class _Tokenizer(msgspec.Struct, frozen=True):
@@ -46,6 +47,19 @@ class Segmenter:
     encode: Callable[[Sequence[str]], list[list[int]]]
 
 
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise ValueError for a text with half of a surrogate pair, which no library encodes."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"character {error.start} of the text {text[:20]!a} is half of a surrogate pair, "
+                f"U+{ord(text[error.start]):X}, must be a whole character; repair it where it is "
+                "read, or replace it by U+FFFD"
+            ) from None
+
+
 def read_segmenter(path: pathlib.Path) -> Segmenter:
     """Read a SentencePiece model or tokenizer.json, perhaps in a folder; ValueError without one."""
     path = existing_file(path, "name the file itself")
@@ -67,13 +81,19 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
     ]
     model = model_proto.ModelProto.FromString(path.read_bytes())
     kind = model_proto.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        check_texts(texts)
+        found: list[list[int]] = processor.encode(list(texts))
+        return found
+
     has_bytes = any(processor.is_byte(i) for i in ids)
     return Segmenter(
         kind=kind.lower(),
         size=len(ids),
         is_piece=np.array(is_piece, bool),
         unknown=None if has_bytes else processor.unk_id(),
-        encode=lambda texts: processor.encode(list(texts)),
+        encode=encode,
     )
 
 
@@ -105,8 +125,11 @@ def _of_json(path: pathlib.Path) -> Segmenter:
     is_piece[[i for i, token in added.items() if token.special]] = False
     if unknown is not None and unknown < size:
         is_piece[unknown] = False
+    if model.byte_fallback:
+        unknown = None
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
+        check_texts(texts)
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 

@@ -10,17 +10,15 @@ import numpy as np
 from google.protobuf.message import Message
 
 from vocap import model_proto
+from vocap.settings import SPECIALS
 from xlm.common import declarations
 from xlm.common.declarations import Count
-from xlm.interop import charsmap
+from xlm.interop import charsmap, normalizer_json
 
 NAME = "tokenizer.json"
 
-_SPACE = "\u2581"
-# The characters at which `tokenizers` splits words: Unicode's White_Space except the blank.
-_WHITE_SPACE = "\t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + (
-    "\u2028\u2029\u202f\u205f\u3000"
-)  # fmt: skip
+_SPACE = normalizer_json.SPACE
+_KINDS = model_proto.ModelProto.SentencePiece
 # Steps that together are nmt_nfkc.
 _NMT_NFKC = {"Nmt", "NFKC"}
 _BLANKS = {"Regex": " {2,}"}  # of a step that makes one blank of several
@@ -50,6 +48,7 @@ class Step(msgspec.Struct, frozen=True):
     prepend_scheme: str | None = None
     split: bool = True
     strip_left: bool = True
+    behavior: str = ""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -60,6 +59,7 @@ class _Model(msgspec.Struct, frozen=True):
 class _Added(msgspec.Struct, frozen=True):
     id: Count
     content: str
+    special: bool = False
 
 
 class Tokenizer(msgspec.Struct, frozen=True):
@@ -89,15 +89,60 @@ def read(text: bytes) -> Tokenizer:
             "tokenizer, such as multilingual BERT's, has no SentencePiece model"
         )
     found: Tokenizer = declarations.parse(text, Tokenizer, **given)
-    if found.model.byte_fallback:
-        raise ValueError(
-            "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
-        )
     return found
 
 
+def exported(value: Tokenizer) -> Message | None:
+    """Return the SentencePiece model that `huggingface.tokenizer_json` wrote so; None for others.
+
+    The steps of each form of the model are written again and compared.
+    """
+    if tuple(piece for piece, _ in value.model.vocab[: len(SPECIALS)]) != SPECIALS:
+        return None
+    proto = model_proto.ModelProto()
+    proto.trainer_spec.model_type = model_proto.TrainerSpec.UNIGRAM
+    proto.trainer_spec.byte_fallback = value.model.byte_fallback
+    controls = {token.id for token in value.added_tokens or () if token.special}
+    for i, (piece, score) in enumerate(value.model.vocab):
+        # As texts, so that zeros have their signs.
+        is_symbol = str(score) == str(normalizer_json.symbol_score(piece))
+        kind = _KINDS.USER_DEFINED if is_symbol else _KINDS.NORMAL
+        if value.model.byte_fallback and normalizer_json.BYTE.fullmatch(piece):
+            kind = _KINDS.BYTE
+        is_matched = kind == _KINDS.NORMAL and i not in controls
+        kind = _KINDS.CONTROL if i in controls else kind
+        proto.pieces.add(piece=piece, score=score if is_matched else 0.0, type=kind)
+    maps = [step for step in steps(value.normalizer) if step.precompiled_charsmap]
+    compiled = character_map(maps[0]) if maps else b""
+    spec = proto.normalizer_spec
+    spec.precompiled_charsmap = compiled
+    spec.name = _name(compiled) if compiled else "identity"
+    spec.add_dummy_prefix = spec.escape_whitespaces = True
+    for spec.remove_extra_whitespaces in (True, False):
+        if normalizer_json.fault(spec, normalizer_json.symbols(proto)):
+            return None
+        written = normalizer_json.of_model(proto)
+        if msgspec.convert(written, tuple[Step | None, Step]) == (
+            value.normalizer,
+            value.pre_tokenizer,
+        ):
+            return proto
+    return None
+
+
+def _name(compiled: bytes) -> str:
+    return charsmap.STANDARD if charsmap.is_standard(compiled) else "user_defined"
+
+
 def unigram(value: Tokenizer) -> Unigram:
-    """Return pieces, then added tokens; ValueError if an added id is another's or leaves a gap."""
+    """Return pieces, then added tokens.
+
+    Raises ValueError if an added id is another's or leaves a gap, or the model falls back to bytes.
+    """
+    if value.model.byte_fallback:
+        raise ValueError(
+            "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
+        )
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):
@@ -180,10 +225,10 @@ def normalizer_spec(value: Tokenizer) -> Message:
     if found is None:
         # SentencePiece itself takes no other white space for a blank, and neither does Metaspace.
         # A \u2581 of the text's own is a blank to Metaspace.
-        blanks = _SPACE + _WHITE_SPACE if splits_words else _SPACE
-        found = charsmap.compiled(dict.fromkeys(blanks, " "))
+        blanks = {_SPACE, *normalizer_json.WHITE_SPACE} if splits_words else {_SPACE}
+        found = charsmap.compiled(dict.fromkeys(sorted(blanks), " "))
     spec.precompiled_charsmap = found
-    spec.name = charsmap.STANDARD if charsmap.is_standard(found) else "user_defined"
+    spec.name = _name(found)
     return spec
 
 
@@ -249,7 +294,7 @@ def character_map(step: Step) -> bytes:
         found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
     except binascii.Error as error:
         raise ValueError(f"its character map is not in base64 ({error}); {_REMEDY}") from None
-    charsmap.read_charsmap(found)
+    normalizer_json.read_rules(found)
     return found
 
 

@@ -110,7 +110,10 @@ def check_sizes(folder: pathlib.Path, num_pieces: int, num_rows: int) -> None:
 
 def vocabulary(model: bytes) -> ModelVocabulary:
     """Return the vocabulary of a SentencePiece model, with the model's ids."""
-    proto = parse(model)
+    return _of_proto(parse(model))
+
+
+def _of_proto(proto: Message) -> ModelVocabulary:
     matched = (_KINDS.NORMAL, _KINDS.USER_DEFINED)
     return _vocabulary(
         [piece.piece for piece in proto.pieces],
@@ -310,6 +313,8 @@ def _parse_fairseq(model: bytes) -> Message:
 def _parse_json(text: bytes) -> Message:
     """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
     value = tokenizer_json.read(text)
+    if exported := tokenizer_json.exported(value):
+        return exported
     pieces = tokenizer_json.unigram(value)
     normal = [
         (piece, score)
@@ -336,7 +341,10 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
-    return _vocabulary(*tokenizer_json.unigram(tokenizer_json.read(text)))
+    value = tokenizer_json.read(text)
+    if exported := tokenizer_json.exported(value):
+        return _of_proto(exported)
+    return _vocabulary(*tokenizer_json.unigram(value))
 
 
 def _vocabulary(pieces: list[str], scores: list[float], kind: str = UNIGRAM) -> ModelVocabulary:
