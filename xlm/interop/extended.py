@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vocap import extension, runs, segmentation
+from vocap import extension, runs
 from vocap.allocation import language_probabilities
 from vocap.settings import UNIGRAM
 from xlm.common import artifacts, declarations, packages, tables
@@ -190,13 +190,12 @@ def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
             if not lines:
                 continue
             row: dict[str, Any] = {"language": language, "text": kind, "sentences": len(lines)}
-            for time, one in (("before", before), ("after", after)):
-                score, _ = segmentation.score_text(
-                    one.encode, lines, one.size, one.unknown, is_unigram=False
-                )
-                row[f"tokens {time}"] = f"{score.tokens_per_sentence:.2f}"
-                row[f"unknown {time}"] = f"{score.unknown_rate:.2%}"
-            changed = sum(map(list.__ne__, before.encode(lines), after.encode(lines)))
-            row["changed"] = f"{changed / len(lines):.1%}"
+            encoded = [one.encode(lines) for one in (before, after)]
+            for time, one, ids in zip(("before", "after"), (before, after), encoded, strict=True):
+                total = sum(map(len, ids))
+                unknown = sum(sentence.count(one.unknown) for sentence in ids) / max(total, 1)
+                row[f"tokens {time}"] = f"{total / len(lines):.2f}"
+                row[f"unknown {time}"] = f"{unknown:.2%}"
+            row["changed"] = f"{sum(map(list.__ne__, *encoded)) / len(lines):.1%}"
             rows.append(row)
     return tables.markdown(rows, left=2)
