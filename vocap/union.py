@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, lattice, merge, nested, runs, seeds, unigram
+from vocap import bpe, comparison, merge, nested, runs, seeds
 from vocap.runs import RunTable, Text
 from vocap.segmentation import gini
-from vocap.settings import VocabularySettings
+from vocap.settings import UNIGRAM, VocabularySettings
 
 _MERGES = 2.0
 _ROUNDS = 10
@@ -108,11 +108,15 @@ def count_tokens(
     measured: Mapping[str, RunTable],
     settings: VocabularySettings,
 ) -> dict[str, float]:
-    """Count the tokens of each language's `measured` text, trained at `shares`."""
+    """Count the tokens of each language's `measured` text, trained at `shares`.
+
+    What bytes spell counts as these. A language would else gain by losing its characters.
+    """
     pieces, log_probs = train(tables, shares, settings)
-    trie = lattice.build_trie(pieces)
+    counts_of = comparison.counter(pieces, log_probs, UNIGRAM)
+    spelled = pieces if settings.byte_fallback else None
     return {
-        language: float(unigram.segmented_counts(trie, log_probs, table).sum())
+        language: comparison.num_tokens(counts_of(table), table, spelled)
         for language, table in measured.items()
     }
 

@@ -58,6 +58,15 @@ class UnionTest(parameterized.TestCase):
         self.assertLen(found[0][0], BUDGET // 2)
         self.assertLess(here / there, 1.02)
 
+    def test_costs_count_the_bytes_of_what_is_lost(self):
+        """Or else a language would cost least where it has lost its characters."""
+        settings = dataclasses.replace(SETTINGS, byte_fallback=True, target_size=BUDGET + 261)
+        costs = [
+            union.count_tokens(halves()[0], {**shares(), "hi": share}, halves()[1], settings)["hi"]
+            for share in (1e-9, 0.5)
+        ]
+        self.assertGreater(costs[0], 2 * costs[1])
+
     def test_bytes_stand_in_for_rare_characters(self):
         """Of all characters only those are pieces that are frequent in the mixture."""
         with_bytes = dataclasses.replace(SETTINGS, byte_fallback=True, target_size=BUDGET + 261)
