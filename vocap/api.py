@@ -19,14 +19,15 @@ class Vocabulary:
 
     `sizes` are the pieces allocated to each language, empty for methods that allocate none.
     `curves` has each language's vocabulary sizes, and the ALP at each in nats a sentence (Eq. 1).
-    `candidates` are those that method "auto" compared, the chosen one first.
+    `candidates` are those that method "auto" compared, the chosen one first. `tradeoff` has the
+    tokens of a "union" at other sizes and parities.
     """
 
     def __init__(
         self, built: BuiltVocabulary, candidates: tuple[choosing.Candidate, ...] = ()
     ) -> None:
         self.model = built.model
-        self.candidates = candidates
+        self.candidates, self.tradeoff = candidates, built.tradeoff
         allocation = built.choice.allocation
         self.sizes = dict(allocation.sizes) if allocation else {}
         self.curves = {

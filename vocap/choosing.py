@@ -83,16 +83,22 @@ def build(
         )
         for changed in _CANDIDATES
     ]
-    builds = [
-        build_vocabulary(train, heldout, one, cache, parallel=parallel)
-        for one in progress(wanted, "candidates", len(wanted))
-    ]
-    candidates = [
-        _candidate(changed, built) for changed, built in zip(_CANDIDATES, builds, strict=True)
-    ]
-    order = sorted(range(len(wanted)), key=lambda i: _rank(candidates[i], settings.max_ratio))
-    best = order[0]
-    return Chosen(builds[best], wanted[best], tuple(candidates[i] for i in order))
+    found, fault = [], None
+    for one in progress(wanted, "candidates", len(wanted)):
+        try:
+            built = build_vocabulary(train, heldout, one, cache, parallel=parallel)
+        except ValueError as error:  # at some shares text offers fewer pieces
+            fault = error
+        else:
+            found.append(
+                (_candidate({"method": one.method, "parity": one.parity}, built), built, one)
+            )
+    if not found:
+        assert fault
+        raise fault
+    found.sort(key=lambda one: _rank(one[0], settings.max_ratio))
+    _, built, chosen = found[0]
+    return Chosen(built, chosen, tuple(candidate for candidate, *_ in found))
 
 
 def _candidate(changed: Mapping[str, Any], built: BuiltVocabulary) -> Candidate:

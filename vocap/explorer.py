@@ -77,6 +77,7 @@ def tradeoff_page(tradeoff: Tradeoff, settings: VocabularySettings, report: str)
         "parities": tradeoff.parities,
         "sizes": tradeoff.sizes,
         "languages": tradeoff.languages,
+        "contents": tradeoff.contents,
         "tokens": [[[round(n, 3) for n in one] for one in of] for of in tradeoff.tokens],
     }
     return fill_template(data, report, "tradeoff")

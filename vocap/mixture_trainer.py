@@ -118,15 +118,18 @@ class MixtureTrainer:
         return self._train_fairly("bytes", size)
 
     def tradeoff(self) -> tradeoff.Tradeoff | None:
-        """Measure other sizes and parities of the union; None without held-out text of each."""
-        train, heldout = self.tables
-        if any(not heldout[lang].num_sentences if lang in heldout else True for lang in train):
+        """Measure other sizes and parities of the union; None if a language has no such text."""
+        measured = self._measured("union")
+        if any(one not in measured or not measured[one].num_sentences for one in self.languages):
             return None
         parities = sorted({*tradeoff.PARITIES, self.settings.parity})
-        path = self.cache / "tradeoff" / f"{self._fair_key('union', parities)}.json"
+        key = self._fair_key("union", self.settings.budget, self._measured_key(), parities)
+        path = self.cache / "tradeoff" / f"{key}.json"
         if not entries.is_whole(path):
             _, tables, shares, fairest = self._ends("union")
-            found = tradeoff.measure(tables, shares, fairest, heldout, self.settings)
+            found = tradeoff.measure(
+                tables, shares, fairest, measured, self.settings, is_parallel=bool(self.parallel)
+            )
             with entries.written(path) as aside:
                 artifacts.write_json(aside, dataclasses.asdict(found))
         return tradeoff.Tradeoff(**artifacts.read_object(path))
@@ -170,22 +173,23 @@ class MixtureTrainer:
         size = self.settings.budget
         path = self.cache / "shares" / f"{self._fair_key(name, size, self._measured_key())}.json"
         if not entries.is_whole(path):
-            _, measured = self.pretokens if name == "bytes" else self.tables
-            if self.parallel:
-                rules = self.settings.rules
-                measured = {
-                    language: byte_bpe.count(text)
-                    if name == "bytes"
-                    else runs.count_runs(text, rules)
-                    for language, text in self.parallel.items()
-                }
             fairest = union.fairest_shares(
-                tables, shares, measured, self.settings, is_parallel=bool(self.parallel),
-                count=trainer.count_tokens,
+                tables, shares, self._measured(name), self.settings,
+                is_parallel=bool(self.parallel), count=trainer.count_tokens,
             )  # fmt: skip
             with entries.written(path) as aside:
                 artifacts.write_json(aside, fairest)
         return trainer, tables, shares, artifacts.read_object(path)
+
+    def _measured(self, name: str) -> Texts:
+        """Return the text on which "union" or "bytes" counts tokens, parallel or held out."""
+        if not self.parallel:
+            return (self.pretokens if name == "bytes" else self.tables)[1]
+        rules = self.settings.rules
+        return {
+            language: byte_bpe.count(text) if name == "bytes" else runs.count_runs(text, rules)
+            for language, text in self.parallel.items()
+        }
 
     @functools.cached_property
     def tables(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:

@@ -2,16 +2,21 @@
 // tokens[p][t][l]: tokens a sentence of language l at the p-th parity and the t-th size.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const { sizes, parities, languages, tokens } = data;
+const { sizes, parities, languages, contents, tokens } = data;
+const isParallel = contents.every((one) => one === contents[0]);
+const meanContent = contents.reduce((sum, one) => sum + one, 0) / contents.length;
 const built = { t: sizes.indexOf(data.built.size), p: parities.indexOf(data.built.parity) };
 const view = { ...built };
 const number = new Intl.NumberFormat("en");
 
+// The mean is of tokens, inequality of tokens for the same content.
 function scores(values) {
-  const ascending = [...values].sort((a, b) => a - b), n = values.length;
+  const costs = values.map((value, l) => value * meanContent / contents[l]);
+  const ascending = costs.sort((a, b) => a - b), n = values.length;
   const total = ascending.reduce((sum, value) => sum + value, 0);
   const ranks = ascending.reduce((sum, value, i) => sum + (2 * (i + 1) - n - 1) * value, 0);
-  return { mean: total / n, gini: ranks / (n * total), ratio: ascending[n - 1] / ascending[0] };
+  const mean = values.reduce((sum, value) => sum + value, 0) / n;
+  return { mean, gini: ranks / (n * total), ratio: ascending[n - 1] / ascending[0] };
 }
 
 function element(name, text, attributes = {}) {
@@ -27,8 +32,8 @@ function summary() {
   const now = scores(tokens[view.p][view.t]), before = scores(tokens[built.p][built.t]);
   const rows = [
     ["Tokens a sentence, mean", now.mean.toFixed(2), before.mean.toFixed(2)],
-    ["Gini", now.gini.toFixed(3), before.gini.toFixed(3)],
-    ["Most by fewest", now.ratio.toFixed(2), before.ratio.toFixed(2)],
+    ["Gini of costs", now.gini.toFixed(3), before.gini.toFixed(3)],
+    ["Highest by lowest cost", now.ratio.toFixed(2), before.ratio.toFixed(2)],
   ];
   $("summary").replaceChildren(...rows.map(([title, value, of]) => {
     const one = element("div"), shown = element("dd", value);
@@ -99,7 +104,9 @@ function nearest(values, wanted) {
   return values.reduce((best, _, i) => (distance(i) < distance(best) ? i : best), 0);
 }
 
-$("about").textContent = `${languages.length} languages, tokens of a held-out sentence. `
+const text = isParallel ? "tokens of a sentence of parallel text. " : "tokens of a held-out sentence. "
+  + "Held-out text says other things in each language, so inequality is of tokens by the entropy of characters. ";
+$("about").textContent = `${languages.length} languages, ${text}`
   + `The build: T ${number.format(data.built.size)}, parity ${data.built.parity}.`;
 $("size").max = sizes.length - 1;
 $("parity").max = parities.length - 1;

@@ -18,11 +18,15 @@ _SMALLER, _LARGER = (0.25, 0.5, 0.75), (1.5, 2.0)  # sizes, by the build's
 
 @dataclasses.dataclass(frozen=True)
 class Tradeoff:
-    """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language."""
+    """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language.
+
+    `contents` [L] is how much a language's sentences say, in any unit: equal ones of parallel text.
+    """
 
     parities: tuple[float, ...]
     sizes: tuple[int, ...]
     languages: tuple[str, ...]
+    contents: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, ...], ...], ...]
 
 
@@ -30,10 +34,12 @@ def measure(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
     fairest: Mapping[str, float],
-    heldout: Mapping[str, RunTable],
+    measured: Mapping[str, RunTable],
     settings: VocabularySettings,
+    *,
+    is_parallel: bool,
 ) -> Tradeoff:
-    """Train the grid on `tables`, and count tokens of held-out text.
+    """Train the grid on `tables`, and count tokens of other text, `measured`.
 
     `shares` are those of parity 0, and `fairest` those of parity 1; see `union.between`.
     """
@@ -41,28 +47,29 @@ def measure(
     mixture = runs.mixture(tables, shares)
     covered = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
     smaller = [int(part * budget) for part in _SMALLER if part * budget > len(covered.alphabet)]
-    found = []
+    found: dict[float, dict[int, tuple[float, ...]]] = {}
     for parity in parities:
         of = union.between(shares, fairest, parity)
-        rows = dict(_tokens(tables, of, heldout, settings, [*smaller, budget]))
-        for part in _LARGER:
+        for budgets in ([*smaller, budget], *([int(part * budget)] for part in _LARGER)):
             try:
-                rows |= _tokens(tables, of, heldout, settings, [int(part * budget)])
-            except ValueError:  # the text offers no more pieces
+                rows = _tokens(tables, of, measured, settings, budgets)
+            except ValueError:  # the text offers fewer pieces at these shares
                 break
-        found.append(rows)
-    sizes = sorted(set(found[0]).intersection(*found[1:]))
+            found.setdefault(parity, {}).update(rows)
+    sizes = sorted(set.intersection(*map(set, found.values())))
     fixed = settings.target_size - budget
+    contents = union.contents_of(measured, is_parallel=is_parallel)
     return Tradeoff(
-        tuple(parities), tuple(size + fixed for size in sizes), tuple(heldout),
-        tuple(tuple(rows[size] for size in sizes) for rows in found),
+        tuple(found), tuple(size + fixed for size in sizes), tuple(measured),
+        tuple(contents[one] / table.num_sentences for one, table in measured.items()),
+        tuple(tuple(rows[size] for size in sizes) for rows in found.values()),
     )  # fmt: skip
 
 
 def _tokens(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
-    heldout: Mapping[str, RunTable],
+    measured: Mapping[str, RunTable],
     settings: VocabularySettings,
     budgets: list[int],
 ) -> dict[int, tuple[float, ...]]:
@@ -74,6 +81,6 @@ def _tokens(
         spelled = pieces if settings.byte_fallback else None
         found[budget] = tuple(
             comparison.num_tokens(counts_of(table), table, spelled) / table.num_sentences
-            for table in heldout.values()
+            for table in measured.values()
         )
     return found

@@ -152,10 +152,7 @@ def fairest_shares(
         language: runs.most_frequent(table, max(1, int(part * len(table.text.characters))))
         for language, table in tables.items()
     }
-    contents = {
-        language: table.num_sentences if is_parallel else _character_entropy(table)
-        for language, table in measured.items()
-    }
+    contents = contents_of(measured, is_parallel=is_parallel)
     measured = {language: measured[language] for language in shares}
     here, fairest, least = dict(shares), dict(shares), np.inf
     for _ in range(_ROUNDS):
@@ -166,6 +163,14 @@ def fairest_shares(
         moved = np.array(list(here.values())) * (costs / costs.mean()) ** _STEP
         here = dict(zip(here, (moved / moved.sum()).tolist(), strict=True))
     return fairest
+
+
+def contents_of(measured: Texts, *, is_parallel: bool) -> dict[str, float]:
+    """Return how much each language's text says: sentences if parallel, or nats of characters."""
+    return {
+        language: float(table.num_sentences) if is_parallel else _character_entropy(table)
+        for language, table in measured.items()
+    }
 
 
 def between(
