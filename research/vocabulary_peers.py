@@ -2,6 +2,8 @@
 
     python -m research.vocabulary_peers --data=DATA --output=DIR --languages=second --draws=3
 
+Rerun it to resume.
+
 DATA has the folders of research/README.md. Each language gets its bytes of `LANGUAGES`, which each
 seed draws again. Parity is fitted on the second half of `ntrex/train`. Its first half is training
 text. Tokens are counted on parallel text of other documents (`news`) and of another domain
@@ -28,7 +30,7 @@ from absl import app, flags, logging
 from tokenizers import models, pre_tokenizers, trainers
 
 from configs import vocabulary
-from vocap import building, byte_bpe, byte_tokens, comparison, runs, seeds, segmentation
+from vocap import building, byte_bpe, byte_tokens, comparison, figures, runs, seeds, segmentation
 from vocap.runs import RunTable
 from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.text_rules import TextRules
@@ -111,7 +113,8 @@ class Text:
                 news = _read(data / f"ntrex/train/{ntrex}.txt.xz")
                 self.fit[language] = news[len(news) // 2 :]
                 self.tests["news"][language] = _read(data / f"ntrex/dev/{ntrex}.txt.xz")
-            if (data / f"flores200/dev/{flores}.txt.xz").exists():
+            # Burmese of the training text and the news is in Zawgyi's encoding, not in Unicode.
+            if (data / f"flores200/dev/{flores}.txt.xz").exists() and language != "my":
                 self.tests["wiki"][language] = _read(data / f"flores200/dev/{flores}.txt.xz")
             paths = (data / folder / f"{language}.txt.xz" for folder in _FOLDERS)
             rest = [line for path in paths if path.exists() for line in _read(path) if line.strip()]
@@ -293,9 +296,39 @@ def _report(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(parts)
 
 
+def _plot(results: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
+    """Plot mean tokens against the Gini coefficient, a line for the union and its parities."""
+    figure, panels = figures.new((11, 5.5), ncols=2)
+    for axes, name in zip(panels, ("news", "wiki"), strict=True):
+        points = {
+            method: [
+                np.mean([one[name]["values"][key] for one in draws]) for key in ("tokens", "Gini")
+            ]
+            for method, draws in results.items()
+        }
+        curve = ["union, bytes, 0.3", *sorted(one for one in points if "bytes, parity" in one)]
+        axes.plot(*zip(*(points[one] for one in curve if one in points), strict=True), "o-",
+                  color="C0", zorder=3)  # fmt: skip
+        for method, (tokens, unfairness) in points.items():
+            if method not in curve:
+                axes.plot(tokens, unfairness, "s", color="C7" if "parity" in method else "C1")
+            label = method.removeprefix("union, bytes, ")
+            axes.annotate(label, (tokens, unfairness), xytext=(4, 3), textcoords="offset points",
+                          fontsize=7)  # fmt: skip
+        axes.set(
+            title=name, xlabel="tokens a sentence, mean of languages", ylabel="Gini", ylim=(0, None)
+        )
+        axes.margins(x=0.2)
+        axes.grid(alpha=0.3)
+    figures.save(figure, path)
+
+
 def main(_) -> None:
     data, output = pathlib.Path(_DATA.value), pathlib.Path(_OUTPUT.value)
-    results: dict[str, list[dict[str, Any]]] = {}
+    there = output / "results.json"  # of methods that are not run again
+    results: dict[str, list[dict[str, Any]]] = (
+        artifacts.read_object(there) if there.exists() else {}
+    )
     for seed in range(_DRAWS.value):
         text = Text(data, LANGUAGES[_SET.value], seed)
         found, in_bytes = (
@@ -310,6 +343,8 @@ def main(_) -> None:
                 "parity" in method and len(text.fit) < len(text.train)
             ):
                 continue
+            if len(results.get(method, ())) > seed:
+                continue
             start = time.process_time()
             if method in BUILDS:
                 made = _built(method, text, output / "cache", **BUILDS[method])
@@ -322,6 +357,8 @@ def main(_) -> None:
             logging.info("%s: %.0f s of CPU", method, time.process_time() - start)
             artifacts.write_json(output / "results.json", results)
             artifacts.write_text(output / "report.md", _report(results))
+    artifacts.write_text(output / "report.md", _report(results))
+    _plot(results, output / "tradeoff.png")
     print(json.dumps({"report": str(output / "report.md")}))
 
 
