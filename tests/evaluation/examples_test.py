@@ -106,6 +106,10 @@ class ChooseTest(TestCase):
         (cloze,) = choose(self.store({"aa": [[FIRST] * 100]}), PIECES, 0)
         self.assertLen(cloze.tokens, L - 2)
 
+    def test_pieces_of_bytes_are_shown_as_what_they_spell(self):
+        text = "▁한<0xED><0x9D><0xB0> x<0xFF> <0x4>"
+        self.assertEqual(examples._read_bytes(text), "▁한흰 x\ufffd <0x4>")
+
     def test_ends_of_sentences(self):
         pieces = ["▁a", "b", ".", "”", "5", "。", "▁"]
         for text, ends in (

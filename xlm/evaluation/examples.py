@@ -120,12 +120,21 @@ class Examples:
         shown[position] = _SPACE * truth.startswith(_SPACE) + GAP
         return Example(
             language=language,
-            text="".join(shown).replace(_SPACE, " ").strip(),
+            text=_read_bytes("".join(shown)).replace(_SPACE, " ").strip(),
             truth=truth,
             probability=float(own),
             rank=int(rank),
             likeliest=[(self._pieces[i], float(p)) for i, p in zip(ids, largest, strict=True)],
         )
+
+
+def _read_bytes(text: str) -> str:
+    """Replace pieces that spell bytes by the text that they spell."""
+
+    def spelled(found: re.Match[str]) -> str:
+        return bytes.fromhex(re.sub("<0x|>", "", found[0])).decode("utf-8", "replace")
+
+    return re.sub("(?:<0x[0-9A-F]{2}>)+", spelled, text)
 
 
 def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
