@@ -113,15 +113,11 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
     size = max(_LEAST_SLOTS, _TABLE_BYTES // (1 << (width - 1).bit_length()))
     models = np.zeros((2, size, width), np.int8)
     for half in range(2):
-        mean = np.zeros(size, np.float32)
-        for one in samples:
-            counts = _counts(samples[one], is_kept[one], half, size)
-            mean += counts / max(counts.sum(), 1.0) / len(samples)
-        for column, one in enumerate(samples):
-            counts = _counts(samples[one], is_kept[one], half, size)
-            prior = _PRIOR * mean
+        counted = [_counts(samples[one], is_kept[one], half, size) for one in samples]
+        mean = sum(one / max(one.sum(), 1.0) / len(samples) for one in counted)
+        for column, counts in enumerate(counted):
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log((counts + prior) / ((counts.sum() + _PRIOR) * mean))
+                ratio = np.log((counts + _PRIOR * mean) / ((counts.sum() + _PRIOR) * mean))
             ratio = np.where(mean > 0, ratio, 0) * _SCALE
             models[half, :, column] = np.clip(np.rint(ratio), -127, 127)
     return models
