@@ -25,15 +25,13 @@ import numpy as np
 from vocap import byte_tokens
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
 from xlm.common import artifacts, declarations, packages
-from xlm.interop import vocabulary
+from xlm.interop import huggingface, segmenter, vocabulary
 
 FORMATS = ("hf", "tiktoken", "gguf")
-_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _FILES = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "gguf": "tokenizer.gguf"}
 _REMEDY = "give the vocab/tokenizer.json of a build with vocab.method=byte_bpe"
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
 _ARCHITECTURE = "llama"  # GGUF requires one; there is no model
-_BATCH = 1024
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
@@ -86,16 +84,7 @@ def export(model: bytes, folder: pathlib.Path, form: str) -> None:
 def write_pretrained(model: bytes, folder: pathlib.Path) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads."""
     read(model)
-    names = dict(zip(_ROLES, SPECIALS, strict=True))
-    names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
-    options = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    artifacts.write_json(folder / "special_tokens_map.json", names)
-    artifacts.write_json(folder / "tokenizer_config.json", names | options)
-    artifacts.write_bytes(folder / _FILES["hf"], model)
+    huggingface.write_pretrained(folder, model)
 
 
 def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
@@ -143,7 +132,7 @@ def differing(model: bytes, folder: pathlib.Path, form: str, texts: Iterable[str
     own, exported = _by_tokenizers(model), _opened(folder, form)
     return [
         text
-        for batch in vocabulary.batches(texts, _BATCH)
+        for batch in vocabulary.batches(texts)
         for text, ids, theirs in zip(batch, own(batch), exported(batch), strict=True)
         if ids != theirs
     ]
@@ -171,8 +160,6 @@ def _opened(folder: pathlib.Path, form: str) -> Encode:
 
 
 def _by_tokenizers(model: bytes) -> Encode:
-    with packages.needed("comparing tokenizers"):
-        import tokenizers
-    tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+    tokenizer = segmenter.tokenizer_of(model, "comparing tokenizers")
     tokenizer.encode_special_tokens = True  # as text
     return lambda texts: [one.ids for one in tokenizer.encode_batch(list(texts))]

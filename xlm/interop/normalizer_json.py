@@ -152,18 +152,18 @@ def _pre_tokenizer(
         steps.append(_blanks(spec, pieces))
     elif words:
         between_letters = rf"(?<![\s{SPACE}]) (?=[^\s{SPACE}])"
-        steps.append(_split({"Regex": between_letters}, "Removed"))
+        steps.append(split({"Regex": between_letters}, "Removed"))
     options = {"prepend_scheme": "always", "split": words and collapsed}
     steps.append(typed("Metaspace", replacement=SPACE, **options))
     if isolated:
         longest = sorted(isolated, key=lambda text: (-len(text), text))
-        steps.append(_split({"Regex": "|".join(map(_escaped, longest))}, "Isolated"))
+        steps.append(split({"Regex": "|".join(map(_escaped, longest))}, "Isolated"))
     if words and not collapsed:
-        steps.append(_split({"Regex": f"{SPACE}+"}, "MergedWithNext"))
+        steps.append(split({"Regex": f"{SPACE}+"}, "MergedWithNext"))
     if apart := _apart(pieces):
-        steps.append(_split({"Regex": f"{any_of(apart)}+"}, "Isolated"))
+        steps.append(split({"Regex": f"{any_of(apart)}+"}, "Isolated"))
     if pattern := _cuts(pieces, literals):
-        steps.append(_split({"Regex": pattern}, "MergedWithPrevious"))
+        steps.append(split({"Regex": pattern}, "MergedWithPrevious"))
     return typed("Sequence", pretokenizers=steps)
 
 
@@ -185,11 +185,16 @@ def typed(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, **fields}
 
 
+def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
+    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+    return {"id": number, "content": content, "special": special, **options}
+
+
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return typed("Replace", pattern=pattern, content=content)
 
 
-def _split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
+def split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
     return typed("Split", pattern=pattern, behavior=behavior, invert=False)
 
 
@@ -198,7 +203,7 @@ def _blanks(spec: Message, pieces: Collection[str]) -> dict[str, Any]:
     rules = read_rules(spec.precompiled_charsmap)
     left = frozenset().union(WHITE_SPACE - rules.keys(), *rules.values(), *pieces)
     if WHITE_SPACE & left:
-        return _split({"String": " "}, "Removed")
+        return split({"String": " "}, "Removed")
     return typed("WhitespaceSplit")
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import sentencepiece as spm
 
 from vocap import model_proto
+from vocap.byte_tokens import token_bytes
 from vocap.extension import LONGEST, is_word
 from vocap.settings import BPE, UNIGRAM
-from xlm.common import packages
 from xlm.interop import vocabulary
+from xlm.interop.segmenter import tokenizer_of
 
 _SPACE = "\u2581"
 _KINDS = model_proto.ModelProto.SentencePiece
@@ -22,7 +23,6 @@ _MATCHED_WHOLE = ("continuing_subword_prefix", "end_of_word_suffix")
 
 
 _Line = Iterable[tuple[str, int]]
-_BATCH = 8192  # lines
 
 
 class Growing(abc.ABC):
@@ -151,7 +151,7 @@ class SentencePieceFile(Growing):
         model = self.grown(characters, None, ())
         processor = spm.SentencePieceProcessor(model_proto=model)
         pieces = [processor.id_to_piece(i) for i in range(len(processor))]
-        for batch in vocabulary.batches(lines, _BATCH):
+        for batch in vocabulary.batches(lines):
             for ids in processor.encode(batch):
                 yield ((pieces[i], 0) for i in ids)
 
@@ -164,9 +164,6 @@ class JsonFile(Growing):
     """
 
     def __init__(self, content: bytes):
-        with packages.needed("tokenizer.json", "vocab"):
-            import tokenizers
-        self._tokenizers = tokenizers
         self._value = json.loads(content)
         model = self._value["model"]
         if model.get("type") not in ("Unigram", "BPE") or any(map(model.get, _MATCHED_WHOLE)):
@@ -195,11 +192,7 @@ class JsonFile(Growing):
         self.is_bytes = '"ByteLevel"' in json.dumps(
             [self._value.get("pre_tokenizer"), self._value.get("normalizer")]
         )
-        self._tokenizer = self._built(self._value)
-
-    def _built(self, value: Mapping[str, Any]) -> Any:
-        whole = {**value, "truncation": None, "padding": None}
-        return self._tokenizers.Tokenizer.from_str(json.dumps(whole))
+        self._tokenizer = _built(self._value)
 
     def normalized(self, lines: Sequence[str]) -> list[str]:
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
@@ -210,7 +203,7 @@ class JsonFile(Growing):
         return list(lines)
 
     def spelled(self, piece: str) -> str:
-        return self._tokenizers.decoders.ByteLevel().decode([piece]) if self.is_bytes else piece
+        return token_bytes(piece).decode(errors="replace") if self.is_bytes else piece
 
     def grown(
         self, pieces: Sequence[str], scores: np.ndarray | None, fillers: Iterable[str] = ()
@@ -264,16 +257,20 @@ class JsonFile(Growing):
 
     def parts(self, pieces: Sequence[str]) -> list[list[int]]:
         others = ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")
-        tokenizer = self._built({**self._value, **dict.fromkeys(others), "added_tokens": []})
+        tokenizer = _built({**self._value, **dict.fromkeys(others), "added_tokens": []})
         found = tokenizer.encode_batch(list(pieces), add_special_tokens=False)
         used = {self.ids[piece] for piece in self.ids if piece in self.scores}
         used |= {i for piece, i in self.ids.items() if self.falls_back and piece.startswith("<0x")}
         return [[i for i in one.ids if i in used] for one in found]
 
     def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
-        tokenizer = self._built(self._grown(characters, None))
+        tokenizer = _built(self._grown(characters, None))
         pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
-        for batch in vocabulary.batches(lines, _BATCH):
+        for batch in vocabulary.batches(lines):
             for one in tokenizer.encode_batch(batch, add_special_tokens=False):
                 words = (-1 if word is None else word for word in one.word_ids)
                 yield zip((pieces[i] for i in one.ids), words, strict=True)
+
+
+def _built(value: Mapping[str, Any]) -> Any:
+    return tokenizer_of(json.dumps(value).encode())

@@ -29,7 +29,7 @@ _KINDS = model_proto.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
 _FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
-_BATCH = 8192
+_BATCH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +252,7 @@ def prune(
         )
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
-    for batch in batches(texts, _BATCH):
+    for batch in batches(texts):
         for ids in processor.encode(batch):
             used[ids] = True
     if not used.any():
@@ -277,9 +277,9 @@ def prune(
     return pruned.SerializeToString(), kept
 
 
-def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     remaining = iter(texts)
-    while batch := list(itertools.islice(remaining, size)):
+    while batch := list(itertools.islice(remaining, _BATCH)):
         yield batch
 
 
