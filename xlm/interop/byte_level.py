@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from vocap import byte_tokens
-from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
+from vocap.settings import SPECIALS
 from xlm.common import artifacts, declarations, packages
 from xlm.interop import huggingface, segmenter, vocabulary
 
@@ -75,10 +75,9 @@ def export(model: bytes, folder: pathlib.Path, form: str) -> None:
     """Write a tokenizer.json in one of `FORMATS` to a folder; ValueError as `read`."""
     if form == "hf":
         write_pretrained(model, folder)
-    elif form == "tiktoken":
-        write_tiktoken(model, folder / _FILES[form])
     else:
-        write_gguf(model, folder / _FILES[form])
+        write = {"tiktoken": write_tiktoken, "gguf": write_gguf}[form]
+        write(model, folder / _FILES[form])
 
 
 def write_pretrained(model: bytes, folder: pathlib.Path) -> None:
@@ -95,11 +94,9 @@ def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
         for i in range(len(SPECIALS), len(tokens))
     )
     specials = {token: i for i, token in enumerate(SPECIALS)}
+    more = {"pat_str": byte_tokens.PATTERN, "special_tokens": specials}
     artifacts.write_text(path, "".join(ranks))
-    artifacts.write_json(
-        path.with_name(f"{path.name}.json"),
-        {"pat_str": byte_tokens.PATTERN, "special_tokens": specials},
-    )
+    artifacts.write_json(path.with_name(f"{path.name}.json"), more)
 
 
 def write_gguf(model: bytes, path: pathlib.Path) -> None:
@@ -115,11 +112,8 @@ def write_gguf(model: bytes, path: pathlib.Path) -> None:
         normal = len(tokens) - len(SPECIALS)
         writer.add_token_types([_CONTROL] * len(SPECIALS) + [_NORMAL] * normal)
         writer.add_token_merges([" ".join(pair) for pair in merges])
-        writer.add_bos_token_id(BOS_ID)
-        writer.add_eos_token_id(EOS_ID)
-        writer.add_unk_token_id(UNK_ID)
-        writer.add_pad_token_id(PAD_ID)
-        writer.add_mask_token_id(MASK_ID)
+        for role in ("bos", "eos", "unk", "pad", "mask"):
+            getattr(writer, f"add_{role}_token_id")(huggingface.ROLES.index(f"{role}_token"))
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         writer.write_header_to_file()

@@ -99,10 +99,8 @@ def _files(source: pathlib.Path) -> dict[str, Growing]:
     for path in paths:
         with declarations.of_file(path):
             read_segmenter(path)  # which says what is wrong with it
-            content = artifacts.read_bytes(path)
-            files[path.name] = (
-                JsonFile(content) if path.suffix == ".json" else SentencePieceFile(content)
-            )
+            read = JsonFile if path.suffix == ".json" else SentencePieceFile
+            files[path.name] = read(artifacts.read_bytes(path))
     return files
 
 
@@ -189,13 +187,13 @@ def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
             if not lines:
                 continue
             row: dict[str, Any] = {"language": language, "text": kind, "sentences": len(lines)}
-            encoded = [[*one.each(lines)] for one in (before, after)]
-            for time, one, ids in zip(("before", "after"), (before, after), encoded, strict=True):
+            encoded = []
+            for time, one in (("before", before), ("after", after)):
+                encoded.append(ids := [*one.each(lines)])
                 total = sum(map(len, ids))
-                lost = -1 if one.unknown is None else one.unknown
-                unknown = sum(sentence.count(lost) for sentence in ids) / max(total, 1)
-                row[f"tokens {time}"] = f"{total / len(lines):.2f}"
-                row[f"unknown {time}"] = f"{unknown:.2%}"
+                unknown = sum(sentence.count(one.unknown) for sentence in ids) / max(total, 1)
+                row |= {f"tokens {time}": f"{total / len(lines):.2f}"}
+                row |= {f"unknown {time}": f"{unknown:.2%}"}
             row["changed"] = f"{sum(map(list.__ne__, *encoded)) / len(lines):.1%}"
             rows.append(row)
     return tables.markdown(rows, left=2)

@@ -34,7 +34,7 @@ from xlm.common import artifacts
 from xlm.interop import normalizer_json, segmenter, vocabulary
 from xlm.interop.normalizer_json import added_token, of_type, typed
 
-_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
+ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _CLASS = "PreTrainedTokenizerFast"  # which reads tokenizer.json and nothing else
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
@@ -66,7 +66,7 @@ def write_pretrained(
     `max_length` is the model's limit in tokens, special tokens included, to which `truncation=True`
     cuts; None for a tokenizer without a model.
     """
-    names = dict(zip(_ROLES, SPECIALS, strict=True))
+    names = dict(zip(ROLES, SPECIALS, strict=True))
     names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
     options = {
         "tokenizer_class": _CLASS,
@@ -241,18 +241,13 @@ def why_not_exported(model: bytes) -> str:
 
 def _merges_make_all(proto: Message) -> bool:
     """Whether each piece that no user-defined one cuts, as a text, is segmented as that piece."""
-    plain = model_proto.ModelProto()
-    plain.CopyFrom(proto)
-    plain.normalizer_spec.Clear()
-    plain.normalizer_spec.add_dummy_prefix = plain.normalizer_spec.remove_extra_whitespaces = False
-    processor = spm.SentencePieceProcessor(model_proto=plain.SerializeToString())
     symbols = normalizer_json.symbols(proto)
     made = [
         piece
         for piece in of_type(proto, _KINDS.NORMAL)
         if not any(symbol in piece for symbol in symbols)
     ]
-    return all(len(ids) == 1 for ids in processor.encode(made))
+    return all(len(ids) == 1 for ids in model_proto.plain_processor(proto).encode(made))
 
 
 def _template() -> dict[str, Any]:

@@ -365,7 +365,4 @@ def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
         else:  # never matched in a text
             kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
             proto.pieces.add(piece=piece, type=kind)
-    spec = proto.normalizer_spec
-    spec.name = "identity"
-    spec.add_dummy_prefix = spec.remove_extra_whitespaces = False
-    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    return model_proto.plain_processor(proto)
