@@ -299,16 +299,10 @@ def _by_map(compiled: bytes) -> list[dict[str, Any]]:
     if form and _deletes_marks(rules):
         # The map deletes stops. One of them stands in for the kept character, and is freed first.
         kept, stops = _kept(compiled, form), _stops(compiled)
-        if not kept:
-            return [*steps, _replace({"Regex": stops}, _STOP), typed(form), precompiled]
-        return [
-            *steps,
-            _replace({"Regex": f"{_escape(_OWN)}|{stops}"}, _STOP),
-            _replace({"String": kept}, _OWN),
-            typed(form),
-            _replace({"String": _OWN}, kept),
-            precompiled,
-        ]
+        spared = [_replace({"String": kept}, _OWN), typed(form), _replace({"String": _OWN}, kept)]
+        stops = f"{_escape(_OWN)}|{stops}" if kept else stops
+        composing = spared if kept else [typed(form)]
+        return [*steps, _replace({"Regex": stops}, _STOP), *composing, precompiled]
     steps.append(_replace({"String": _STOP}, _STOP + _OWN))
     composing = [_replace({"Regex": _stops(compiled)}, _STOP * 2), typed(form)] if form else []
     return [
