@@ -32,18 +32,16 @@ EXAMPLES = 5
 # (Ã©, Â·, â€™, Å¡), or as two characters in a row of two or three bytes (Ð¿Ñ€).
 _BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c])"  # noqa: E501
 _NO_QUOTE = rb"(?:\xc2[\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf]|\xe2\x80[\xa0-\xa2\xb0])"
+_LETTER = rb"(?:[\x84-\x9f]|[\xa0-\xaf]%b)%b" % (_BYTE, _BYTE)  # of two or three bytes
 _PATTERNS = {
     "html": (rb"<[A-Za-z/!][^<>\n]{0,400}>", rb"&#?[A-Za-z0-9]{2,8};"),
     "urls": (rb"://[^\s<>]+", rb"www\.[^\s<>]+", rb"@[A-Za-z0-9-]+\.[A-Za-z.]+"),
     "mojibake": (
-        rb"\xc3(?:[\x82\x83]BYTE|[\x84\x85]QUOTE|\xa2(?:\xe2\x82\xac|\xc2\x80)BYTE"
-        rb"|(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE\xc3(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE)".replace(
-            b"BYTE", _BYTE
-        ).replace(b"QUOTE", _NO_QUOTE),
+        rb"\xc3(?:[\x82\x83]%b|[\x84\x85]%b|\xa2(?:\xe2\x82\xac|\xc2\x80)%b|%b\xc3%b)"
+        % (_BYTE, _NO_QUOTE, _BYTE, _LETTER, _LETTER),
         rb"\xef\xbf\xbd",
     ),
 }
-_COMPILED = {name: [re.compile(one) for one in some] for name, some in _PATTERNS.items()}
 _ODD = {"bad_utf8": ch.BAD, "control": ch.CONTROL, "invisible": ch.INVISIBLE}
 
 
@@ -299,8 +297,8 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
     length = lines["end"] - lines["start"]
     for name, bit in _ODD.items():
         _add(report, block, name, flags & bit > 0)
-    for name, patterns in _COMPILED.items():
-        spans = [found.span() for one in patterns for found in one.finditer(block.data)]
+    for name, patterns in _PATTERNS.items():
+        spans = [found.span() for one in patterns for found in re.finditer(one, block.data)]
         begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
         places = np.searchsorted(lines["byte"], begins, side="right") - 1
         matched = np.bincount(places, ends - begins, len(lines)).astype(np.int64)

@@ -77,8 +77,8 @@ def of_language(
         bands.append(one.bands)
         own = dict(one.kinds)
         if one.fault or one.unreadable:
-            more = f"{one.unreadable} lines are no JSON objects with a text" * bool(one.unreadable)
-            own["fault"] = Kind(examples=[f"{path}: {one.fault or more}"])
+            fault = one.fault or f"{one.unreadable} lines are no JSON objects with a text"
+            own["fault"] = Kind(examples=[f"{path}: {fault}"])
         if not one.num_lines:
             own["empty"] = Kind(examples=[str(path)])
         if one.has_mark:
@@ -139,10 +139,8 @@ def _count_repetitions(
 ) -> None:
     least = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * total.num_documents)
     is_boilerplate = (rows["documents"] >= least) & (rows["size"] >= _SHORTEST_BOILERPLATE)
-    for name, chosen in (
-        ("boilerplate", is_boilerplate),
-        ("repeated_lines", ~is_boilerplate & (rows["copies"] > 1)),
-    ):
+    is_repeated = ~is_boilerplate & (rows["copies"] > 1)
+    for name, chosen in (("boilerplate", is_boilerplate), ("repeated_lines", is_repeated)):
         if not chosen.any():
             continue
         size = rows["size"][chosen].astype(np.int64)
@@ -181,9 +179,8 @@ def _findings(
             expected = identifier.expected[own, identifier.languages.index(other)]
             excess = 1 - 2 * float(expected) * total.judged / kind.lines
         share = excess * kind.bytes / max(total.num_bytes, 1)
-        if key == "long_lines" and total.longest < total.num_bytes / 100:
-            continue
-        if excess <= 0 or share < rule.least:
+        are_short = key == "long_lines" and total.longest < total.num_bytes / 100
+        if excess <= 0 or share < rule.least or are_short:
             continue
         found.append(
             {

@@ -62,10 +62,9 @@ class Identifier:
         margins = scores - scores[:, own : own + 1]
         margins[:, own] = -np.inf
         best = margins.argmax(1)
-        margin = margins[np.arange(len(lines)), best] / np.maximum(counts, 1)
-        is_foreign = (margin * counts > evidence(len(self.languages))) & (
-            margin > self.cuts[own, best]
-        )
+        margin = margins.max(1) / np.maximum(counts, 1)
+        is_foreign = margin > self.cuts[own, best]
+        is_foreign &= margin * counts > evidence(len(self.languages))
         return counts > 0, np.where(is_foreign, best, -1)
 
     def save(self, path: pathlib.Path) -> None:
@@ -151,8 +150,7 @@ def _calibrate(samples: Mapping, models: np.ndarray) -> tuple[np.ndarray, np.nda
     for own, (margin, counts) in enumerate(margins):
         if len(margin):
             mirrored = 2 * medians[own] - margin
-            is_foreign = (mirrored > cuts[own]) & (
-                mirrored * counts[:, None] > evidence(len(samples))
-            )
+            is_foreign = mirrored > cuts[own]
+            is_foreign &= mirrored * counts[:, None] > evidence(len(samples))
             expected[own] = is_foreign.mean(0)
     return cuts, expected
