@@ -327,16 +327,13 @@ def _add(
         return
     kind = report.kinds.setdefault(name, Kind())
     sizes = block.lines["size"]
-    of_remedy = sizes if taken is None else taken
+    lines, size, of_remedy = (
+        round(int(one[hits].sum()) * scale)
+        for one in (chosen, sizes, sizes if taken is None else taken)
+    )
     wanted = EXAMPLES - len(kind.examples)
     shown = hits[np.unique(np.linspace(0, len(hits) - 1, wanted).astype(int))]
-    numbers = (len(hits), int(sizes[hits].sum()), int(of_remedy[hits].sum()))
-    kind.add(
-        Kind(
-            *(round(one * scale) for one in numbers),
-            [block.text(i, _EXAMPLE_CHARACTERS) for i in shown],
-        )
-    )
+    kind.add(Kind(lines, size, of_remedy, [block.text(i, _EXAMPLE_CHARACTERS) for i in shown]))
 
 
 def find_text(paths: Sequence[pathlib.Path], wanted: Sequence[int]) -> list[str]:
