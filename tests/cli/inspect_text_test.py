@@ -70,7 +70,7 @@ class InspectTextTest(FolderTest):
         for i in range(5, 300, 10):
             lines["zh"][i] = " ".join(rng.choices(lines["ru"][:200], k=2))
             lines["en"][i] = f"<b>{lines['en'][i]}</b>"
-            lines["sw"][i] = lines["sw"][i] + " DÃ©jÃ  vu\x07"
+            lines["sw"][i] = lines["sw"][i] + (" DÃ©jÃ  vu\x07" if i % 20 < 10 else " Ð¿Ñ€\x07")
         lines["ru"][700] = " ".join(lines["ru"][:200])
         self.write_text()
         done = self.inspect()

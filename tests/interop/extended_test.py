@@ -23,6 +23,7 @@ from tests.vocap import texts
 from tests.vocap.extension_test import unigram_model
 from vocap import model_proto, runs
 from xlm.interop import extended, huggingface, vocabulary, weights
+from xlm.interop.tokenizer_files import JsonFile
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SPACE = runs.SPACE
@@ -248,6 +249,13 @@ class ExtendedTest(FolderTest):
         )
         self.assertEqual(encode(read(self.folder / "new"), lines), processor.encode(lines))
         self.assertIn(pieces.index("xabc"), processor.encode("xabc"))
+
+    def test_pieces_of_bytes_are_words_by_their_text(self):
+        write_gpt(self.folder / "old")
+        file = JsonFile((self.folder / "old" / "tokenizer.json").read_bytes())
+        for text, is_new in (("\u10e8\u10d0", True), ("\u10e8!", False), ("zo", True)):
+            ((piece, _),) = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)
+            self.assertEqual(file.may_be_new(piece), is_new)
 
     def test_what_cannot_grow_is_refused(self):
         folder = self.folder / "old"

@@ -129,7 +129,7 @@ def _tokenize(blocks: Mapping[str, files.Block]) -> dict[str, dict[str, Any]]:
         }
         result[language] = {
             "tokens": sum(map(len, ids)),
-            "unknown_tokens": sum(one.count(segmenter.unknown) for one in ids),
+            "unknown_tokens": sum(segmenter.unknown == i for one in ids for i in one),
             "words": sum(len(line.split()) for line in text),
             "unknown": dict(sorted(unknown.items(), key=lambda pair: -pair[1])[:20]),
         }

@@ -190,8 +190,8 @@ def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
             encoded = []
             for time, one in (("before", before), ("after", after)):
                 encoded.append(ids := [*one.each(lines)])
-                total = sum(map(len, ids))
-                unknown = sum(sentence.count(one.unknown) for sentence in ids) / max(total, 1)
+                total, lost = sum(map(len, ids)), -1 if one.unknown is None else one.unknown
+                unknown = sum(sentence.count(lost) for sentence in ids) / max(total, 1)
                 row |= {f"tokens {time}": f"{total / len(lines):.2f}"}
                 row |= {f"unknown {time}": f"{unknown:.2%}"}
             row["changed"] = f"{sum(map(list.__ne__, *encoded)) / len(lines):.1%}"
