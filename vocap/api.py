@@ -55,7 +55,7 @@ class Vocabulary:
         return self._processor.decode(list(ids))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the SentencePiece model to a file, such as spm.model."""
+        """Write `model` to a file, such as spm.model or tokenizer.json."""
         artifacts.write_bytes(pathlib.Path(path), self.model)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -91,10 +91,6 @@ class ByteVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode(list(ids))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer.json to a file."""
-        super().save(path)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         from xlm.interop import byte_level
@@ -149,9 +145,7 @@ def build(
     settings.setdefault("num_workers", 1)
     settings.setdefault("sizes", ())
     chosen = VocabularySettings(target_size=size, **settings)
-    train = {language: list(text) for language, text in texts.items()}
-    aside = {language: list(text) for language, text in (heldout or {}).items()}
-    same = {language: list(text) for language, text in (parallel or {}).items()}
+    train, aside, same = map(_listed, (texts, heldout, parallel))
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(cache or scratch)
         found = choosing.build(train, aside, chosen, folder, parallel=same)
@@ -186,11 +180,14 @@ def extend(
     from xlm.common import outputs
     from xlm.interop import extended  # which knows this package
 
-    listed = ({one: list(text) for one, text in (some or {}).items()}
-              for some in (texts, heldout, old_texts))  # fmt: skip
+    listed = map(_listed, (texts, heldout, old_texts))
     inputs = [tokenizer, *([model] if model else [])]
     with outputs.folder(os.fspath(output), inputs, overwrite=False) as aside:
         return extended.extend(
             pathlib.Path(tokenizer), aside, pieces, extended.Texts(*listed), alpha=alpha,
             character_coverage=character_coverage, model=pathlib.Path(model) if model else None,
         )  # fmt: skip
+
+
+def _listed(texts: Mapping[str, Iterable[str]] | None) -> dict[str, list[str]]:
+    return {language: list(text) for language, text in (texts or {}).items()}

@@ -75,9 +75,7 @@ def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePiecePro
         proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
     proto.pieces.add(piece="<unk>", type=_KINDS.UNKNOWN)
     proto.trainer_spec.model_type = model_proto.TrainerSpec.BPE
-    spec = proto.normalizer_spec
-    spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
-    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    return model_proto.plain_processor(proto)
 
 
 def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> np.ndarray:

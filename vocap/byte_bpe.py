@@ -23,13 +23,9 @@ _CUT = re.compile(r"(?<=\S)(?= )")
 # A character is up to four bytes.
 _MAX_BYTES = 4
 # The trainer shall merge whatever a pretoken holds.
-_UNSPLIT = {
-    "split_by_unicode_script": False,
-    "split_by_number": False,
-    "split_by_whitespace": False,
-}
-
-
+_UNSPLIT = dict.fromkeys(
+    ("split_by_unicode_script", "split_by_number", "split_by_whitespace"), False
+)
 _CODES = np.frombuffer(CHARACTERS.encode("utf-32-le"), np.int32)
 
 
@@ -53,12 +49,11 @@ def count(sentences: Iterable[str]) -> RunTable:
     from tokenizers import Regex, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated").pre_tokenize_str
-    parts: collections.Counter[str] = collections.Counter()
+    parts, counts = collections.Counter[str](), collections.Counter[str]()
     num_sentences = 0
     for sentence in sentences:
         parts.update(_CUT.split(sentence))
         num_sentences += bool(sentence.strip())
-    counts: collections.Counter[str] = collections.Counter()
     for part, number in parts.items():
         for pretoken, _ in split(part):
             counts[pretoken.replace(" ", SPACE)] += number
@@ -70,11 +65,10 @@ def count_each(
     sources: Mapping[str, Sequence[str] | pathlib.Path], languages: Iterable[str]
 ) -> dict[str, RunTable]:
     """Count the pretokens of each language, whose source is no table, as `check` makes sure."""
-    chosen = {language: sources[language] for language in languages}
     return {
         language: count(source)
-        for language, source in chosen.items()
-        if not isinstance(source, pathlib.Path)
+        for language in languages
+        if not isinstance(source := sources[language], pathlib.Path)
     }
 
 

@@ -6,11 +6,11 @@ Each byte is written as one of 256 printable characters, as GPT-2 does.
 import itertools
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from vocap.settings import SPECIALS
+from xlm.interop.normalizer_json import added_token, split, typed
 
 # The pattern that llama.cpp has under the name below. Of its patterns this one keeps combining
 # marks with their letters by Unicode's classes alone, so that other libraries cut alike. GPT-2's
@@ -79,27 +79,23 @@ def tokenizer_json(
     """
     ordered = [tokens[i] for i in np.argsort(-np.asarray(scores), kind="stable")]
     merged = merge_pairs(token for token in ordered if len(token) > 1)
-    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
-    split = _typed("Split", pattern={"Regex": PATTERN}, behavior="Isolated", invert=False)
-    level = _typed("ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
+    level = typed("ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
     value = {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [
-            {"id": i, "content": token, "special": token not in user_defined, **options}
+            added_token(i, token, special=token not in user_defined)
             for i, token in enumerate(fixed)
         ],
         "normalizer": None,
-        "pre_tokenizer": _typed("Sequence", pretokenizers=[split, level]),
+        "pre_tokenizer": typed(
+            "Sequence", pretokenizers=[split({"Regex": PATTERN}, "Isolated"), level]
+        ),
         "post_processor": level,
         "decoder": level,
-        "model": _typed(
+        "model": typed(
             "BPE", unk_token=None, byte_fallback=False, ignore_merges=False,
             vocab={token: i for i, token in enumerate((*fixed, *ordered))},
             merges=list(merged.values()),
         ),
     }  # fmt: skip
     return json.dumps(value, ensure_ascii=False, indent=1).encode()
-
-
-def _typed(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"type": kind, **fields}

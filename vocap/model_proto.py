@@ -8,7 +8,9 @@ it is when a model is written again. Numbers and defaults: sentencepiece_model.p
 
 from typing import Any
 
+import sentencepiece as spm
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 
 _FIELDS = {
     "ModelProto": (
@@ -94,3 +96,13 @@ def _classes() -> tuple[Any, ...]:
 
 
 ModelProto, TrainerSpec, NormalizerSpec = _classes()
+
+
+def plain_processor(proto: Message) -> spm.SentencePieceProcessor:
+    """Return the processor of a copy of a model that takes text as it is, blanks included."""
+    plain = ModelProto()
+    plain.CopyFrom(proto)
+    spec = plain.normalizer_spec
+    spec.Clear()
+    spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
+    return spm.SentencePieceProcessor(model_proto=plain.SerializeToString())

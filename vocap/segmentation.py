@@ -15,7 +15,6 @@ from vocap.alp import smoothed_log_probs
 from xlm.interop.segmenter import Segmenter
 
 _LONGEST_WORD = 20  # mean characters between blanks, above which a script has no blanks
-_BATCH = 4096
 _RESAMPLES = 1000
 _DRAWS = 1 << 21  # sentences drawn at once, 32 MB
 
@@ -117,11 +116,7 @@ def _measured(
     segmenter: Segmenter, sentences: Sequence[str], halves: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens, unknown ones and nats [N, 3] of sentences, and counts [V] of their ids."""
-    encoded = [
-        np.array(ids, np.int32)
-        for start in range(0, len(sentences), _BATCH)
-        for ids in segmenter.encode(sentences[start : start + _BATCH])
-    ]
+    encoded = [np.array(ids, np.int32) for ids in segmenter.each(sentences)]
     lengths, ids = np.array([len(one) for one in encoded]), np.concatenate(encoded)
     owners = np.repeat(np.arange(len(lengths)), lengths)
     lacking = np.bincount(owners[ids == segmenter.unknown], minlength=len(lengths))
@@ -155,11 +150,7 @@ def code_lengths(ids: np.ndarray, halves: np.ndarray, size: int, unknown: int | 
 def row_tokens(segmenter: Segmenter, rows: Rows) -> np.ndarray:
     """Return the tokens [N, L] float64 of the cells of rows; NaN for a missing translation."""
     cells = [cell for row in rows for cell in row]
-    lengths = [
-        len(ids)
-        for start in range(0, len(cells), _BATCH)
-        for ids in segmenter.encode(cells[start : start + _BATCH])
-    ]
+    lengths = [len(ids) for ids in segmenter.each(cells)]
     has_text = np.array([bool(cell) for cell in cells], bool)
     return np.where(has_text, lengths, np.nan).reshape(len(rows), -1)
 

@@ -63,19 +63,16 @@ def write_report(
     artifacts.write_text(folder / "scores.csv", tables.comma_separated(_rows(records)))
     lacking = {name: _lacking(one) for name, one in scores.items()}
     parts = ["# Tokenizers", about, *summary(scores, pivot, reference), "## Notes", _NOTE]
-    headings = {heading: (heading, *rest) for heading, rest in _COLUMNS.items()}
-    by_others = f"tokens by those of {reference}"
-    headings |= {
-        by_others: ("price", "price", ".3f"),
-        f"tax against {languages.label(pivot)}": ("tax", "tax", ".2f"),
+    columns = _COLUMNS | {
+        f"tokens by those of {reference}": ("price", ".3f"),
+        f"tax against {languages.label(pivot)}": ("tax", ".2f"),
     }
-    for heading, (_, measure, form) in headings.items():
-        values = _values(scores, measure, reference)
-        if values:
+    for heading, (measure, form) in columns.items():
+        if values := _values(scores, measure, reference):
             _plot(values, heading, folder / f"{measure}.png")
             title = tables.escaped(heading[0].upper() + heading[1:])
-            parts += [f"## {title}", language_table(values, form, lacking)]
-            parts.append(f"![{title}]({measure}.png)")
+            parts += [f"## {title}", language_table(values, form, lacking),
+                      f"![{title}]({measure}.png)"]  # fmt: skip
     return html_report.write(folder, tables.page(*parts))
 
 
@@ -151,8 +148,7 @@ def summary(scores: Scores, pivot: str, reference: str) -> list[str]:
     if len(scores) > 1:
         shown = tables.escaped(reference)
         parts += [f"## Against {shown}", _REFERENCE_NOTE.format(reference=shown)]
-        parts += [reference_table(scores, reference)]
-        parts.append(_worst(scores, "price", reference, ".3f"))
+        parts += [reference_table(scores, reference), _worst(scores, "price", reference, ".3f")]
     return parts
 
 
@@ -168,19 +164,21 @@ def summary_table(scores: Scores) -> str:
     return tables.markdown(rows, left=2)
 
 
-def _with_width(samples: Samples, form: str) -> str:
+def _width(samples: Samples) -> float:
     low, high = interval(samples)
-    return f"{samples[0]:{form}} ± {(high - low) / 2:{form}}"
+    return (high - low) / 2
+
+
+def _with_width(samples: Samples, form: str) -> str:
+    return f"{samples[0]:{form}} ± {_width(samples):{form}}"
 
 
 def _widths(scores: Scores) -> str:
     """Say how far the number of tokens is known, and where there are few sentences."""
     name, one = next(iter(scores.items()))
-    widths = {}
-    for language, of in one.texts.items():
-        low, high = interval(of["tokens_per_sentence"])
-        widths[language] = (high - low) / 2 / of["tokens_per_sentence"][0]
-    most, least = (f(widths, key=lambda language: widths[language]) for f in (max, min))
+    tokens = {language: of["tokens_per_sentence"] for language, of in one.texts.items()}
+    widths = {language: _width(samples) / samples[0] for language, samples in tokens.items()}
+    most, least = (choose(widths, key=widths.__getitem__) for choose in (max, min))
     text = " to ".join(
         f"± {widths[of]:.1%} ({languages.label(of)}, {one.sentences[of]:,} sentences)"
         for of in dict.fromkeys([least, most])

@@ -20,31 +20,29 @@ from xlm.common import artifacts, long_lines
 _BLOCK = 4 << 20
 _SAMPLE_PIECE = 1 << 16
 _SAMPLE_READ = 32 << 20  # of what cannot be read from the middle
-_EXAMPLES = 5
 _EXAMPLE_CHARACTERS = 240
 _CHECKED_FOR_NFC = 200  # lines of a block
 # Documents are cut into passages of about this size; shorter ones than the last are not compared.
 _PASSAGE, _LONGEST_PASSAGE, _SHORTEST_PASSAGE = 4096, 1 << 16, 300
 MOST_PASSAGES = 1 << 21  # of a file that are compared, some 300 MB
 LENGTH_BINS = 8  # for each doubling of the length of a line
-
+EXAMPLES = 5
 
 # Markup; links; UTF-8 that was read as cp1252 or latin-1 and written as UTF-8 again, either surely
 # (Ã©, Â·, â€™, Å¡), or as two characters in a row of two or three bytes (Ð¿Ñ€).
 _BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c])"  # noqa: E501
 _NO_QUOTE = rb"(?:\xc2[\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf]|\xe2\x80[\xa0-\xa2\xb0])"
+_LETTER = rb"(?:[\x84-\x9f]|[\xa0-\xaf]%b)%b" % (_BYTE, _BYTE)  # of two or three bytes
 _PATTERNS = {
     "html": (rb"<[A-Za-z/!][^<>\n]{0,400}>", rb"&#?[A-Za-z0-9]{2,8};"),
     "urls": (rb"://[^\s<>]+", rb"www\.[^\s<>]+", rb"@[A-Za-z0-9-]+\.[A-Za-z.]+"),
     "mojibake": (
-        rb"\xc3(?:[\x82\x83]BYTE|[\x84\x85]QUOTE|\xa2(?:\xe2\x82\xac|\xc2\x80)BYTE"
-        rb"|(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE\xc3(?:[\x84-\x9f]|[\xa0-\xaf]BYTE)BYTE)".replace(
-            b"BYTE", _BYTE
-        ).replace(b"QUOTE", _NO_QUOTE),
+        rb"\xc3(?:[\x82\x83]%b|[\x84\x85]%b|\xa2(?:\xe2\x82\xac|\xc2\x80)%b|%b\xc3%b)"
+        % (_BYTE, _NO_QUOTE, _BYTE, _LETTER, _LETTER),
         rb"\xef\xbf\xbd",
     ),
 }
-_COMPILED = {name: [re.compile(one) for one in some] for name, some in _PATTERNS.items()}
+_ODD = {"bad_utf8": ch.BAD, "control": ch.CONTROL, "invisible": ch.INVISIBLE}
 
 
 class _Record(msgspec.Struct):
@@ -60,6 +58,12 @@ class Kind:
     taken: int = 0
     examples: list[str] = dataclasses.field(default_factory=list)
 
+    def add(self, other: "Kind") -> None:
+        self.lines += other.lines
+        self.bytes += other.bytes
+        self.taken += other.taken
+        self.examples = (self.examples + other.examples)[:EXAMPLES]
+
 
 @dataclasses.dataclass
 class FileReport:
@@ -68,7 +72,7 @@ class FileReport:
     Attributes:
       lengths: lines by length in characters, `LENGTH_BINS` bins for each doubling.
       letters: letters by script, as in `characters.scripts()`.
-      judged: lines that the language identification judged, and their bytes.
+      judged: lines that the language identification judged.
       kinds: by name, as in `findings`; of foreign languages "other_language:<code>".
       fault: why the file was not read to its end, "" if it was.
       lines: `tallies.ROW` of its lines; `kept_share` of `tallies.Tally`.
@@ -84,8 +88,7 @@ class FileReport:
     fault: str = ""
     has_mark: bool = False
     kept_share: float = 1.0
-    judged: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
-    characters: dict[str, int] = dataclasses.field(default_factory=dict)
+    judged: int = 0
     kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(256, np.int64))
     letters: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(256, np.int64))
@@ -139,10 +142,9 @@ class Reader:
     def blocks(self) -> Iterator[Block]:
         for data in self.pieces():
             yield self.block(data)
-        self.report.characters = {
-            name: int(self._odd[bit])
-            for bit, name in ((3, "control"), (4, "invisible"), (6, "bad_utf8"))
-        }
+        for name, bit in _ODD.items():
+            if name in self.report.kinds:  # the remedy takes the characters alone
+                self.report.kinds[name].taken = int(self._odd[bit.bit_length() - 1])
 
     def pieces(self) -> Iterator[bytes]:
         """Yield text in pieces that end with lines; a blank line ends a document."""
@@ -191,10 +193,8 @@ class Reader:
         tables, report = ch.tables(), self.report
         if not report.num_lines and data.startswith(codecs.BOM_UTF8):
             report.has_mark, data = True, data[len(codecs.BOM_UTF8) :]
-        raw = np.frombuffer(data, np.uint8)
-        codes = np.empty(len(raw), np.int32)
-        codes = codes[: scanning.decode(raw, codes)]
-        lines = np.zeros(np.count_nonzero(raw == 10) + 1, scanning.LINE)
+        codes = scanning.decode(data)
+        lines = np.zeros(data.count(b"\n") + 1, scanning.LINE)
         count, self._is_blank = scanning.find_lines(
             codes, tables.kinds, tables.scripts, lines, report.letters, self._odd, self._is_blank
         )
@@ -251,8 +251,7 @@ def inspect(
     """Inspect a file of the language `own` of the identifier, whose main script is `script`."""
     reader = Reader(path)
     report, tally = reader.report, tallies.Tally()
-    passages, bands = [], []
-    num_passages = 0
+    passages, bands = [report.passages], [report.bands]
     for block in reader.blocks():
         lines = block.lines
         tally.add(tallies.line_rows(lines["digest"], lines["size"], block.documents))
@@ -262,19 +261,15 @@ def inspect(
         report.longest = max(report.longest, int(lines["size"].max(initial=0)))
         _count_kinds(report, block, script)
         judged, foreign = identifier.judge(block.codes, lines, own)
-        report.judged[0] += int(judged.sum())
-        report.judged[1] += int(lines["size"][judged].sum())
+        report.judged += int(judged.sum())
         for other in np.unique(foreign[foreign >= 0]):
             name = f"other_language:{identifier.languages[other]}"
             _add(report, block, name, foreign == other)
-        if num_passages < MOST_PASSAGES:
-            found = _passages(block, compare)
-            num_passages += len(found[0])
-            passages.append(found[0])
-            bands.append(found[1])
+        if sum(map(len, passages)) < MOST_PASSAGES:
+            for some, found in zip((passages, bands), _passages(block, compare), strict=True):
+                some.append(found)
     report.lines, report.kept_share = tally.rows(), tally.kept_share
-    if passages:
-        report.passages, report.bands = np.concatenate(passages), np.concatenate(bands)
+    report.passages, report.bands = np.concatenate(passages), np.concatenate(bands)
     return report
 
 
@@ -300,11 +295,10 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
     lines, flags = block.lines, block.lines["flags"]
     seen = lines["letters"] + lines["digits"] + lines["others"]
     length = lines["end"] - lines["start"]
-    _add(report, block, "bad_utf8", flags & ch.BAD > 0)
-    _add(report, block, "control", flags & ch.CONTROL > 0)
-    _add(report, block, "invisible", flags & ch.INVISIBLE > 0)
-    for name, patterns in _COMPILED.items():
-        spans = [found.span() for one in patterns for found in one.finditer(block.data)]
+    for name, bit in _ODD.items():
+        _add(report, block, name, flags & bit > 0)
+    for name, patterns in _PATTERNS.items():
+        spans = [found.span() for one in patterns for found in re.finditer(one, block.data)]
         begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
         places = np.searchsorted(lines["byte"], begins, side="right") - 1
         matched = np.bincount(places, ends - begins, len(lines)).astype(np.int64)
@@ -333,12 +327,13 @@ def _add(
         return
     kind = report.kinds.setdefault(name, Kind())
     sizes = block.lines["size"]
-    kind.lines += round(len(hits) * scale)
-    kind.bytes += round(int(sizes[hits].sum()) * scale)
-    kind.taken += round(int((sizes if taken is None else taken)[hits].sum()) * scale)
-    wanted = _EXAMPLES - len(kind.examples)
-    for i in hits[np.unique(np.linspace(0, len(hits) - 1, max(wanted, 0)).astype(int))]:
-        kind.examples.append(block.text(i, _EXAMPLE_CHARACTERS))
+    lines, size, of_remedy = (
+        round(int(one[hits].sum()) * scale)
+        for one in (chosen, sizes, sizes if taken is None else taken)
+    )
+    wanted = EXAMPLES - len(kind.examples)
+    shown = hits[np.unique(np.linspace(0, len(hits) - 1, wanted).astype(int))]
+    kind.add(Kind(lines, size, of_remedy, [block.text(i, _EXAMPLE_CHARACTERS) for i in shown]))
 
 
 def find_text(paths: Sequence[pathlib.Path], wanted: Sequence[int]) -> list[str]:

@@ -12,10 +12,12 @@ from input_pipeline.inspection.files import FileReport, Kind
 from input_pipeline.inspection.language_identification import Identifier
 
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-_MOST_EXAMPLES = 5
 # Boilerplate stands in this share of the documents, and in so many.
 _BOILERPLATE_SHARE, _BOILERPLATE_DOCUMENTS = 0.005, 8
 _SHORTEST_BOILERPLATE = 20  # bytes
+_SUMMED = (
+    "file_bytes", "num_bytes", "num_lines", "num_documents", "judged", "lengths", "letters",
+)  # fmt: skip
 
 
 class Rule(NamedTuple):
@@ -67,28 +69,22 @@ def of_language(
     total = FileReport(0)
     tally, per_file, passages, bands = tallies.Tally(), [], [], []
     for path, one in zip(paths, reports, strict=True):
-        for field in ("file_bytes", "num_bytes", "num_lines", "num_documents", "unreadable"):
+        for field in _SUMMED:
             setattr(total, field, getattr(total, field) + getattr(one, field))
-        total.judged = [sum(pair) for pair in zip(total.judged, one.judged, strict=True)]
         total.longest = max(total.longest, one.longest)
-        total.lengths += one.lengths
-        total.letters += one.letters
         tally.add(one.lines)
         passages.append(one.passages)
         bands.append(one.bands)
         own = dict(one.kinds)
         if one.fault or one.unreadable:
-            more = f"{one.unreadable} lines are no JSON objects with a text" * bool(one.unreadable)
-            own["fault"] = Kind(examples=[f"{path}: {one.fault or more}"])
+            fault = one.fault or f"{one.unreadable} lines are no JSON objects with a text"
+            own["fault"] = Kind(examples=[f"{path}: {fault}"])
         if not one.num_lines:
             own["empty"] = Kind(examples=[str(path)])
         if one.has_mark:
             own["mark"] = Kind(1, 3, 3, [str(path)])
-        for name, taken in one.characters.items():
-            if name in own:
-                own[name].taken = taken
         for name, kind in own.items():
-            _join(kinds.setdefault(name, Kind()), kind)
+            kinds.setdefault(name, Kind()).add(kind)
         per_file.append(
             {"path": str(path), **_numbers(one), "kinds": {k: v.bytes for k, v in own.items()}}
         )
@@ -110,8 +106,7 @@ def of_language(
             for i in np.flatnonzero(total.letters)
         },
         "line_characters": _quantiles(total.lengths),
-        "longest_line_bytes": total.longest,
-        "judged_lines": total.judged[0],
+        "judged_lines": total.judged,
         "exact_share_of_digests": min(tally.kept_share, 1.0),
         **({"tokens": tokens} if tokens else {}),
         "files": per_file,
@@ -129,13 +124,6 @@ def _numbers(one: FileReport) -> dict[str, int]:
     }
 
 
-def _join(kind: Kind, other: Kind) -> None:
-    kind.lines += other.lines
-    kind.bytes += other.bytes
-    kind.taken += other.taken
-    kind.examples = (kind.examples + other.examples)[:_MOST_EXAMPLES]
-
-
 def _quantiles(lengths: np.ndarray) -> dict[str, int]:
     if not lengths.sum():
         return {}
@@ -151,15 +139,13 @@ def _count_repetitions(
 ) -> None:
     least = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * total.num_documents)
     is_boilerplate = (rows["documents"] >= least) & (rows["size"] >= _SHORTEST_BOILERPLATE)
-    for name, chosen in (
-        ("boilerplate", is_boilerplate),
-        ("repeated_lines", ~is_boilerplate & (rows["copies"] > 1)),
-    ):
+    is_repeated = ~is_boilerplate & (rows["copies"] > 1)
+    for name, chosen in (("boilerplate", is_boilerplate), ("repeated_lines", is_repeated)):
         if not chosen.any():
             continue
         size = rows["size"][chosen].astype(np.int64)
         later = rows["copies"][chosen].astype(np.int64) - 1
-        worst = np.argsort(-size * later, kind="stable")[:_MOST_EXAMPLES]
+        worst = np.argsort(-size * later, kind="stable")[: files.EXAMPLES]
         found = files.find_text(paths, rows["digest"][chosen][worst].tolist())
         shown = [f"{n + 1:,} times: {one}" for n, one in zip(later[worst], found, strict=True)]
         taken = int((size * later).sum())
@@ -178,7 +164,7 @@ def _count_copies(
     for name, chosen in (("copies", is_copy), ("near_copies", is_near)):
         if chosen.any():
             size, first = int(passages[chosen, 1].sum()), passages[chosen, 2]
-            found = files.find_text(paths, first[:_MOST_EXAMPLES].tolist())
+            found = files.find_text(paths, first[: files.EXAMPLES].tolist())
             kinds[name] = Kind(int(chosen.sum()), size, size, found)
 
 
@@ -191,11 +177,10 @@ def _findings(
         rule, excess = RULES[key], 1.0
         if other:
             expected = identifier.expected[own, identifier.languages.index(other)]
-            excess = 1 - 2 * float(expected) * total.judged[0] / kind.lines
+            excess = 1 - 2 * float(expected) * total.judged / kind.lines
         share = excess * kind.bytes / max(total.num_bytes, 1)
-        if key == "long_lines" and total.longest < total.num_bytes / 100:
-            continue
-        if excess <= 0 or share < rule.least:
+        are_short = key == "long_lines" and total.longest < total.num_bytes / 100
+        if excess <= 0 or share < rule.least or are_short:
             continue
         found.append(
             {
@@ -209,7 +194,7 @@ def _findings(
                 "remedy": rule.remedy,
                 "taken_bytes": round(kind.taken * excess),
                 "taken_share": round(excess * kind.taken / max(total.num_bytes, 1), 6),
-                "examples": kind.examples[:_MOST_EXAMPLES],
+                "examples": kind.examples[: files.EXAMPLES],
             }
         )
     return sorted(found, key=lambda one: (one["is_note"], -one["share"], one["kind"]))

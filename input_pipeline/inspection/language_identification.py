@@ -62,10 +62,9 @@ class Identifier:
         margins = scores - scores[:, own : own + 1]
         margins[:, own] = -np.inf
         best = margins.argmax(1)
-        margin = margins[np.arange(len(lines)), best] / np.maximum(counts, 1)
-        is_foreign = (margin * counts > evidence(len(self.languages))) & (
-            margin > self.cuts[own, best]
-        )
+        margin = margins.max(1) / np.maximum(counts, 1)
+        is_foreign = margin > self.cuts[own, best]
+        is_foreign &= margin * counts > evidence(len(self.languages))
         return counts > 0, np.where(is_foreign, best, -1)
 
     def save(self, path: pathlib.Path) -> None:
@@ -113,15 +112,11 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
     size = max(_LEAST_SLOTS, _TABLE_BYTES // (1 << (width - 1).bit_length()))
     models = np.zeros((2, size, width), np.int8)
     for half in range(2):
-        mean = np.zeros(size, np.float32)
-        for one in samples:
-            counts = _counts(samples[one], is_kept[one], half, size)
-            mean += counts / max(counts.sum(), 1.0) / len(samples)
-        for column, one in enumerate(samples):
-            counts = _counts(samples[one], is_kept[one], half, size)
-            prior = _PRIOR * mean
+        counted = [_counts(samples[one], is_kept[one], half, size) for one in samples]
+        mean = sum(one / max(one.sum(), 1.0) / len(samples) for one in counted)
+        for column, counts in enumerate(counted):
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log((counts + prior) / ((counts.sum() + _PRIOR) * mean))
+                ratio = np.log((counts + _PRIOR * mean) / ((counts.sum() + _PRIOR) * mean))
             ratio = np.where(mean > 0, ratio, 0) * _SCALE
             models[half, :, column] = np.clip(np.rint(ratio), -127, 127)
     return models
@@ -155,8 +150,7 @@ def _calibrate(samples: Mapping, models: np.ndarray) -> tuple[np.ndarray, np.nda
     for own, (margin, counts) in enumerate(margins):
         if len(margin):
             mirrored = 2 * medians[own] - margin
-            is_foreign = (mirrored > cuts[own]) & (
-                mirrored * counts[:, None] > evidence(len(samples))
-            )
+            is_foreign = mirrored > cuts[own]
+            is_foreign &= mirrored * counts[:, None] > evidence(len(samples))
             expected[own] = is_foreign.mean(0)
     return cuts, expected

@@ -32,33 +32,12 @@ _NO_HASH = np.iinfo(np.int64).max
 jit = numba.njit(cache=True, nogil=True)
 
 
-@jit
-def decode(data: np.ndarray, codes: np.ndarray) -> int:
-    """Write the code points of UTF-8 [n] to `codes` [n], `BAD_BYTE` for bytes that are none."""
-    count = i = 0
-    while i < len(data):
-        code, more, least = int(data[i]), 0, 0
-        if code >= 0x80:
-            if 0xC2 <= code <= 0xDF:
-                code, more, least = code & 0x1F, 1, 0x80
-            elif 0xE0 <= code <= 0xEF:
-                code, more, least = code & 0x0F, 2, 0x800
-            elif 0xF0 <= code <= 0xF4:
-                code, more, least = code & 0x07, 3, 0x10000
-            else:
-                code = ch.BAD_BYTE
-            if i + more >= len(data):
-                code, more = ch.BAD_BYTE, 0
-            for j in range(i + 1, i + 1 + more):
-                code = code << 6 | data[j] & 0x3F if data[j] & 0xC0 == 0x80 else ch.NUM_CODES
-                if code >= ch.NUM_CODES:
-                    break
-            if (more and not least <= code < ch.BAD_BYTE) or 0xD800 <= code < 0xE000:
-                code, more = ch.BAD_BYTE, 0
-        codes[count] = code
-        count += 1
-        i += 1 + more
-    return count
+def decode(data: bytes) -> np.ndarray:
+    """Return the code points of UTF-8, `BAD_BYTE` for each byte that is none."""
+    text = data.decode("utf-8", "surrogateescape")
+    codes = np.array([text]).view(np.int32)[: len(text)]
+    codes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = ch.BAD_BYTE
+    return codes
 
 
 @jit

@@ -47,13 +47,10 @@ class Tally:
 
 
 def _summed(rows: np.ndarray) -> np.ndarray:
-    if not len(rows):
-        return rows
-    rows = rows[np.argsort(rows["digest"], kind="stable")]
-    starts = np.flatnonzero(np.append(True, rows["digest"][1:] != rows["digest"][:-1]))
-    result = rows[starts]
+    _, first, number = np.unique(rows["digest"], return_index=True, return_inverse=True)
+    result = rows[first]
     for field in ("copies", "documents"):
-        result[field] = np.add.reduceat(rows[field], starts)
+        result[field] = np.bincount(number, rows[field])
     return result
 
 
@@ -70,7 +67,6 @@ def line_rows(digests: np.ndarray, sizes: np.ndarray, documents: np.ndarray) -> 
 
 def later_copies(digests: np.ndarray) -> np.ndarray:
     """Return whether each digest [n] has occurred before it."""
-    order = np.argsort(digests, kind="stable")
-    result = np.zeros(len(order), bool)
-    result[order[1:]] = digests[order[1:]] == digests[order[:-1]]
+    result = np.ones(len(digests), bool)
+    result[np.unique(digests, return_index=True)[1]] = False
     return result

@@ -1,15 +1,17 @@
 """`xlm inspect` from text to page: what was planted is found, clean text is silent."""
 
 import gzip
-import html.parser
+import html
 import json
 import lzma
 import random
+import re
 from unittest import mock
 
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
+from xlm.interop import normalizer_json
 
 ALPHABETS = {
     "en": "abcdefghijklm",
@@ -18,21 +20,6 @@ ALPHABETS = {
     "zh": "中文字里有的人天",
 }
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> &lt; \"' </li></ul>"
-
-
-class Page(html.parser.HTMLParser):
-    """Tags and text of a page."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.tags, self.text = [], ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
 
 
 class InspectTextTest(FolderTest):
@@ -83,7 +70,7 @@ class InspectTextTest(FolderTest):
         for i in range(5, 300, 10):
             lines["zh"][i] = " ".join(rng.choices(lines["ru"][:200], k=2))
             lines["en"][i] = f"<b>{lines['en'][i]}</b>"
-            lines["sw"][i] = lines["sw"][i] + " DÃ©jÃ  vu\x07"
+            lines["sw"][i] = lines["sw"][i] + (" DÃ©jÃ  vu\x07" if i % 20 < 10 else " Ð¿Ñ€\x07")
         lines["ru"][700] = " ".join(lines["ru"][:200])
         self.write_text()
         done = self.inspect()
@@ -158,12 +145,11 @@ class InspectTextTest(FolderTest):
             self.lines["en"][i] = f"{HOSTILE} {self.lines['en'][i]}"
         self.write_text()
         self.inspect()
-        page = Page((self.folder / "out/report.html").read_text())
-        self.assertIn(HOSTILE, page.text)
+        page = (self.folder / "out/report.html").read_text()
+        self.assertIn(HOSTILE, html.unescape(page))
         # The script of every report, and nothing of the text.
-        self.assertLen([tag for tag, _ in page.tags if tag in ("script", "img")], 1)
-        self.assertFalse([one for _, one in page.tags if any(key[:2] == "on" for key in one)])
-        self.assertNotRegex((self.folder / "out/report.html").read_text(), r"https?://|src=[^x]")
+        self.assertLen(re.findall("<script|<img", page), 1)
+        self.assertNotRegex(page, r"https?://")
 
     def test_odd_files_are_named_and_none_ends_the_inspection(self):
         self.write_text()
@@ -189,15 +175,8 @@ class InspectTextTest(FolderTest):
         self.write_text()
         vocab = {"<unk>": 0, **{c: i + 1 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz ")}}
         model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": "."},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-                     "normalizer": None, "pre_tokenizer": split, "post_processor": None,
-                     "decoder": None, "model": model}  # fmt: skip
+        split = normalizer_json.split({"Regex": "."}, "Isolated")
+        tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
         path = self.write("tokenizer.json", json.dumps(tokenizer))
         self.inspect(f"--tokenizer={path}")
         found = self.findings()

@@ -20,8 +20,10 @@ import vocap
 from tests import commands
 from tests.folders import FolderTest
 from tests.vocap import texts
-from vocap import merge, model_proto, runs
+from tests.vocap.extension_test import unigram_model
+from vocap import model_proto, runs
 from xlm.interop import extended, huggingface, vocabulary, weights
+from xlm.interop.tokenizer_files import JsonFile
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
 SPACE = runs.SPACE
@@ -115,9 +117,7 @@ def write_gpt(folder: pathlib.Path) -> None:
 
 
 def write_ours(folder: pathlib.Path) -> None:
-    pieces = [*"aeikotn", SPACE, "ka", "ke", "ta", "ti", "na", SPACE + "ko", "kato"]
-    scores = merge.fit_scores(pieces, np.zeros(len(pieces)), runs.count_runs(OLD), 4)
-    model = merge.write_model(pieces, scores)
+    model, _ = unigram_model()
     huggingface.export_tokenizer(model, folder)
     (folder / "spm.model").write_bytes(model)
 
@@ -206,10 +206,8 @@ class ExtendedTest(FolderTest):
         write_kind(self.folder / "old")
         path = self.folder / "old" / name
         vocap.extend(path, NEW, SIZE, self.folder / "new")
-        old, new = (
-            pieces_of(path.read_bytes()),
-            pieces_of((self.folder / "new" / name).read_bytes()),
-        )
+        new = pieces_of((self.folder / "new" / name).read_bytes())
+        old = pieces_of(path.read_bytes())
         self.assertEqual(old, new[: len(old)])
         self.assertLen(new, len(old) + SIZE)
 
@@ -251,6 +249,13 @@ class ExtendedTest(FolderTest):
         )
         self.assertEqual(encode(read(self.folder / "new"), lines), processor.encode(lines))
         self.assertIn(pieces.index("xabc"), processor.encode("xabc"))
+
+    def test_pieces_of_bytes_are_words_by_their_text(self):
+        write_gpt(self.folder / "old")
+        file = JsonFile((self.folder / "old" / "tokenizer.json").read_bytes())
+        for text, is_new in (("\u10e8\u10d0", True), ("\u10e8!", False), ("zo", True)):
+            ((piece, _),) = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)
+            self.assertEqual(file.may_be_new(piece), is_new)
 
     def test_what_cannot_grow_is_refused(self):
         folder = self.folder / "old"
@@ -333,7 +338,8 @@ class ModelTest(FolderTest):
         )  # fmt: skip
         model = transformers.XLMRobertaForMaskedLM(config)
         torch.nn.init.normal_(model.lm_head.bias)
-        model.save_pretrained(old)
+        model.save_pretrained(old, max_shard_size="4kB")
+        self.assertGreater(len([*old.glob("*.safetensors")]), 1)
         folder = self.folder / "text"
         for one, lines in NEW.items():
             self.write(f"text/{one}.txt", "\n\n".join(lines))
@@ -363,29 +369,6 @@ class ModelTest(FolderTest):
         with_json = vocabulary.read_vocabulary(new)
         (new / "tokenizer.json").unlink()
         self.assertEqual(vocabulary.read_vocabulary(new).pieces, with_json.pieces)
-
-    @absltest.skipUnless(HAS_TORCH, "torch and transformers are not installed")
-    def test_a_llama_in_shards_has_the_same_logits_on_old_ids(self):
-        import torch
-        import transformers
-
-        old, new = self.folder / "old", self.folder / "new"
-        write_gpt(old)
-        first = max(read(old).get_vocab().values()) + 1
-        config = transformers.LlamaConfig(
-            vocab_size=first, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=first, tie_word_embeddings=False,
-        )  # fmt: skip
-        model = transformers.LlamaForCausalLM(config).eval()
-        model.save_pretrained(old, max_shard_size="40kB")
-        self.assertGreater(len([*old.glob("*.safetensors")]), 1)
-        vocap.extend(old, NEW, SIZE, new, model=old)
-        grown = transformers.LlamaForCausalLM.from_pretrained(new).eval()
-        row = torch.tensor([next(one for one in encode(read(new), OLD) if max(one) < first)])
-        with torch.no_grad():
-            found = grown(row).logits.numpy()
-            self.assertEqual(found.shape[-1], first + SIZE)
-            np.testing.assert_array_equal(model(row).logits.numpy(), found[..., :first])
 
     def test_digests_of_our_own_models_are_renewed(self):
         old, new = self.folder / "old", self.folder / "new"

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from tests import folders
 from vocap import merge, model_proto
 from xlm.interop import charsmap, huggingface, tokenizer_json, vocabulary
+from xlm.interop.normalizer_json import added_token, typed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Names of languages and numerals in their own scripts.
@@ -119,15 +120,12 @@ class RebuiltTest(MapCase):
     def test_earlier_versions_collapse_blanks_in_the_normaliser(self):
         path = saved(self.folder)
         precompiled = json.loads(path.read_text("utf-8"))["normalizer"]
-        blanks = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-        metaspace = {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}
+        early = typed("Metaspace", replacement="\u2581", add_prefix_space=True)
         nmt = [{"type": "Nmt"}, {"type": "NFKC"}]  # the standard map
-        changed(path, normalizer={"type": "Sequence", "normalizers": nmt})
+        changed(path, normalizer=typed("Sequence", normalizers=nmt))
         self.assert_segments_as(vocabulary.sentencepiece_model(self.folder), fairseq_model())
-        for steps in ([precompiled, blanks], [precompiled, {"type": "Strip"}, blanks]):
-            changed(
-                path, normalizer={"type": "Sequence", "normalizers": steps}, pre_tokenizer=metaspace
-            )
+        for steps in ([precompiled, merged(" ")], [precompiled, typed("Strip"), merged(" ")]):
+            changed(path, normalizer=typed("Sequence", normalizers=steps), pre_tokenizer=early)
             self.assert_segments_as(vocabulary.sentencepiece_model(self.folder), fairseq_model())
 
     def test_without_a_normaliser_text_stays_as_it_is(self):
@@ -138,10 +136,8 @@ class RebuiltTest(MapCase):
         processor = spm.SentencePieceProcessor(model_proto=rebuilt)
         rng = random.Random(0)
         white = "".join(WHITE_SPACE) + "\u2028\x85\u1680"
-        for text in [
-            *texts(),
-            *("".join(rng.choices("ab cｆﬁé" + white, k=12)) for _ in range(300)),
-        ]:
+        made_up = ["".join(rng.choices("ab cｆﬁé" + white, k=12)) for _ in range(300)]
+        for text in texts() + made_up:
             found = [ids.get(processor.id_to_piece(i), i) for i in processor.encode(text)]
             self.assertEqual(found, theirs.encode(text, add_special_tokens=False).ids, repr(text))
         self.assertEmpty(huggingface.compare(rebuilt, huggingface.tokenizer_json(rebuilt), texts()))
@@ -165,21 +161,18 @@ class RebuiltTest(MapCase):
             vocabulary.sentencepiece_model(self.folder)
 
 
-SPLIT = {"type": "WhitespaceSplit"}
-STANDARD = {
-    "type": "Precompiled",
-    "precompiled_charsmap": base64.b64encode(charsmap.standard()).decode("ascii"),
-}
-STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+SPLIT = typed("WhitespaceSplit")
+STANDARD = typed("Precompiled", precompiled_charsmap=base64.b64encode(charsmap.standard()).decode())
+STRIP = typed("Strip", strip_left=True, strip_right=True)
 STRIP_RIGHT = {**STRIP, "strip_left": False}
 
 
 def metaspace(scheme: str, **more: Any) -> dict[str, Any]:
-    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, **more}
+    return {**typed("Metaspace", replacement="▁", prepend_scheme=scheme), **more}
 
 
 def merged(content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": content}
+    return typed("Replace", pattern={"Regex": " {2,}"}, content=content)
 
 
 class BlanksTest(MapCase):
@@ -187,14 +180,10 @@ class BlanksTest(MapCase):
 
     def value(self, steps: tuple, splits: tuple, pieces: str = "") -> dict[str, Any]:
         vocab = [*merge.SPECIALS, *("▁", "▁a", "▁b", "a", "b", "▁ab", "ab"), *pieces.split()]
-        options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
         scored = [[piece, -2 - i / 10] for i, piece in enumerate(vocab)]
         return {
             "version": "1.0",
-            "added_tokens": [
-                {"id": i, "content": token, "special": True, **options}
-                for i, token in enumerate(merge.SPECIALS)
-            ],
+            "added_tokens": [added_token(i, token) for i, token in enumerate(merge.SPECIALS)],
             "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
             "model": {"type": "Unigram", "unk_id": 3, "vocab": scored, "byte_fallback": False},

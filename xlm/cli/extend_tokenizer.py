@@ -15,7 +15,7 @@ import pathlib
 
 from absl import flags
 
-from input_pipeline.corpus import load_corpus
+from input_pipeline.corpus import Corpus, load_corpus
 from input_pipeline.sources import CorpusSpec
 from xlm.common import outputs
 from xlm.interop import extended
@@ -33,12 +33,9 @@ _COVERAGE = flags.DEFINE_float(
     lower_bound=0, upper_bound=1,
 )  # fmt: skip
 _HELDOUT = flags.DEFINE_float(
-    "heldout_fraction",
-    0.05,
-    "Share of the text to count tokens on.",
-    lower_bound=0,
+    "heldout_fraction", 0.05, "Share of the text to count tokens on.", lower_bound=0,
     upper_bound=0.5,
-)
+)  # fmt: skip
 _OLD_TEXT = flags.DEFINE_string("old_text", None, "Folder of text of languages known before.")
 _OUTPUT = outputs.define_flags("The folder to write.")
 
@@ -48,20 +45,11 @@ OPTIONS = {"required": ("text", "pieces", "output")}
 def main(_) -> None:
     path = _TOKENIZER.value or _MODEL.value
     if path is None:
-        raise ValueError(
-            "give --tokenizer, or --model with the folder of a model and its tokenizer"
-        )
+        raise ValueError("give --tokenizer, or --model, the folder of a model and its tokenizer")
     inputs = [one for one in (path, _MODEL.value, _TEXT.value, _OLD_TEXT.value) if one]
     with outputs.folder(_OUTPUT.value, inputs) as aside:
-        corpus = load_corpus(
-            CorpusSpec(
-                root=_TEXT.value, text=("",), languages=tuple(_LANGUAGES.value),
-                heldout_fraction=_HELDOUT.value,
-            )
-        )  # fmt: skip
-        old = _OLD_TEXT.value and load_corpus(
-            CorpusSpec(root=_OLD_TEXT.value, text=("",), heldout_fraction=0.0)
-        )
+        corpus = _read(_TEXT.value, _HELDOUT.value, tuple(_LANGUAGES.value))
+        old = _read(_OLD_TEXT.value, 0.0) if _OLD_TEXT.value else None
         texts = extended.Texts(
             train={one: corpus.sentences(one) for one in corpus.train},
             heldout={one: corpus.sentences(one, "heldout") for one in corpus.heldout},
@@ -74,3 +62,8 @@ def main(_) -> None:
     last = found.first_id + len(found.pieces) - 1
     print(found.report)
     print(f"{len(found.pieces)} pieces, ids {found.first_id} to {last}: {_OUTPUT.value}")
+
+
+def _read(root: str, heldout: float, languages: tuple[str, ...] = ()) -> Corpus:
+    spec = CorpusSpec(root=root, text=("",), languages=languages, heldout_fraction=heldout)
+    return load_corpus(spec)

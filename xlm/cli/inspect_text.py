@@ -37,7 +37,7 @@ _OUTPUT = outputs.define_flags("The folder of the report.")
 
 OPTIONS = {"required": ("output",)}
 
-_FORMAT = 1  # of the parts that a killed inspection leaves
+_FORMAT = 2  # of the parts that a killed inspection leaves
 _SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
 _SAMPLE_FILES = 64
 _TOKENIZED_LINES = 2000
@@ -47,10 +47,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) != 2:
         raise ValueError(f"name one folder of text, not {argv[1:4]}: xlm inspect TEXT --output=DIR")
     spec = CorpusSpec(root=argv[1], text=("",))
-    found: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
-    for language, path in sources.find_text(spec):
-        found[language].append(path)
-    corpus.check_found(spec, found)
+    found = sources.find_text(spec)
+    corpus.check_found(spec, {one.language for one in found})
     with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
         languages = _inspect(found, aside)
         artifacts.write_json(aside / "inspection.json", {"languages": languages})
@@ -62,42 +60,38 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _inspect(
-    found: Mapping[str, Sequence[pathlib.Path]], aside: pathlib.Path
-) -> list[dict[str, Any]]:
-    every = [TextFile(language, path) for language, paths in found.items() for path in paths]
+def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, Any]]:
     states = [(one.language, str(one.path), *_state(one.path)) for one in every]
     folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, _NEAR_COPIES.value, states))
-    samples = {
-        language: files.sample(paths[:: len(paths) // _SAMPLE_FILES + 1], _SAMPLE_BYTES)
-        for language, paths in found.items()
-    }
-    main_script = {one: int(np.argmax(letters[1:])) + 1 for one, (_, letters) in samples.items()}
-    tokens = _tokenize(samples) if _TOKENIZER.value else {}
-    identifier = identification.fit({one: (b.codes, b.lines) for one, (b, _) in samples.items()})
-    order = list(samples)
-    identifier.save(folder / "identifier.npz")
-    parts = [folder / f"{i:06d}.npz" for i in range(len(every))]
+    found: dict[str, dict[pathlib.Path, pathlib.Path]] = collections.defaultdict(dict)
+    for i, one in enumerate(every):
+        found[one.language][one.path] = folder / f"{i:06d}.npz"
+    blocks, scripts = {}, {}
+    for language, parts in found.items():
+        some = [*parts][:: len(parts) // _SAMPLE_FILES + 1]
+        blocks[language], letters = files.sample(some, _SAMPLE_BYTES)
+        scripts[language] = int(np.argmax(letters[1:])) + 1
+    tokens = _tokenize(blocks) if _TOKENIZER.value else {}
+    identifier = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
+    identifier.save(model := folder / "identifier.npz")
     jobs = [
-        (one.path, part, order.index(one.language), main_script[one.language],
-         folder / "identifier.npz", _NEAR_COPIES.value)
-        for one, part in zip(every, parts, strict=True)
+        (path, part, own, scripts[language], model, _NEAR_COPIES.value)
+        for own, (language, parts) in enumerate(found.items())
+        for path, part in parts.items()
         if not part.exists()
-    ]  # fmt: skip
-    if len(jobs) < len(parts):
-        logging.info("%d of %d files were inspected before", len(parts) - len(jobs), len(parts))
+    ]
+    if len(jobs) < len(every):
+        logging.info("%d of %d files were inspected before", len(every) - len(jobs), len(every))
     with Workers(_WORKERS.value, "--num_workers") as workers:
         for _ in tqdm(workers.run(_inspect_file, jobs), "inspect", len(jobs), unit="file"):
             pass
-    results = []
-    for language, paths in found.items():
-        own = [part for one, part in zip(every, parts, strict=True) if one.language == language]
-        reports = map(files.FileReport.load, own)
-        script = main_script[language]
-        results.append(
-            findings.of_language(language, paths, reports, identifier, script, tokens.get(language))
+    return [
+        findings.of_language(
+            language, [*parts], map(files.FileReport.load, parts.values()), identifier,
+            scripts[language], tokens.get(language),
         )
-    return results
+        for language, parts in found.items()
+    ]  # fmt: skip
 
 
 def _state(path: pathlib.Path) -> tuple[int, int]:
@@ -117,12 +111,12 @@ def _inspect_file(
     files.inspect(path, own, script, _identifier(identifier), compare).save(part)
 
 
-def _tokenize(samples: Mapping[str, tuple[files.Block, Any]]) -> dict[str, dict[str, Any]]:
+def _tokenize(blocks: Mapping[str, files.Block]) -> dict[str, dict[str, Any]]:
     """Return tokens, words and unknown characters, with their names, of each sample."""
     from xlm.interop.segmenter import read_segmenter
 
     segmenter, result = read_segmenter(pathlib.Path(_TOKENIZER.value)), {}
-    for language, (block, _) in samples.items():
+    for language, block in blocks.items():
         step = len(block.lines) // _TOKENIZED_LINES + 1
         text = [block.text(i) for i in range(0, len(block.lines), step)]
         ids = segmenter.encode(text)

@@ -142,8 +142,8 @@ def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
 
 def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
     """Warn of languages of parallel text without a reported tax that nobody left out."""
-    wanted = set(_LANGUAGES.value or _languages_of(parallel)) - {_PIVOT.value}
-    others = [one for one in _languages_of(parallel) if one in wanted]
+    found = _languages_of(parallel)
+    others = [one for one in found if one in (_LANGUAGES.value or found) and one != _PIVOT.value]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
     # The text shows whether unknown tokens flatter a tax, so there is no tax without it.
     if without_text := [one for one in others if one not in languages]:
@@ -183,9 +183,8 @@ def _score(
     for name, one in segmenters.items():
         tax = {}
         if rows:
-            samples = segmentation.taxes(
-                segmentation.row_tokens(one, rows), languages.index(_PIVOT.value)
-            )
+            tokens = segmentation.row_tokens(one, rows)
+            samples = segmentation.taxes(tokens, languages.index(_PIVOT.value))
             tax = {
                 language: column
                 for language, column in zip(languages, samples.T, strict=True)

@@ -23,17 +23,15 @@ import msgspec
 import numpy as np
 
 from vocap import byte_tokens
-from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNK_ID
+from vocap.settings import SPECIALS
 from xlm.common import artifacts, declarations, packages
-from xlm.interop import vocabulary
+from xlm.interop import huggingface, segmenter, vocabulary
 
 FORMATS = ("hf", "tiktoken", "gguf")
-_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _FILES = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "gguf": "tokenizer.gguf"}
 _REMEDY = "give the vocab/tokenizer.json of a build with vocab.method=byte_bpe"
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
 _ARCHITECTURE = "llama"  # GGUF requires one; there is no model
-_BATCH = 1024
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
@@ -77,25 +75,15 @@ def export(model: bytes, folder: pathlib.Path, form: str) -> None:
     """Write a tokenizer.json in one of `FORMATS` to a folder; ValueError as `read`."""
     if form == "hf":
         write_pretrained(model, folder)
-    elif form == "tiktoken":
-        write_tiktoken(model, folder / _FILES[form])
     else:
-        write_gguf(model, folder / _FILES[form])
+        write = {"tiktoken": write_tiktoken, "gguf": write_gguf}[form]
+        write(model, folder / _FILES[form])
 
 
 def write_pretrained(model: bytes, folder: pathlib.Path) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads."""
     read(model)
-    names = dict(zip(_ROLES, SPECIALS, strict=True))
-    names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
-    options = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    artifacts.write_json(folder / "special_tokens_map.json", names)
-    artifacts.write_json(folder / "tokenizer_config.json", names | options)
-    artifacts.write_bytes(folder / _FILES["hf"], model)
+    huggingface.write_pretrained(folder, model)
 
 
 def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
@@ -106,11 +94,9 @@ def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
         for i in range(len(SPECIALS), len(tokens))
     )
     specials = {token: i for i, token in enumerate(SPECIALS)}
+    more = {"pat_str": byte_tokens.PATTERN, "special_tokens": specials}
     artifacts.write_text(path, "".join(ranks))
-    artifacts.write_json(
-        path.with_name(f"{path.name}.json"),
-        {"pat_str": byte_tokens.PATTERN, "special_tokens": specials},
-    )
+    artifacts.write_json(path.with_name(f"{path.name}.json"), more)
 
 
 def write_gguf(model: bytes, path: pathlib.Path) -> None:
@@ -126,11 +112,8 @@ def write_gguf(model: bytes, path: pathlib.Path) -> None:
         normal = len(tokens) - len(SPECIALS)
         writer.add_token_types([_CONTROL] * len(SPECIALS) + [_NORMAL] * normal)
         writer.add_token_merges([" ".join(pair) for pair in merges])
-        writer.add_bos_token_id(BOS_ID)
-        writer.add_eos_token_id(EOS_ID)
-        writer.add_unk_token_id(UNK_ID)
-        writer.add_pad_token_id(PAD_ID)
-        writer.add_mask_token_id(MASK_ID)
+        for role in ("bos", "eos", "unk", "pad", "mask"):
+            getattr(writer, f"add_{role}_token_id")(huggingface.ROLES.index(f"{role}_token"))
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         writer.write_header_to_file()
@@ -143,7 +126,7 @@ def differing(model: bytes, folder: pathlib.Path, form: str, texts: Iterable[str
     own, exported = _by_tokenizers(model), _opened(folder, form)
     return [
         text
-        for batch in vocabulary.batches(texts, _BATCH)
+        for batch in vocabulary.batches(texts)
         for text, ids, theirs in zip(batch, own(batch), exported(batch), strict=True)
         if ids != theirs
     ]
@@ -171,8 +154,6 @@ def _opened(folder: pathlib.Path, form: str) -> Encode:
 
 
 def _by_tokenizers(model: bytes) -> Encode:
-    with packages.needed("comparing tokenizers"):
-        import tokenizers
-    tokenizer = tokenizers.Tokenizer.from_str(model.decode())
+    tokenizer = segmenter.tokenizer_of(model, "comparing tokenizers")
     tokenizer.encode_special_tokens = True  # as text
     return lambda texts: [one.ids for one in tokenizer.encode_batch(list(texts))]

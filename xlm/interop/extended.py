@@ -24,7 +24,6 @@ _OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_BATCH = 8192
 _NOT_BELOW = 1 + 1e-9  # puts a character before the pairs that it is in, whatever the rounding
 
 
@@ -100,10 +99,8 @@ def _files(source: pathlib.Path) -> dict[str, Growing]:
     for path in paths:
         with declarations.of_file(path):
             read_segmenter(path)  # which says what is wrong with it
-            content = artifacts.read_bytes(path)
-            files[path.name] = (
-                JsonFile(content) if path.suffix == ".json" else SentencePieceFile(content)
-            )
+            read = JsonFile if path.suffix == ".json" else SentencePieceFile
+            files[path.name] = read(artifacts.read_bytes(path))
     return files
 
 
@@ -132,7 +129,7 @@ def _choose(
         counted = {
             one: runs.count_runs(
                 text.replace(runs.SPACE, " ")
-                for batch in vocabulary.batches(lines, _BATCH) for text in file.normalized(batch)
+                for batch in vocabulary.batches(lines) for text in file.normalized(batch)
             )
             for one, lines in texts.items()
         }  # fmt: skip
@@ -161,7 +158,7 @@ def _choose(
 def _missing(file: Growing, lines: Sequence[str], coverage: float) -> dict[str, int]:
     """Count the characters to add; all if bytes stand for them, else those that are required."""
     counts: collections.Counter[str] = collections.Counter()
-    for batch in vocabulary.batches(lines, _BATCH):
+    for batch in vocabulary.batches(lines):
         counts += file.characters(batch)
     left = np.inf if file.falls_back else coverage * counts.total()
     found = {}
@@ -190,13 +187,13 @@ def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
             if not lines:
                 continue
             row: dict[str, Any] = {"language": language, "text": kind, "sentences": len(lines)}
-            encoded = [one.encode(lines) for one in (before, after)]
-            for time, one, ids in zip(("before", "after"), (before, after), encoded, strict=True):
-                total = sum(map(len, ids))
-                lost = -1 if one.unknown is None else one.unknown
+            encoded = []
+            for time, one in (("before", before), ("after", after)):
+                encoded.append(ids := [*one.each(lines)])
+                total, lost = sum(map(len, ids)), -1 if one.unknown is None else one.unknown
                 unknown = sum(sentence.count(lost) for sentence in ids) / max(total, 1)
-                row[f"tokens {time}"] = f"{total / len(lines):.2f}"
-                row[f"unknown {time}"] = f"{unknown:.2%}"
+                row |= {f"tokens {time}": f"{total / len(lines):.2f}"}
+                row |= {f"unknown {time}": f"{unknown:.2%}"}
             row["changed"] = f"{sum(map(list.__ne__, *encoded)) / len(lines):.1%}"
             rows.append(row)
     return tables.markdown(rows, left=2)

@@ -30,16 +30,15 @@ from google.protobuf.message import Message
 
 from vocap import model_proto
 from vocap.settings import BOS_ID, BPE, EOS_ID, SPECIALS, UNIGRAM, UNK_ID
-from xlm.common import artifacts, packages
+from xlm.common import artifacts
 from xlm.interop import normalizer_json, segmenter, vocabulary
-from xlm.interop.normalizer_json import of_type, typed
+from xlm.interop.normalizer_json import added_token, of_type, typed
 
-_ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
+ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
 _CLASS = "PreTrainedTokenizerFast"  # which reads tokenizer.json and nothing else
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
 _MOST_BLANKS = 1 << 16  # at the beginning of what is decoded
-_BATCH = 1024
 _SHOWN = 20  # differences
 
 
@@ -54,11 +53,20 @@ class Difference(NamedTuple):
 def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
 
-    `max_length` is the model's limit in tokens, special tokens included, to which `truncation=True`
-    cuts; None for a tokenizer without a model. Raises ValueError as `tokenizer_json`.
+    `max_length` is as in `write_pretrained`. Raises ValueError as `tokenizer_json`.
     """
-    tokenizer = tokenizer_json(model)
-    names = dict(zip(_ROLES, SPECIALS, strict=True))
+    write_pretrained(folder, tokenizer_json(model), max_length)
+
+
+def write_pretrained(
+    folder: pathlib.Path, tokenizer: Mapping[str, Any] | bytes, max_length: int | None = None
+) -> None:
+    """Write a tokenizer.json, a value or its text, and the roles of its `SPECIALS` beside it.
+
+    `max_length` is the model's limit in tokens, special tokens included, to which `truncation=True`
+    cuts; None for a tokenizer without a model.
+    """
+    names = dict(zip(ROLES, SPECIALS, strict=True))
     names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
     options = {
         "tokenizer_class": _CLASS,
@@ -68,7 +76,10 @@ def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None 
     }
     artifacts.write_json(folder / "special_tokens_map.json", names)
     artifacts.write_json(folder / "tokenizer_config.json", names | options)
-    artifacts.write_json(folder / "tokenizer.json", tokenizer)
+    if isinstance(tokenizer, bytes):
+        artifacts.write_bytes(folder / "tokenizer.json", tokenizer)
+    else:
+        artifacts.write_json(folder / "tokenizer.json", tokenizer)
 
 
 def mark_unreadable(folder: pathlib.Path) -> None:
@@ -101,9 +112,8 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
 
 
 def _added_tokens(proto: Message) -> list[dict[str, Any]]:
-    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
     return [
-        {"id": i, "content": piece.piece, "special": True, **options}
+        added_token(i, piece.piece)
         for i, piece in enumerate(proto.pieces)
         if piece.type in (_KINDS.CONTROL, _KINDS.UNKNOWN)
     ]
@@ -171,19 +181,15 @@ def compare(
     `tokenizer` is a folder with a tokenizer.json, or its value. `ids` [V] are its ids of the
     model's pieces, if they differ. Raises ValueError if `tokenizers` is not installed.
     """
-    with packages.needed("comparing with Hugging Face"):
-        import tokenizers
     if isinstance(tokenizer, pathlib.Path):
-        exported = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        content = artifacts.read_bytes(tokenizer / "tokenizer.json")
     else:
-        exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
-    # A file may store both, and both change the ids of a text.
-    exported.no_truncation()
-    exported.no_padding()
+        content = json.dumps(tokenizer).encode()
+    exported = segmenter.tokenizer_of(content, "comparing with Hugging Face")
     processor = spm.SentencePieceProcessor(model_proto=model)
     theirs = range(len(processor)) if ids is None else ids
     differences = []
-    for batch in vocabulary.batches(texts, _BATCH):
+    for batch in vocabulary.batches(texts):
         segmenter.check_texts(batch)
         encodings = exported.encode_batch(batch)
         for text, own, encoding in zip(batch, processor.encode(batch), encodings, strict=True):
@@ -235,18 +241,13 @@ def why_not_exported(model: bytes) -> str:
 
 def _merges_make_all(proto: Message) -> bool:
     """Whether each piece that no user-defined one cuts, as a text, is segmented as that piece."""
-    plain = model_proto.ModelProto()
-    plain.CopyFrom(proto)
-    plain.normalizer_spec.Clear()
-    plain.normalizer_spec.add_dummy_prefix = plain.normalizer_spec.remove_extra_whitespaces = False
-    processor = spm.SentencePieceProcessor(model_proto=plain.SerializeToString())
     symbols = normalizer_json.symbols(proto)
     made = [
         piece
         for piece in of_type(proto, _KINDS.NORMAL)
         if not any(symbol in piece for symbol in symbols)
     ]
-    return all(len(ids) == 1 for ids in processor.encode(made))
+    return all(len(ids) == 1 for ids in model_proto.plain_processor(proto).encode(made))
 
 
 def _template() -> dict[str, Any]:

@@ -152,18 +152,18 @@ def _pre_tokenizer(
         steps.append(_blanks(spec, pieces))
     elif words:
         between_letters = rf"(?<![\s{SPACE}]) (?=[^\s{SPACE}])"
-        steps.append(_split({"Regex": between_letters}, "Removed"))
+        steps.append(split({"Regex": between_letters}, "Removed"))
     options = {"prepend_scheme": "always", "split": words and collapsed}
     steps.append(typed("Metaspace", replacement=SPACE, **options))
     if isolated:
         longest = sorted(isolated, key=lambda text: (-len(text), text))
-        steps.append(_split({"Regex": "|".join(map(_escaped, longest))}, "Isolated"))
+        steps.append(split({"Regex": "|".join(map(_escaped, longest))}, "Isolated"))
     if words and not collapsed:
-        steps.append(_split({"Regex": f"{SPACE}+"}, "MergedWithNext"))
+        steps.append(split({"Regex": f"{SPACE}+"}, "MergedWithNext"))
     if apart := _apart(pieces):
-        steps.append(_split({"Regex": f"{any_of(apart)}+"}, "Isolated"))
+        steps.append(split({"Regex": f"{any_of(apart)}+"}, "Isolated"))
     if pattern := _cuts(pieces, literals):
-        steps.append(_split({"Regex": pattern}, "MergedWithPrevious"))
+        steps.append(split({"Regex": pattern}, "MergedWithPrevious"))
     return typed("Sequence", pretokenizers=steps)
 
 
@@ -185,11 +185,16 @@ def typed(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, **fields}
 
 
+def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
+    options = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+    return {"id": number, "content": content, "special": special, **options}
+
+
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return typed("Replace", pattern=pattern, content=content)
 
 
-def _split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
+def split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
     return typed("Split", pattern=pattern, behavior=behavior, invert=False)
 
 
@@ -198,7 +203,7 @@ def _blanks(spec: Message, pieces: Collection[str]) -> dict[str, Any]:
     rules = read_rules(spec.precompiled_charsmap)
     left = frozenset().union(WHITE_SPACE - rules.keys(), *rules.values(), *pieces)
     if WHITE_SPACE & left:
-        return _split({"String": " "}, "Removed")
+        return split({"String": " "}, "Removed")
     return typed("WhitespaceSplit")
 
 
@@ -294,16 +299,10 @@ def _by_map(compiled: bytes) -> list[dict[str, Any]]:
     if form and _deletes_marks(rules):
         # The map deletes stops. One of them stands in for the kept character, and is freed first.
         kept, stops = _kept(compiled, form), _stops(compiled)
-        if not kept:
-            return [*steps, _replace({"Regex": stops}, _STOP), typed(form), precompiled]
-        return [
-            *steps,
-            _replace({"Regex": f"{_escape(_OWN)}|{stops}"}, _STOP),
-            _replace({"String": kept}, _OWN),
-            typed(form),
-            _replace({"String": _OWN}, kept),
-            precompiled,
-        ]
+        spared = [_replace({"String": kept}, _OWN), typed(form), _replace({"String": _OWN}, kept)]
+        stops = f"{_escape(_OWN)}|{stops}" if kept else stops
+        composing = spared if kept else [typed(form)]
+        return [*steps, _replace({"Regex": stops}, _STOP), *composing, precompiled]
     steps.append(_replace({"String": _STOP}, _STOP + _OWN))
     composing = [_replace({"Regex": _stops(compiled)}, _STOP * 2), typed(form)] if form else []
     return [

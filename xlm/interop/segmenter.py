@@ -1,8 +1,10 @@
 """Tokenizers of any origin as functions from texts to ids, for comparison."""
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +14,7 @@ from vocap import model_proto
 from xlm.common import artifacts, declarations, packages
 from xlm.common.declarations import Count
 from xlm.interop import tokenizer_json
-from xlm.interop.vocabulary import existing_file
+from xlm.interop.vocabulary import batches, existing_file
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -45,6 +47,10 @@ class Segmenter:
     is_piece: np.ndarray
     unknown: int | None
     encode: Callable[[Sequence[str]], list[list[int]]]
+
+    def each(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Encode any number of texts."""
+        return itertools.chain.from_iterable(map(self.encode, batches(texts)))
 
 
 def check_texts(texts: Sequence[str]) -> None:
@@ -97,9 +103,19 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
     )
 
 
+def tokenizer_of(content: bytes, place: str = "reading a tokenizer.json") -> Any:
+    """Return a tokenizer of the package `tokenizers` that neither cuts nor pads texts."""
+    with packages.needed(place):
+        import tokenizers
+    tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def _of_json(path: pathlib.Path) -> Segmenter:
     with packages.needed(str(path)):
-        import tokenizers
+        import tokenizers  # noqa: F401
     remedy = "give a tokenizer.json of Hugging Face, or a SentencePiece model"
     content = artifacts.read_bytes(path)
     found = declarations.parse(content, _Tokenizer, place=str(path), remedy=remedy)
@@ -108,12 +124,10 @@ def _of_json(path: pathlib.Path) -> Segmenter:
         for step in tokenizer_json.steps(found.normalizer):
             if step.type == "Precompiled":  # on a damaged one `tokenizers` panics
                 tokenizer_json.character_map(step)
-        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        tokenizer = tokenizer_of(content)
     except Exception as error:  # tokenizers raises Exception itself
         fault = " ".join(str(error).split())
         raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({fault}); {remedy}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
     size = int(ids.max(initial=-1)) + 1  # ids may have gaps
     unknown = model.unk_id

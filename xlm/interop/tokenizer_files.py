@@ -10,19 +10,17 @@ import numpy as np
 import sentencepiece as spm
 
 from vocap import model_proto
+from vocap.byte_tokens import token_bytes
 from vocap.extension import LONGEST, is_word
 from vocap.settings import BPE, UNIGRAM
-from xlm.common import packages
 from xlm.interop import vocabulary
+from xlm.interop.normalizer_json import BYTE, SPACE
+from xlm.interop.segmenter import tokenizer_of
 
-_SPACE = "\u2581"
 _KINDS = model_proto.ModelProto.SentencePiece
 _REMEDY = "give a Unigram or BPE tokenizer, such as those of XLM-R, Llama or GPT-2"
 _MATCHED_WHOLE = ("continuing_subword_prefix", "end_of_word_suffix")
-
-
 _Line = Iterable[tuple[str, int]]
-_BATCH = 8192  # lines
 
 
 class Growing(abc.ABC):
@@ -103,7 +101,7 @@ class Growing(abc.ABC):
 
 
 def _is_border(piece: str, following: str) -> bool:
-    return following[0] == _SPACE or is_word(piece[-1:]) != is_word(following[:1])
+    return following[0] == SPACE or is_word(piece[-1:]) != is_word(following[:1])
 
 
 class SentencePieceFile(Growing):
@@ -138,12 +136,7 @@ class SentencePieceFile(Growing):
         return proto.SerializeToString()
 
     def parts(self, pieces: Sequence[str]) -> list[list[int]]:
-        proto = model_proto.ModelProto()
-        proto.CopyFrom(self._proto)
-        spec = proto.normalizer_spec
-        spec.Clear()
-        spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", False, False
-        processor = spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+        processor = model_proto.plain_processor(self._proto)
         unknown = processor.unk_id()
         return [[i for i in ids if i != unknown] for ids in processor.encode(list(pieces))]
 
@@ -151,7 +144,7 @@ class SentencePieceFile(Growing):
         model = self.grown(characters, None, ())
         processor = spm.SentencePieceProcessor(model_proto=model)
         pieces = [processor.id_to_piece(i) for i in range(len(processor))]
-        for batch in vocabulary.batches(lines, _BATCH):
+        for batch in vocabulary.batches(lines):
             for ids in processor.encode(batch):
                 yield ((pieces[i], 0) for i in ids)
 
@@ -164,9 +157,6 @@ class JsonFile(Growing):
     """
 
     def __init__(self, content: bytes):
-        with packages.needed("tokenizer.json", "vocab"):
-            import tokenizers
-        self._tokenizers = tokenizers
         self._value = json.loads(content)
         model = self._value["model"]
         if model.get("type") not in ("Unigram", "BPE") or any(map(model.get, _MATCHED_WHOLE)):
@@ -175,31 +165,23 @@ class JsonFile(Growing):
             )
         added = {one["content"]: one["id"] for one in self._value.get("added_tokens") or ()}
         self._added = {i: content for content, i in added.items()}
+        unknown = model.get("unk_token")
         if model["type"] == "Unigram":
-            self.kind, vocab = UNIGRAM, [piece for piece, _ in model["vocab"]]
-            own = dict(zip(vocab, range(len(vocab)), strict=True))
-            scores = dict(model["vocab"])
+            self.kind, scores = UNIGRAM, dict(model["vocab"])
+            own = {piece: i for i, (piece, _) in enumerate(model["vocab"])}
+            if model.get("unk_id") is not None:
+                unknown = model["vocab"][model["unk_id"]][0]
         else:
-            self.kind, own = BPE, model["vocab"]
-            scores = dict.fromkeys(own, 0.0)
+            self.kind, own, scores = BPE, model["vocab"], dict.fromkeys(model["vocab"], 0.0)
         self.ids = {**own, **added}
         self.falls_back = bool(model.get("byte_fallback"))
-        unknown = model.get("unk_token") or (
-            vocab[model["unk_id"]] if model.get("unk_id") is not None else None
-        )
-        bytes_ = {f"<0x{b:02X}>" for b in range(256)} if self.falls_back else set()
-        self.scores = {
-            piece: score for piece, score in scores.items()
-            if piece not in added and piece != unknown and piece not in bytes_
-        }  # fmt: skip
+        self._bytes = {piece for piece in own if self.falls_back and BYTE.fullmatch(piece)}
+        unused = added.keys() | self._bytes | {unknown}
+        self.scores = {piece: score for piece, score in scores.items() if piece not in unused}
         self.is_bytes = '"ByteLevel"' in json.dumps(
             [self._value.get("pre_tokenizer"), self._value.get("normalizer")]
         )
-        self._tokenizer = self._built(self._value)
-
-    def _built(self, value: Mapping[str, Any]) -> Any:
-        whole = {**value, "truncation": None, "padding": None}
-        return self._tokenizers.Tokenizer.from_str(json.dumps(whole))
+        self._tokenizer = _built(self._value)
 
     def normalized(self, lines: Sequence[str]) -> list[str]:
         normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
@@ -210,7 +192,7 @@ class JsonFile(Growing):
         return list(lines)
 
     def spelled(self, piece: str) -> str:
-        return self._tokenizers.decoders.ByteLevel().decode([piece]) if self.is_bytes else piece
+        return token_bytes(piece).decode(errors="replace") if self.is_bytes else piece
 
     def grown(
         self, pieces: Sequence[str], scores: np.ndarray | None, fillers: Iterable[str] = ()
@@ -264,16 +246,19 @@ class JsonFile(Growing):
 
     def parts(self, pieces: Sequence[str]) -> list[list[int]]:
         others = ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")
-        tokenizer = self._built({**self._value, **dict.fromkeys(others), "added_tokens": []})
+        tokenizer = _built({**self._value, **dict.fromkeys(others), "added_tokens": []})
         found = tokenizer.encode_batch(list(pieces), add_special_tokens=False)
-        used = {self.ids[piece] for piece in self.ids if piece in self.scores}
-        used |= {i for piece, i in self.ids.items() if self.falls_back and piece.startswith("<0x")}
+        used = {self.ids[piece] for piece in self.scores.keys() | self._bytes}
         return [[i for i in one.ids if i in used] for one in found]
 
     def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
-        tokenizer = self._built(self._grown(characters, None))
+        tokenizer = _built(self._grown(characters, None))
         pieces = {i: piece for piece, i in tokenizer.get_vocab().items()}
-        for batch in vocabulary.batches(lines, _BATCH):
+        for batch in vocabulary.batches(lines):
             for one in tokenizer.encode_batch(batch, add_special_tokens=False):
                 words = (-1 if word is None else word for word in one.word_ids)
                 yield zip((pieces[i] for i in one.ids), words, strict=True)
+
+
+def _built(value: Mapping[str, Any]) -> Any:
+    return tokenizer_of(json.dumps(value).encode())

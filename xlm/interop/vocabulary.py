@@ -29,7 +29,7 @@ _KINDS = model_proto.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
 _FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
-_BATCH = 8192
+_BATCH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +252,7 @@ def prune(
         )
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
-    for batch in batches(texts, _BATCH):
+    for batch in batches(texts):
         for ids in processor.encode(batch):
             used[ids] = True
     if not used.any():
@@ -277,9 +277,9 @@ def prune(
     return pruned.SerializeToString(), kept
 
 
-def batches(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     remaining = iter(texts)
-    while batch := list(itertools.islice(remaining, size)):
+    while batch := list(itertools.islice(remaining, _BATCH)):
         yield batch
 
 
@@ -365,7 +365,4 @@ def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
         else:  # never matched in a text
             kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
             proto.pieces.add(piece=piece, type=kind)
-    spec = proto.normalizer_spec
-    spec.name = "identity"
-    spec.add_dummy_prefix = spec.remove_extra_whitespaces = False
-    return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    return model_proto.plain_processor(proto)
