@@ -118,15 +118,18 @@ class MixtureTrainer:
         return self._train_fairly("bytes", size)
 
     def tradeoff(self) -> tradeoff.Tradeoff | None:
-        """Measure other sizes and parities of the union; None without held-out text of each."""
-        train, heldout = self.tables
-        if any(not heldout[lang].num_sentences if lang in heldout else True for lang in train):
+        """Measure other sizes and parities of the union; None without text to measure on."""
+        measured = self._measured("union")
+        if any(lang not in measured or not measured[lang].num_sentences for lang in self.languages):
             return None
-        parities = sorted({*tradeoff.PARITIES, self.settings.parity})
-        path = self.cache / "tradeoff" / f"{self._fair_key('union', parities)}.json"
+        one = self.settings
+        used = (one.budget, one.target_size, one.parity, self._measured_key())
+        path = self.cache / "tradeoff" / f"{self._fair_key('union', *used)}.json"
         if not entries.is_whole(path):
             _, tables, shares, fairest = self._ends("union")
-            found = tradeoff.measure(tables, shares, fairest, heldout, self.settings)
+            found = tradeoff.measure(
+                tables, shares, fairest, measured, one, is_parallel=bool(self.parallel)
+            )
             with entries.written(path) as aside:
                 artifacts.write_json(aside, dataclasses.asdict(found))
         return tradeoff.Tradeoff(**artifacts.read_object(path))
@@ -170,22 +173,23 @@ class MixtureTrainer:
         size = self.settings.budget
         path = self.cache / "shares" / f"{self._fair_key(name, size, self._measured_key())}.json"
         if not entries.is_whole(path):
-            _, measured = self.pretokens if name == "bytes" else self.tables
-            if self.parallel:
-                rules = self.settings.rules
-                measured = {
-                    language: byte_bpe.count(text)
-                    if name == "bytes"
-                    else runs.count_runs(text, rules)
-                    for language, text in self.parallel.items()
-                }
             fairest = union.fairest_shares(
-                tables, shares, measured, self.settings, is_parallel=bool(self.parallel),
-                count=trainer.count_tokens,
+                tables, shares, self._measured(name), self.settings,
+                is_parallel=bool(self.parallel), count=trainer.count_tokens,
             )  # fmt: skip
             with entries.written(path) as aside:
                 artifacts.write_json(aside, fairest)
         return trainer, tables, shares, artifacts.read_object(path)
+
+    def _measured(self, name: str) -> Texts:
+        """Text that the costs of "union" or "bytes" are measured on: parallel, or held out."""
+        if not self.parallel:
+            return (self.pretokens if name == "bytes" else self.tables)[1]
+        rules = self.settings.rules
+        return {
+            language: byte_bpe.count(text) if name == "bytes" else runs.count_runs(text, rules)
+            for language, text in self.parallel.items()
+        }
 
     @functools.cached_property
     def tables(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:

@@ -8,7 +8,7 @@ the text fills them.
 import dataclasses
 from collections.abc import Mapping
 
-from vocap import comparison, runs, seeds, union
+from vocap import comparison, runs, union
 from vocap.runs import RunTable
 from vocap.settings import UNIGRAM, VocabularySettings
 
@@ -18,51 +18,64 @@ _SMALLER, _LARGER = (0.25, 0.5, 0.75), (1.5, 2.0)  # sizes, by the build's
 
 @dataclasses.dataclass(frozen=True)
 class Tradeoff:
-    """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language."""
+    """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language.
+
+    `contents` [L] is what a sentence of each says: 1 if the text is parallel, otherwise its nats.
+    """
 
     parities: tuple[float, ...]
     sizes: tuple[int, ...]
     languages: tuple[str, ...]
     tokens: tuple[tuple[tuple[float, ...], ...], ...]
+    contents: tuple[float, ...]
+    is_parallel: bool
 
 
 def measure(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
     fairest: Mapping[str, float],
-    heldout: Mapping[str, RunTable],
+    measured: Mapping[str, RunTable],
     settings: VocabularySettings,
+    *,
+    is_parallel: bool,
 ) -> Tradeoff:
-    """Train the grid on `tables`, and count tokens of held-out text.
+    """Train the grid on `tables`, and count tokens of the `measured` text.
 
     `shares` are those of parity 0, and `fairest` those of parity 1; see `union.between`.
     """
     parities, budget = sorted({*PARITIES, settings.parity}), settings.budget
-    mixture = runs.mixture(tables, shares)
-    covered = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
-    smaller = [int(part * budget) for part in _SMALLER if part * budget > len(covered.alphabet)]
-    found = []
+    measured = {language: measured[language] for language in tables}
+    found = {}
     for parity in parities:
         of = union.between(shares, fairest, parity)
-        rows = dict(_tokens(tables, of, heldout, settings, [*smaller, budget]))
+        required = len(union.covered(runs.mixture(tables, of), tables, settings).alphabet)
+        smaller = [int(part * budget) for part in _SMALLER if int(part * budget) >= required]
+        try:
+            rows = dict(_tokens(tables, of, measured, settings, [*smaller, budget]))
+        except ValueError:  # these shares require more characters, or offer fewer pieces
+            continue
         for part in _LARGER:
             try:
-                rows |= _tokens(tables, of, heldout, settings, [int(part * budget)])
+                rows |= _tokens(tables, of, measured, settings, [int(part * budget)])
             except ValueError:  # the text offers no more pieces
                 break
-        found.append(rows)
-    sizes = sorted(set(found[0]).intersection(*found[1:]))
+        found[parity] = rows
+    sizes = sorted(set.intersection(*map(set, found.values())))
     fixed = settings.target_size - budget
+    contents = union.content_of(measured, is_parallel=is_parallel)
     return Tradeoff(
-        tuple(parities), tuple(size + fixed for size in sizes), tuple(heldout),
-        tuple(tuple(rows[size] for size in sizes) for rows in found),
+        tuple(found), tuple(size + fixed for size in sizes), tuple(measured),
+        tuple(tuple(rows[size] for size in sizes) for rows in found.values()),
+        tuple(contents[name] / table.num_sentences for name, table in measured.items()),
+        is_parallel,
     )  # fmt: skip
 
 
 def _tokens(
     tables: Mapping[str, RunTable],
     shares: Mapping[str, float],
-    heldout: Mapping[str, RunTable],
+    measured: Mapping[str, RunTable],
     settings: VocabularySettings,
     budgets: list[int],
 ) -> dict[int, tuple[float, ...]]:
@@ -74,6 +87,6 @@ def _tokens(
         spelled = pieces if settings.byte_fallback else None
         found[budget] = tuple(
             comparison.num_tokens(counts_of(table), table, spelled) / table.num_sentences
-            for table in heldout.values()
+            for table in measured.values()
         )
     return found
