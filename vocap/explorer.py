@@ -18,6 +18,7 @@ from vocap.record import Record
 from vocap.settings import VocabularySettings
 from vocap.tradeoff import Tradeoff
 from xlm.common import html_report
+from xlm.common.languages import name_of
 
 BETAS = tuple(i / 10 for i in range(11))
 _FOLDER = pathlib.Path(__file__).parent
@@ -77,8 +78,10 @@ def tradeoff_page(tradeoff: Tradeoff, settings: VocabularySettings, report: str)
         "parities": tradeoff.parities,
         "sizes": tradeoff.sizes,
         "languages": tradeoff.languages,
-        "contents": tradeoff.contents,
         "tokens": [[[round(n, 3) for n in one] for one in of] for of in tradeoff.tokens],
+        "contents": [round(one, 4) for one in tradeoff.contents],
+        "parallel": tradeoff.is_parallel,
+        "names": [name_of(one) for one in tradeoff.languages],
     }
     return fill_template(data, report, "tradeoff")
 

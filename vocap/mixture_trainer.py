@@ -118,17 +118,18 @@ class MixtureTrainer:
         return self._train_fairly("bytes", size)
 
     def tradeoff(self) -> tradeoff.Tradeoff | None:
-        """Measure other sizes and parities of the union; None if a language has no such text."""
+        """Measure other sizes and parities of the union; None without text to measure on."""
         measured = self._measured("union")
-        if any(one not in measured or not measured[one].num_sentences for one in self.languages):
+        if any(lang not in measured or not measured[lang].num_sentences for lang in self.languages):
             return None
-        parities = sorted({*tradeoff.PARITIES, self.settings.parity})
-        key = self._fair_key("union", self.settings.budget, self._measured_key(), parities)
-        path = self.cache / "tradeoff" / f"{key}.json"
+        one = self.settings
+        parities = sorted({*tradeoff.PARITIES, one.parity})
+        used = (one.budget, one.target_size, parities, self._measured_key())
+        path = self.cache / "tradeoff" / f"{self._fair_key('union', *used)}.json"
         if not entries.is_whole(path):
             _, tables, shares, fairest = self._ends("union")
             found = tradeoff.measure(
-                tables, shares, fairest, measured, self.settings, is_parallel=bool(self.parallel)
+                tables, shares, fairest, measured, one, is_parallel=bool(self.parallel)
             )
             with entries.written(path) as aside:
                 artifacts.write_json(aside, dataclasses.asdict(found))
@@ -182,7 +183,7 @@ class MixtureTrainer:
         return trainer, tables, shares, artifacts.read_object(path)
 
     def _measured(self, name: str) -> Texts:
-        """Return the text on which "union" or "bytes" counts tokens, parallel or held out."""
+        """Text that the costs of "union" or "bytes" are measured on: parallel, or held out."""
         if not self.parallel:
             return (self.pretokens if name == "bytes" else self.tables)[1]
         rules = self.settings.rules

@@ -56,8 +56,8 @@ _EXPLORER_NOTE = f"""\
 them for `vocab.allocation`."""
 
 _NO_EXPLORER_NOTE = f"""\
-There is no explorer in {PAGE}. The steps of Algorithm 1 at other T and beta are what it shows for
-vocab.method=vocap, and other T and parities for union with held-out text of all languages."""
+{PAGE} has no explorer. There is one for vocab.method=vocap, and for union with vocab.explore
+and held-out or parallel text of all languages."""
 
 _MARGIN_NOTE = """\
 Each {unit} stands between the last step that it took and the next one, which it did not get.

@@ -8,7 +8,7 @@ the text fills them.
 import dataclasses
 from collections.abc import Mapping
 
-from vocap import comparison, runs, seeds, union
+from vocap import comparison, runs, union
 from vocap.runs import RunTable
 from vocap.settings import UNIGRAM, VocabularySettings
 
@@ -20,14 +20,15 @@ _SMALLER, _LARGER = (0.25, 0.5, 0.75), (1.5, 2.0)  # sizes, by the build's
 class Tradeoff:
     """Tokens a sentence [P, T, L] by parity, size (special tokens included) and language.
 
-    `contents` [L] is how much a language's sentences say, in any unit: equal ones of parallel text.
+    `contents` [L] is what a sentence of each says: 1 if the text is parallel, otherwise its nats.
     """
 
     parities: tuple[float, ...]
     sizes: tuple[int, ...]
     languages: tuple[str, ...]
-    contents: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, ...], ...], ...]
+    contents: tuple[float, ...]
+    is_parallel: bool
 
 
 def measure(
@@ -39,30 +40,35 @@ def measure(
     *,
     is_parallel: bool,
 ) -> Tradeoff:
-    """Train the grid on `tables`, and count tokens of other text, `measured`.
+    """Train the grid on `tables`, and count tokens of the `measured` text.
 
     `shares` are those of parity 0, and `fairest` those of parity 1; see `union.between`.
     """
     parities, budget = sorted({*PARITIES, settings.parity}), settings.budget
-    mixture = runs.mixture(tables, shares)
-    covered = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
-    smaller = [int(part * budget) for part in _SMALLER if part * budget > len(covered.alphabet)]
-    found: dict[float, dict[int, tuple[float, ...]]] = {}
+    measured = {language: measured[language] for language in tables}
+    found = {}
     for parity in parities:
         of = union.between(shares, fairest, parity)
-        for budgets in ([*smaller, budget], *([int(part * budget)] for part in _LARGER)):
+        required = len(union.covered(runs.mixture(tables, of), tables, settings).alphabet)
+        smaller = [int(part * budget) for part in _SMALLER if int(part * budget) >= required]
+        try:
+            rows = dict(_tokens(tables, of, measured, settings, [*smaller, budget]))
+        except ValueError:  # these shares require more characters, or offer fewer pieces
+            continue
+        for part in _LARGER:
             try:
-                rows = _tokens(tables, of, measured, settings, budgets)
-            except ValueError:  # the text offers fewer pieces at these shares
+                rows |= _tokens(tables, of, measured, settings, [int(part * budget)])
+            except ValueError:  # the text offers no more pieces
                 break
-            found.setdefault(parity, {}).update(rows)
+        found[parity] = rows
     sizes = sorted(set.intersection(*map(set, found.values())))
     fixed = settings.target_size - budget
-    contents = union.contents_of(measured, is_parallel=is_parallel)
+    contents = union.content_of(measured, is_parallel=is_parallel)
     return Tradeoff(
         tuple(found), tuple(size + fixed for size in sizes), tuple(measured),
-        tuple(contents[one] / table.num_sentences for one, table in measured.items()),
         tuple(tuple(rows[size] for size in sizes) for rows in found.values()),
+        tuple(contents[name] / table.num_sentences for name, table in measured.items()),
+        is_parallel,
     )  # fmt: skip
 
 

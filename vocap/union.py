@@ -60,10 +60,7 @@ def train_sizes(
 ) -> list[Scored]:
     """Train vocabularies of several numbers of pieces, ascending, in one training; see `train`."""
     mixture = runs.mixture(tables, shares)
-    if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
-        text = seeds.cover(mixture, settings.character_coverage)
-    else:
-        text = seeds.cover_each(mixture, tables.values(), settings.character_coverage)
+    text = covered(mixture, tables, settings)
     size = len(text.alphabet)
     if size > budgets[0]:
         raise ValueError(
@@ -71,11 +68,11 @@ def train_sizes(
             f"{settings.character_coverage}), more than the {budgets[0]} pieces of "
             "vocab.target_size besides specials; raise it, or lower the coverage"
         )
-    covered = RunTable(
+    trained = RunTable(
         Text(text.alphabet[text.characters], text.offsets), text.weights, text.follow, 0
     )
     merges = bpe.train(
-        covered, round(_MERGES * budgets[-1]), character_coverage=1.0,
+        trained, round(_MERGES * budgets[-1]), character_coverage=1.0,
         max_piece_length=settings.max_piece_length, may_be_fewer=True,
     )  # fmt: skip
     found = seeds.match_seeds(text, merges[0] if merges else ())
@@ -100,6 +97,13 @@ def train_sizes(
         scores = merge.fit_scores(pieces, log_probs, mixture, settings.em_iterations)
         scored.append((pieces, scores))
     return scored
+
+
+def covered(mixture: RunTable, tables: Texts, settings: VocabularySettings) -> seeds.TrainingText:
+    """Return the mixture's text in the characters that a vocabulary requires."""
+    if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
+        return seeds.cover(mixture, settings.character_coverage)
+    return seeds.cover_each(mixture, tables.values(), settings.character_coverage)
 
 
 def count_tokens(
@@ -152,7 +156,7 @@ def fairest_shares(
         language: runs.most_frequent(table, max(1, int(part * len(table.text.characters))))
         for language, table in tables.items()
     }
-    contents = contents_of(measured, is_parallel=is_parallel)
+    contents = content_of(measured, is_parallel=is_parallel)
     measured = {language: measured[language] for language in shares}
     here, fairest, least = dict(shares), dict(shares), np.inf
     for _ in range(_ROUNDS):
@@ -165,10 +169,10 @@ def fairest_shares(
     return fairest
 
 
-def contents_of(measured: Texts, *, is_parallel: bool) -> dict[str, float]:
-    """Return how much each language's text says: sentences if parallel, or nats of characters."""
+def content_of(measured: Texts, *, is_parallel: bool) -> dict[str, float]:
+    """Return how much each text says: its sentences if they are parallel, or its nats."""
     return {
-        language: float(table.num_sentences) if is_parallel else _character_entropy(table)
+        language: table.num_sentences if is_parallel else _character_entropy(table)
         for language, table in measured.items()
     }
 
