@@ -12,8 +12,9 @@ or, stage by stage:
 `configs/quickstart.py:runlocal` is the same job on the embedded corpus in miniature.
 
 Hardware: 2 CPU cores, 4 GB, some 5 minutes. Expect an exact held-out loss of 4.53 to 4.64 nats a
-token, 1.2 below the unigram distribution's 5.79, and translations found in 19 to 24 % (`core`, chance
-2 %) and 36 to 39 % (`everyday`, chance 0.8 %) of cases: three seeds, research/reports/results.md.
+token, 1.2 below the unigram distribution's 5.79, and translations found in 19 to 24 % (`core`,
+chance 2 %) and 36 to 39 % (`everyday`, chance 0.8 %) of cases: three seeds,
+research/reports/results.md.
 """
 
 from ml_collections import ConfigDict

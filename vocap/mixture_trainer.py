@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,10 @@ class MixtureTrainer:
         used = (one.budget, one.target_size, parities, self._measured_key())
         path = self.cache / "tradeoff" / f"{self._fair_key('union', *used)}.json"
         if not entries.is_whole(path):
+            logging.info(
+                "training other sizes and parities for report.html; vocab.explore=False leaves "
+                "them out"
+            )
             _, tables, shares, fairest = self._ends("union")
             found = tradeoff.measure(
                 tables, shares, fairest, measured, one, is_parallel=bool(self.parallel)
@@ -174,6 +179,7 @@ class MixtureTrainer:
         size = self.settings.budget
         path = self.cache / "shares" / f"{self._fair_key(name, size, self._measured_key())}.json"
         if not entries.is_whole(path):
+            logging.info("searching the shares at which all languages cost the same")
             fairest = union.fairest_shares(
                 tables, shares, self._measured(name), self.settings,
                 is_parallel=bool(self.parallel), count=trainer.count_tokens,

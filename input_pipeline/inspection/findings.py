@@ -23,18 +23,22 @@ _SUMMED = (
 class Rule(NamedTuple):
     """What a kind of finding is called, what would remedy it, and the least share to report.
 
-    A note is harmless to the commands here, and so neither a worst finding nor a failure.
+    A note is harmless to the commands here, and so neither a worst finding nor a failure. What
+    `stops` a build comes first, however little text it is.
     """
 
     title: str
     remedy: str
     least: float
     is_note: bool = False
+    stops: bool = False
 
 
 RULES = {
-    "fault": Rule("files damaged, or with lines that are no JSON", "copy them again", 0),
-    "empty": Rule("empty files", "remove them", 0),
+    "fault": Rule(
+        "files damaged, or with lines that are no JSON", "copy them again", 0, stops=True
+    ),
+    "empty": Rule("empty files", "remove them", 0, stops=True),
     "other_language": Rule("lines more like another language", "drop these lines", 0.002),
     "other_script": Rule("lines in another script", "drop these lines", 0.003),
     "boilerplate": Rule("lines found in many documents", "keep one copy of each", 0.002),
@@ -46,7 +50,9 @@ RULES = {
     "urls": Rule("URLs and e-mail addresses", "remove them from their lines", 0.0005),
     "few_letters": Rule("lines of mostly digits and signs", "drop these lines", 0.003),
     "mojibake": Rule("text decoded wrongly (Ã©, �)", "repair or drop these lines", 0.0002),
-    "bad_utf8": Rule("bytes that are not UTF-8", "convert the file, or drop the bytes", 0),
+    "bad_utf8": Rule(
+        "bytes that are not UTF-8", "convert the file, or drop the bytes", 0, stops=True
+    ),
     "control": Rule("control characters", "drop the characters", 0),
     "unknown_tokens": Rule("unknown tokens in a sample", "another tokenizer", 0.01),
     "invisible": Rule("invisible characters", "drop the characters", 0.001, True),
@@ -78,9 +84,9 @@ def of_language(
         own = dict(one.kinds)
         if one.fault or one.unreadable:
             fault = one.fault or f"{one.unreadable} lines are no JSON objects with a text"
-            own["fault"] = Kind(examples=[f"{path}: {fault}"])
+            own["fault"] = Kind(1, examples=[f"{path}: {fault}"])
         if not one.num_lines:
-            own["empty"] = Kind(examples=[str(path)])
+            own["empty"] = Kind(1, examples=[str(path)])
         if one.has_mark:
             own["mark"] = Kind(1, 3, 3, [str(path)])
         for name, kind in own.items():
@@ -188,6 +194,7 @@ def _findings(
                 **({"other": other} if other else {}),
                 "title": rule.title,
                 "is_note": rule.is_note,
+                "stops": rule.stops,
                 "number": round(kind.lines * excess),
                 "bytes": round(kind.bytes * excess),
                 "share": round(share, 6),
@@ -197,4 +204,6 @@ def _findings(
                 "examples": kind.examples[: files.EXAMPLES],
             }
         )
-    return sorted(found, key=lambda one: (one["is_note"], -one["share"], one["kind"]))
+    return sorted(
+        found, key=lambda one: (one["is_note"], not one["stops"], -one["share"], one["kind"])
+    )

@@ -8,9 +8,12 @@ from xlm.common import tables
 
 
 def worst(languages: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping, Mapping]]:
-    """Return pairs of a language and a finding of it that is no note, the worst first."""
+    """Return pairs of a language and a finding of it that is no note, the worst first.
+
+    Those that stop a build come before all others, which are sorted by their share of the text.
+    """
     found = [(one, f) for one in languages for f in one["findings"] if not f["is_note"]]
-    return sorted(found, key=lambda pair: -pair[1]["share"])
+    return sorted(found, key=lambda pair: (not pair[1]["stops"], -pair[1]["share"]))
 
 
 def summary(languages: Sequence[Mapping[str, Any]], most: int = 10) -> str:
@@ -25,13 +28,14 @@ def summary(languages: Sequence[Mapping[str, Any]], most: int = 10) -> str:
 
 def report(languages: Sequence[Mapping[str, Any]]) -> str:
     """Return the report: languages with the worst findings first, each with its examples."""
-    order = {
-        one["language"]: number for number, (one, _) in reversed([*enumerate(worst(languages))])
-    }
-    ordered = sorted(languages, key=lambda one: order.get(one["language"], len(order) + 10**9))
+    firsts: dict[str, Mapping[str, Any]] = {}
+    for one, finding in worst(languages):
+        firsts.setdefault(one["language"], finding)
+    by_code = {one["language"]: one for one in languages}
+    ordered = [by_code[code] for code in dict.fromkeys([*firsts, *by_code])]
     rows = []
     for one in ordered:
-        first = next((f for f in one["findings"] if not f["is_note"]), None)
+        first = firsts.get(one["language"])
         rows.append(
             {"language": tables.escaped(one["language"])}
             | {key: f"{one[key]:,}" for key in ("bytes", "lines", "documents")}
@@ -49,7 +53,8 @@ def report(languages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _title(finding: Mapping[str, Any]) -> str:
-    return finding["title"] + (f": {finding['other']}" if "other" in finding else "")
+    other = f": {finding['other']}" if "other" in finding else ""
+    return finding["title"] + other + (", which stop a build" if finding["stops"] else "")
 
 
 def _section(one: Mapping[str, Any]) -> list[str]:
