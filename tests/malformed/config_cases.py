@@ -94,7 +94,9 @@ def _flags() -> Iterator[Case]:
 _VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "prepare_data": {"corpus.languages": ("('de',)",), "corpus.text": ("('.', '.')",)},
     "build_vocab": {
-        "vocab.target_size": ("5",), "vocab.sizes": ("()", "(200,100)", "(0,100)"),
+        "vocab.target_size": ("5",), "vocab.sizes": ("(200,100)", "(0,100)"),
+        "vocab.normalizer": ("nfx",), "vocab.whitespace": ("keep",),
+        "vocab.required_chars": ("('none',)",), "vocab.max_ratio": ("0.0",),
         "vocab.amounts": ("DIR/none.json",), "vocab.allocation": ("DIR/none.json",),
         "vocab.tables": ("DIR/none",), "vocab.tokenizer": ("DIR/none.model", "DIR/text"),
     },
