@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ _SENTENCES_AT_ONCE = 20_000
 _MAX_PENDING_WORDS = 2_000_000
 _END = "\n"  # end of a sentence, and of a run before kept white space or a symbol
 _KEPT = str.maketrans(dict.fromkeys("\n\r\t", _END))
+_SYMBOL = "\ue000"  # stands for a user-defined symbol until text is normalised
 _WORDS_AT_ONCE = 100_000  # cut by a pattern
 _FOLLOW_BITS = 9  # low bits of a packed (count, follow)
 _FOLLOW_MASK = (1 << _FOLLOW_BITS) - 1
@@ -167,9 +169,9 @@ class RunCounter:
     def __init__(self, rules: TextRules | None = None) -> None:
         self._rules = rules or TextRules()
         self._normalize = self._rules.processor().normalize
-        # As they are in normalised text, longest first.
-        symbols = sorted(self._normalize(list(self._rules.user_defined_symbols)), key=len)
-        self._symbols = [symbol.removeprefix(SPACE) for symbol in reversed(symbols)]
+        # The longest first, in text that is not normalised yet, as SentencePiece matches them.
+        symbols = sorted(self._rules.user_defined_symbols, key=len, reverse=True)
+        self._symbols = re.compile("|".join(map(re.escape, symbols)))
         self._words: collections.Counter[str] = collections.Counter()
         self._runs: dict[str, int] = {}  # run -> count << _FOLLOW_BITS | follow
         self.num_sentences = 0
@@ -181,14 +183,16 @@ class RunCounter:
     def add(self, sentences: Iterable[str]) -> None:
         remaining = iter(sentences)
         while batch := list(itertools.islice(remaining, _SENTENCES_AT_ONCE)):
+            if self._rules.user_defined_symbols:
+                batch = [self._symbols.sub(_SYMBOL, sentence) for sentence in batch]
             normalized = [sentence for sentence in self._normalize(batch) if sentence]
             self.num_sentences += len(normalized)
             # Each sentence begins with a space, so the last word of a sentence keeps its `_END`.
             joined = _END.join(normalized) + _END
             if self._rules.keeps_whitespace:
                 joined = joined.translate(_KEPT)
-            for symbol in self._symbols:
-                joined = joined.replace(symbol, _END)
+            if self._rules.user_defined_symbols:
+                joined = joined.replace(_SYMBOL, _END)
             self._words.update(joined.split(SPACE))
             if len(self._words) > _MAX_PENDING_WORDS:
                 self._split_words()

@@ -121,6 +121,11 @@ class RunsTest(parameterized.TestCase):
         self.assertEqual(counts, {"▁a": 1, "a": 1, "d": 1, "x": 1, "▁y": 1, "▁": 1})
         self.assertEqual(table.num_sentences, 2)
 
+    def test_symbols_are_matched_before_text_is_normalised(self):
+        rules = TextRules(user_defined_symbols=("①",))  # which becomes 1
+        found = runs.count_runs(["① 1 a①21"], rules)
+        self.assertEqual(set(found.runs()), {"▁1", "▁a", "21"})
+
     def test_what_follows_is_that_of_the_text(self):
         """A pattern that cuts as scripts do gives the same table, with the bytes that follow."""
         lines = ["ab cd ab", "ab"]
