@@ -48,6 +48,11 @@ class NormalizerTest(parameterized.TestCase):
                     wrong.append(text)
         self.assertEqual(wrong, [])
 
+    def test_a_letter_that_is_composed_in_part(self):
+        normalize = TextRules(normalizer="nfc").processor().normalize
+        for text in ("u\u0308\u0304", "ü\u0304", "각", "\u1100\u1161\u11a8", "가\u11a8"):
+            self.assertEqual(normalize(text), SPACE + unicodedata.normalize("NFC", text))
+
     @parameterized.parameters(
         ("nmt_nfkc", "▁می▁خواهم", "▁fi"), ("nfkc", "▁می\u200cخواهم", "▁fi"),
         ("nfc", "▁می\u200cخواهم", "▁ﬁ"), ("identity", "▁می\u200cخواهم", "▁ﬁ"),
@@ -103,14 +108,19 @@ class RunsTest(parameterized.TestCase):
             dict(zip(table.runs(), table.counts, strict=True)), counted(PATTERN, LINES)
         )
 
+    def test_a_pattern_begins_anew_behind_kept_white_space(self):
+        rules = TextRules(normalizer="identity", whitespace="keep", pattern=PATTERN)
+        found = runs.count_runs(["ab\tcd1e f\n2gh"], rules)
+        self.assertEqual(set(found.runs()), {"▁ab", "cd", "1", "e", "▁f", "2", "gh"})
+
     def test_a_wrong_pattern(self):
         with self.assertRaisesRegex(ValueError, "vocab.pattern is '\\(', no regular expression"):
             runs.count_runs(LINES, TextRules(pattern="("))
 
     def test_digits_are_runs_of_their_own(self):
-        lines = ["ab12 3 c٤٥", "12"]
+        lines = ["ab12 3 c٤٥", "12", "1.2"]
         found = set(runs.count_runs(lines, TextRules(split_digits=True)).runs())
-        self.assertEqual(found, {"▁ab", "1", "2", "▁", "3", "▁c", "٤", "٥"})
+        self.assertEqual(found, {"▁ab", "1", "2", "▁", "3", "▁c", "٤", "٥", "."})
 
     def test_kept_white_space_and_symbols_are_in_no_run(self):
         rules = TextRules(
