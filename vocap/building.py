@@ -313,7 +313,7 @@ def _build_language(
 
 
 def _score(
-    choice: methods.Choice, scores: np.ndarray, text: "MixtureTrainer"
+    choice: methods.Choice, scores: np.ndarray, text: MixtureTrainer
 ) -> dict[str, comparison.Score]:
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
     if choice.kind == BYTE_BPE:

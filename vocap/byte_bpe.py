@@ -46,9 +46,7 @@ def check(settings: VocabularySettings, sources: Iterable[object] = ()) -> None:
 
 def count(sentences: Iterable[str]) -> RunTable:
     """Count the pretokens of sentences; blanks are `SPACE`, and `follow` is 0."""
-    from tokenizers import Regex, pre_tokenizers
-
-    split = pre_tokenizers.Split(Regex(PATTERN), "isolated").pre_tokenize_str
+    split = runs.splitter(PATTERN).pre_tokenize_str
     parts, counts = collections.Counter[str](), collections.Counter[str]()
     num_sentences = 0
     for sentence in sentences:

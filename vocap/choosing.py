@@ -77,10 +77,9 @@ def build(
             f"vocab.method is 'auto', but there is no held-out text of {', '.join(missing)} to "
             "choose by; hold some out (corpus.heldout_fraction), or name a method"
         )
+    # What is for the report alone waits for the one that is chosen.
     wanted = [
-        dataclasses.replace(
-            settings, **changed, compare=tuple(dict.fromkeys((*settings.compare, _REFERENCE)))
-        )
+        dataclasses.replace(settings, **changed, compare=(_REFERENCE,), explore=False)
         for changed in _CANDIDATES
     ]
     found, fault = [], None
@@ -90,15 +89,16 @@ def build(
         except ValueError as error:  # at some shares text offers fewer pieces
             fault = error
         else:
-            found.append(
-                (_candidate({"method": one.method, "parity": one.parity}, built), built, one)
-            )
+            found.append(_candidate({"method": one.method, "parity": one.parity}, built))
     if not found:
         assert fault
         raise fault
-    found.sort(key=lambda one: _rank(one[0], settings.max_ratio))
-    _, built, chosen = found[0]
-    return Chosen(built, chosen, tuple(candidate for candidate, *_ in found))
+    found.sort(key=lambda one: _rank(one, settings.max_ratio))
+    compare = tuple(dict.fromkeys((*settings.compare, _REFERENCE)))
+    chosen = dataclasses.replace(settings, **found[0].settings, compare=compare)
+    # Its pieces are in the cache.
+    built = build_vocabulary(train, heldout, chosen, cache, progress, parallel)
+    return Chosen(built, chosen, tuple(found))
 
 
 def _candidate(changed: Mapping[str, Any], built: BuiltVocabulary) -> Candidate:

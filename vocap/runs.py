@@ -234,25 +234,25 @@ class RunCounter:
 
         Matches see the blank before a word and, at the end of a sentence, that nothing follows.
         """
-        splitter = _splitter(self._rules.pattern)
+        cut = splitter(self._rules.pattern)
         ends = np.cumsum([1 + len(word) for word in words])
         breaks = np.zeros(ends[-1], bool)
         inner = [i for i, word in enumerate(words) if _END not in word]
         for first in range(0, len(inner), _WORDS_AT_ONCE):
             some = inner[first : first + _WORDS_AT_ONCE]
-            found = splitter.pre_tokenize_str(" " + " ".join(words[i] for i in some))
+            found = cut.pre_tokenize_str(" " + " ".join(words[i] for i in some))
             places = np.concatenate([np.arange(ends[i] - len(words[i]) - 1, ends[i]) for i in some])
             breaks[places[[begin for _, (begin, _) in found]]] = True
         for i in set(range(len(words))).difference(inner):
             begin = ends[i] - len(words[i]) - 1
             for part in f" {words[i]}".split(_END):
-                found = splitter.pre_tokenize_str(part)
+                found = cut.pre_tokenize_str(part)
                 breaks[[begin + first for _, (first, _) in found]] = True
                 begin += len(part) + 1
         return breaks
 
 
-def _splitter(pattern: str) -> Any:
+def splitter(pattern: str) -> Any:
     """Return a splitter of `tokenizers`, so that matches are those of exported tokenizers."""
     import tokenizers
 

@@ -1,4 +1,4 @@
-"""Tables of all code points: what a character is, its script and its lower case."""
+"""Tables of all code points: kind, script and lower case of each."""
 
 import functools
 import sys

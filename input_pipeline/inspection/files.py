@@ -67,7 +67,7 @@ class Kind:
 
 @dataclasses.dataclass
 class FileReport:
-    """What a file holds. Sizes are bytes of text without spaces around lines, line ends included.
+    """Contents of a file. Sizes are bytes of text without spaces around lines, line ends included.
 
     Attributes:
       lengths: lines by length in characters, `LENGTH_BINS` bins for each doubling.
