@@ -26,6 +26,7 @@ from tests.training.toy_runs import (
 )  # fmt: skip
 from xlm.objectives.objective import Objective
 from xlm.training import progress
+from xlm.training.checkpoint import restore_latest_params
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 from xlm.training.signals import Stopped
@@ -180,6 +181,28 @@ class IntervalsTest(TestCase):
         self.assertEqual(seen, [2, 4, 6])
         self.assertEqual(state.key_data[1], 6)
         self.assertEqual(self.latest()[1].key_data[1], 6)
+
+    def test_others_read_the_average_and_training_does_not(self):
+        settings = factories.optimizer_settings(ema_decay=0.5, max_norm_ratio=9.0)
+        functions = factories.train_functions(toy_functions().objective, settings)
+        seen = []
+
+        def evaluator(state):
+            seen.append(np.asarray(state.params["w"]))
+            return {}
+
+        with self.assertRaises(Stopped):  # and again: the average is part of a checkpoint
+            self.train(functions=functions, should_stop=lambda step: step == 6)
+        state = self.train(functions=functions, evaluators=[evaluator])
+        self.assertEqual(len(seen), 2)
+        np.testing.assert_allclose(state.params["w"], whole_run()[1].params["w"], rtol=1e-5)
+        step, read = restore_latest_params(self.folder / "checkpoints", functions)
+        self.assertEqual(step, NUM_STEPS)
+        np.testing.assert_array_equal(read["w"], seen[-1])
+        self.assertGreater(np.abs(read["w"] - state.params["w"]).min(), 0.001)
+        # An uninterrupted run has the same.
+        whole = train(functions, SETTINGS, self.folder / "whole", Data())
+        jax.tree.map(np.testing.assert_array_equal, state, whole)
 
     def test_a_run_starts_from_the_parameters_it_is_given(self):
         seen = []

@@ -22,7 +22,9 @@ PARAMS = {"matrix": np.full((2, 3), 2.0, np.float32), "bias": np.full(3, 2.0, np
 def compiled(
     settings: OptimizerSettings, num_steps: int = 10, tables: tuple[str, ...] = ()
 ) -> Optimizer:
-    return Optimizer(*map(jax.jit, make_optimizer(settings, num_steps, tables)))
+    made = make_optimizer(settings, num_steps, tables)
+    names = ("init", "read", "update", "apply_pending_updates", "learning_rate")
+    return made._replace(**{name: jax.jit(getattr(made, name)) for name in names})
 
 
 def steps_taken(settings: OptimizerSettings, gradients: list):
@@ -94,6 +96,112 @@ LAYERED = {
     "layers": {"kernel": np.full((2, 3, 6), 2.0, np.float32), "bias": np.ones((2, 6), "f")},
     "head": {"kernel": np.full((4, 3), 2.0, np.float32)},
 }
+
+
+def run(settings: OptimizerSettings, gradients: list, num_steps: int = 100):
+    """Parameters and state after a step with each of the gradients, in turn."""
+    optimizer = compiled(settings, num_steps)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    found = []
+    for one in gradients:
+        _, read = optimizer.read(params, state, {})
+        params, state = optimizer.update(one, read, params, state)
+        found.append(jax.device_get(params))
+    return found, state
+
+
+def some_gradients(count: int) -> list:
+    rng = np.random.default_rng(2)
+    return [
+        jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS)
+        for _ in range(count)
+    ]
+
+
+class StableAdamWTest(parameterized.TestCase):
+    def test_an_array_whose_gradient_outgrows_its_moment_is_slowed(self):
+        settings = dataclasses.replace(SETTINGS, kind="stable_adamw", beta2=0.99)
+        gradients = some_gradients(4)
+        gradients[3]["matrix"] *= 50
+        rates, (found, _) = rates_of(SETTINGS), run(settings, gradients, 10)
+        for name, decay in (("matrix", 0.1), ("bias", 0.0)):
+            mean = square = np.zeros_like(PARAMS[name], np.float64)
+            before = PARAMS[name].astype(np.float64)
+            for step in range(4):
+                gradient = gradients[step][name].astype(np.float64)
+                mean = 0.9 * mean + 0.1 * gradient
+                square = 0.99 * square + 0.01 * gradient**2
+                moment = square / (1 - 0.99 ** (step + 1))
+                rms = np.sqrt(np.mean(gradient**2 / np.maximum(moment, 1e-12)))
+                adam = mean / (1 - 0.9 ** (step + 1)) / (np.sqrt(moment) + 1e-6)
+                before = before - rates[step] / max(1, rms) * (adam + decay * before)
+                np.testing.assert_allclose(found[step][name], before, rtol=1e-5)
+            if name == "matrix":
+                self.assertGreater(rms, 1.5)
+
+    def test_each_layer_has_its_own_rate(self):
+        """A layer moves as it would alone."""
+        settings = dataclasses.replace(SETTINGS, kind="stable_adamw", warmup_steps=0)
+        optimizer = make_optimizer(settings, 10)
+
+        def after(kernel, gradients):
+            params = {"layers": {"kernel": kernel}}
+            state = optimizer.init(params)
+            for one in gradients:
+                params, state = optimizer.update({"layers": {"kernel": one}}, {}, params, state)
+            return np.asarray(params["layers"]["kernel"])
+
+        rng = np.random.default_rng(3)
+        kernel = rng.normal(size=(2, 3, 4)).astype(np.float32)
+        gradients = rng.normal(size=(3, 2, 3, 4)).astype(np.float32)
+        gradients[2, 0] *= 100
+        together = after(kernel, gradients)
+        for i in range(2):
+            alone = after(kernel[i : i + 1], gradients[:, i : i + 1])
+            np.testing.assert_allclose(together[i : i + 1], alone, rtol=1e-6)
+
+    def test_rows_are_refused(self):
+        for wrong in ({"kind": "stable_adamw"}, {"ema_decay": 0.5}):
+            with self.assertRaisesRegex(ValueError, f"optimizer.{next(iter(wrong))} .* every row"):
+                dataclasses.replace(SETTINGS, embedding_update="rows", **wrong)
+
+
+class SafeguardsTest(parameterized.TestCase):
+    @parameterized.parameters(100.0, float("inf"), float("nan"))
+    def test_a_step_far_out_is_as_if_not_taken(self, factor):
+        settings = dataclasses.replace(SETTINGS, max_norm_ratio=5.0)
+        gradients = some_gradients(40)
+        (*_, expected), _ = run(settings, gradients)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4)
+        jax.tree.map(close, expected, run(SETTINGS, gradients)[0][-1])
+        far = jax.tree.map(lambda g: np.float32(factor) * g, gradients[30])
+        found, state = run(settings, [*gradients[:30], far, *gradients[30:]])
+        jax.tree.map(np.testing.assert_array_equal, found[30], found[29])
+        jax.tree.map(np.testing.assert_array_equal, found[-1], expected)
+        metrics = make_optimizer(settings, 100).metrics(state)
+        self.assertEqual({name: float(x) for name, x in metrics.items()}, {"skipped_steps": 1})
+
+    def test_a_norm_that_falls_and_rises_slowly_skips_nothing(self):
+        settings = dataclasses.replace(SETTINGS, max_norm_ratio=3.0)
+        scales = np.concatenate([np.geomspace(100, 1, 60), np.geomspace(1, 4, 120)])
+        gradients = [
+            jax.tree.map(lambda g, scale=scale: np.float32(scale) * g, one)
+            for one, scale in zip(some_gradients(180), scales, strict=True)
+        ]
+        _, state = run(settings, gradients, 200)
+        self.assertEqual(int(state.skipped), 0)
+
+    def test_the_average_is_that_of_all_steps(self):
+        settings = dataclasses.replace(SETTINGS, ema_decay=0.6, max_norm_ratio=5.0)
+        found, state = run(settings, some_gradients(12))
+        mean = PARAMS["matrix"].astype(np.float64)
+        for count, params in enumerate(found):
+            share = min(0.6, (1 + count) / (10 + count))
+            mean = share * mean + (1 - share) * params["matrix"]
+        averaged = make_optimizer(settings, 100).averaged(state)
+        np.testing.assert_allclose(averaged["matrix"], mean, rtol=1e-5)
+        without = run(dataclasses.replace(settings, ema_decay=0.0), some_gradients(12))[0][-1]
+        np.testing.assert_allclose(found[-1]["matrix"], without["matrix"], rtol=1e-4)
 
 
 def layered_gradients(seed: int):
@@ -213,6 +321,23 @@ def taken(optimizer: Optimizer, params, state, steps: range, by_ids: bool):
 
 
 class TableTest(parameterized.TestCase):
+    @parameterized.parameters(True, False)
+    def test_a_skipped_step_leaves_all_rows_and_what_is_pending(self, by_ids: bool):
+        settings = dataclasses.replace(SETTINGS, embedding_update="rows", max_norm_ratio=5.0)
+        optimizer = compiled(settings, 100, (PATH,))
+        params = large_params()
+        params, state = taken(optimizer, params, optimizer.init(params), range(22), by_ids)
+        read, held = optimizer.read(params, state, {PATH: ids_of(22)} if by_ids else {})
+        grads = jax.tree.map(lambda x: np.full(x.shape, 1e6, np.float32), read)
+        after, skipped = optimizer.update(grads, held, params, state)
+        self.assertEqual(int(skipped.skipped), 1)
+        # Reading all rows applies updates: as many, to the same values.
+        for one in ((params, state), (after, skipped)):
+            found, of_all = optimizer.apply_pending_updates(*one)
+            expected = locals().setdefault("expected", found)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+            self.assertEqual(int(of_all.inner.tables[PATH].count), 22)
+
     def test_dense_with_the_gradients_of_some_rows(self):
         optimizer = compiled(DENSE, NUM_STEPS, (PATH,))
         first = large_params(), optimizer.init(large_params())

@@ -243,9 +243,11 @@ class Checkpoints:
         return steps, averaging.mean_params(map(restore, steps))
 
     def params(self, step: int, functions: TrainFunctions) -> Any:
-        """Restore the parameters of `step`, with pending updates applied."""
+        """Restore the parameters of `step` that others read, with pending updates applied."""
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
+        if of_stage.averaged is not None:
+            return of_stage.averaged(self.restore(step, abstract)).params
         # Hosts that loaded different items would wait for each other in different collectives.
         if hosts.as_on_first([self.is_up_to_date(step)])[0]:
             return self._checked(step, {"params": abstract.params}, abstract)["params"]

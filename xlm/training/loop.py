@@ -114,7 +114,8 @@ def train(
                 # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
                 # disk.
                 if evaluates:
-                    progress.evaluate(step, state, evaluators)
+                    read = state if current.averaged is None else current.averaged(state)
+                    progress.evaluate(step, read, evaluators)
                 if saves or stops:
                     progress.sync_metrics()
                     checkpoints.save(

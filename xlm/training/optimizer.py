@@ -1,6 +1,7 @@
-"""Optimizer and schedules: AdamW, or Muon for the layers' matrices; dense or row-wise tables."""
+"""Optimizer and schedules: AdamW, StableAdamW or Muon; dense or row-wise tables; safeguards."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from xlm.objectives.objective import gathered_rows, get_table, replace_table
-from xlm.training.row_adamw import RowAdamW, RowAdamWState, row_adamw
+from xlm.training.row_adamw import RowAdamW, RowAdamWState, Rows, row_adamw
 from xlm.training.settings import OptimizerSettings
 
 
@@ -104,9 +105,12 @@ class Optimizer(NamedTuple):
         `update`). `touched` maps paths of tables to ids [R], whose rows replace the table; other
         tables are read as a whole. Parameters that are not trained are left out of the nested
         dictionaries.
-      update: (gradients, auxiliary data of `read`, params, state) -> (params, state).
+      update: (gradients, auxiliary data of `read`, params, state, skips=None) -> (params, state),
+        the same ones if the bool scalar `skips` is true.
       apply_pending_updates: (params, state) -> (params, state), every table row up to date.
       learning_rate: step -> rate.
+      averaged: state -> the parameters that evaluation and export read; None for the trained ones.
+      metrics: state -> numbers of the state to record, such as `skipped_steps`.
     """
 
     init: Callable[..., Any]
@@ -114,6 +118,8 @@ class Optimizer(NamedTuple):
     update: Callable[..., tuple[Any, Any]]
     apply_pending_updates: Callable[..., tuple[Any, Any]]
     learning_rate: optax.Schedule
+    averaged: Callable[[Any], Any] | None = None
+    metrics: Callable[..., dict[str, jax.Array]] = lambda state: {}
 
 
 def make_optimizer(
@@ -129,7 +135,8 @@ def make_optimizer(
         "b1": settings.beta1, "b2": settings.beta2, "eps": settings.epsilon,
         "weight_decay": settings.weight_decay,
     }  # fmt: skip
-    adamw = optax.adamw(
+    make = _stable_adamw if settings.kind == "stable_adamw" else optax.adamw
+    adamw = make(
         schedule, mask=lambda params: jax.tree.map_with_path(_is_decayed, params), **numbers
     )
     if settings.kind == "muon":
@@ -137,8 +144,114 @@ def make_optimizer(
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if not tables or settings.embedding_update == "dense":
-        return _dense(clip, adamw, schedule)
-    return _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)
+        found = _dense(clip, adamw, schedule)
+    else:
+        found = _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)
+    if settings.ema_decay:
+        found = _averaging(found, settings.ema_decay)
+    return _guarded(found, settings.max_norm_ratio) if settings.max_norm_ratio else found
+
+
+def _stable_adamw(
+    schedule: optax.Schedule, b1: float, b2: float, eps: float, weight_decay: float, mask: Any
+) -> optax.GradientTransformation:
+    """AdamW with update clipping (Wortsman et al. 2023, arXiv 2304.13013, Algorithm 2).
+
+    The rate of an array is divided by max(1, RMS), RMS^2 the mean of g^2 / max(v, eps^2) over its
+    elements, v the bias-corrected second moment. Each layer of stacked arrays has its own.
+    """
+    adam = optax.scale_by_adam(b1, b2, eps)
+    decay = optax.add_decayed_weights(weight_decay, mask)
+
+    def update(grads, state, params):
+        updates, state = adam.update(grads, state)
+        updates, _ = decay.update(updates, decay.init(params), params)
+        correction = 1 - b2**state.count
+
+        def clipped(path, update, gradient, moment):
+            ratio = jnp.square(gradient) / jnp.maximum(moment / correction, eps**2)
+            is_stacked = "layers" in {getattr(key, "key", None) for key in path}
+            axes = tuple(range(int(is_stacked), ratio.ndim))
+            rms = jnp.sqrt(jnp.mean(ratio, axes, keepdims=True))
+            return update / jnp.maximum(1, rms)
+
+        return jax.tree.map_with_path(clipped, updates, grads, state.nu), state
+
+    stable = optax.GradientTransformation(adam.init, update)
+    return optax.chain(stable, optax.scale_by_learning_rate(schedule))
+
+
+class AveragedState(NamedTuple):
+    """Optimizer state with `mean`, the moving average of the parameters after `count` steps."""
+
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
+    mean: Any
+    inner: Any
+
+
+def _averaging(inner: Optimizer, decay: float) -> Optimizer:
+    """Add an exponential moving average of the parameters."""
+
+    def update(grads, held, params, state, skips=None):
+        params, of_inner = inner.update(grads, held, params, state.inner, skips)
+        share = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
+        mean = jax.tree.map(lambda m, p: share * m + (1 - share) * p, state.mean, params)
+        new = _unless(skips, (state.count + 1, mean), (state.count, state.mean))
+        return params, AveragedState(*new, of_inner)
+
+    return inner._replace(
+        init=lambda params: AveragedState(
+            jnp.int32(0), jax.tree.map(jnp.copy, params), inner.init(params)
+        ),
+        read=lambda params, state, touched: inner.read(params, state.inner, touched),
+        update=update,
+        apply_pending_updates=lambda params, state: (params, state),  # none without rows
+        averaged=lambda state: state.mean,
+    )
+
+
+class GuardedState(NamedTuple):
+    """Optimizer state with the running mean of log gradient norms, over `count` taken steps."""
+
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
+    log_norm: jax.Array
+    skipped: jax.Array
+    inner: Any
+
+
+# Steps before the guard acts: the norm falls fast at first. The mean spans some hundred steps.
+_UNGUARDED, _SPAN = 20, 100
+
+
+def _guarded(inner: Optimizer, ratio: float) -> Optimizer:
+    """Skip steps whose gradient norm is not finite, or above `ratio` times its running mean."""
+
+    def update(grads, held, params, state):
+        norm = optax.tree.norm(grads)
+        log_norm = jnp.log(jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+        is_far = (state.count >= _UNGUARDED) & (log_norm > state.log_norm + math.log(ratio))
+        skips = is_far | ~jnp.isfinite(norm)
+        params, of_inner = inner.update(grads, held, params, state.inner, skips)
+        share = 1 / jnp.minimum(state.count + 1, _SPAN)
+        mean = state.log_norm + share * (log_norm - state.log_norm)
+        new = (state.count + 1, mean, state.skipped)
+        steps = _unless(skips, new, (state.count, state.log_norm, state.skipped + 1))
+        return params, GuardedState(*steps, of_inner)
+
+    def pending(params, state):
+        params, of_inner = inner.apply_pending_updates(params, state.inner)
+        return params, state._replace(inner=of_inner)
+
+    return inner._replace(
+        init=lambda params: GuardedState(
+            jnp.int32(0), jnp.float32(0), jnp.int32(0), inner.init(params)
+        ),
+        read=lambda params, state, touched: inner.read(params, state.inner, touched),
+        update=update,
+        apply_pending_updates=pending,
+        averaged=(averaged := inner.averaged) and (lambda state: averaged(state.inner)),
+        metrics=lambda state: {"skipped_steps": state.skipped.astype(jnp.float32)},
+    )
 
 
 def _dense(
@@ -154,14 +267,15 @@ def _dense(
             params = replace_table(params, path, rows)
         return params, touched
 
-    def update(grads, touched, params, state):
+    def update(grads, touched, params, state, skips=None):
         for path, ids in touched.items():
             rows, table = get_table(grads, path), get_table(params, path)
             of_table = jnp.zeros_like(table).at[ids].set(rows, mode="drop")
             grads = replace_table(grads, path, of_table)
         grads, _ = clip.update(grads, clip.init(params))
-        updates, state = adamw.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+        updates, new_state = adamw.update(grads, state, params)
+        new = optax.apply_updates(params, updates), new_state
+        return _unless(skips, new, (params, state))
 
     return Optimizer(adamw.init, read, update, lambda params, state: (params, state), schedule)
 
@@ -202,15 +316,16 @@ def _by_rows(
             params = replace_table(params, path, found.values)
         return params, held
 
-    def update(grads, held, params, state):
+    def update(grads, held, params, state, skips=None):
         grads, _ = clip.update(grads, clip.init(params))
         others = without_tables(params)
         updates, others_state = adamw.update(without_tables(grads), state.others, others)
-        updated, states = optax.apply_updates(others, updates), {}
+        new = optax.apply_updates(others, updates), others_state
+        updated, others_state = _unless(skips, new, (others, state.others))
+        states = {}
         for path, found in held.items():
-            table, states[path] = rows.update(
-                get_table(grads, path), found, get_table(params, path), state.tables[path]
-            )
+            old = get_table(params, path), state.tables[path]
+            table, states[path] = _update_rows(rows, get_table(grads, path), found, *old, skips)
             updated = replace_table(updated, path, table)
         return updated, RowsState(states, others_state)
 
@@ -224,6 +339,26 @@ def _by_rows(
         return params, state._replace(tables=states)
 
     return Optimizer(init, read, update, apply_pending_updates, schedule)
+
+
+def _update_rows(
+    rows: RowAdamW, grads: jax.Array, found: Rows, table: jax.Array, state: RowAdamWState,
+    skips: jax.Array | None,
+) -> tuple[jax.Array, RowAdamWState]:  # fmt: skip
+    """Update the touched rows of a table unless `skips`, without a pass over the others."""
+    if skips is not None and found.ids is not None:
+        found = found._replace(ids=jnp.where(skips, len(table), found.ids))  # writes no row
+        table, new = rows.update(grads, found, table, state)
+        steps = _unless(skips, (new.count, new.log_decay), (state.count, state.log_decay))
+        return table, new._replace(count=steps[0], log_decay=steps[1])
+    return _unless(skips, rows.update(grads, found, table, state), (table, state))
+
+
+def _unless(skips: jax.Array | None, new: Any, old: Any) -> Any:
+    """Return `old` if `skips`, else `new`; a select of arrays, since branches would copy them."""
+    if skips is None:
+        return new
+    return jax.tree.map(lambda one, other: jnp.where(skips, other, one), new, old)
 
 
 def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:

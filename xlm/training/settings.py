@@ -98,8 +98,10 @@ class OptimizerSettings:
     """Settings of the optimizer and its schedule; the `optimizer` section of a config.
 
     Attributes:
-      kind: "adamw", or "muon" for Muon on the matrices of the encoder's layers and AdamW on all
-        other parameters (Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
+      kind: "adamw"; "stable_adamw", which lowers the rate of an array whose gradient outgrows its
+        second moment (Wortsman et al., 2023, Algorithm 2); or "muon" for Muon on the matrices of
+        the encoder's layers and AdamW on all other parameters (Jordan, "Muon: an optimizer for
+        hidden layers in neural networks", 2024).
       learning_rate: peak of the schedule of AdamW.
       muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
         times the square root of outputs over inputs if there are fewer inputs.
@@ -113,6 +115,10 @@ class OptimizerSettings:
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
       clip_norm: largest global norm of the gradient; 0 for no clipping.
+      max_norm_ratio: a step whose gradient norm exceeds this many times its running geometric mean,
+        or is not finite, changes nothing but the count `skipped_steps`; 0 for no such guard.
+      ema_decay: share of the old value in an exponential moving average of all parameters, which
+        evaluation and export then read; 0 for none. It is (1 + n) / (10 + n) at first.
       embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
         the rows that a step touches and apply pending updates of the others when they are next
         read.
@@ -133,12 +139,14 @@ class OptimizerSettings:
     epsilon: float = schema.key(1e-06, above=0)
     weight_decay: float = schema.key(0.01, at_least=0)
     clip_norm: float = schema.key(0.0, at_least=0)
+    max_norm_ratio: float = schema.key(0.0, at_least=0)
+    ema_decay: float = schema.key(0.0, at_least=0, below=1)
     embedding_update: str = schema.key("dense", choices=("dense", "rows"))
     schedule: str = schema.key("polynomial", choices=SCHEDULES)
     decay_fraction: float = schema.key(0.1, at_least=0, at_most=1)
     final_rate_ratio: float = schema.key(0.0, at_least=0, at_most=1)
     frozen: tuple[str, ...] = schema.key(())
-    kind: str = schema.key("adamw", choices=("adamw", "muon"))
+    kind: str = schema.key("adamw", choices=("adamw", "stable_adamw", "muon"))
     muon_learning_rate: float = schema.key(0.02, at_least=0)
     muon_momentum: float = schema.key(0.95, at_least=0, below=1)
     stages: tuple[tuple[str, int], ...] = schema.key(())
@@ -146,6 +154,13 @@ class OptimizerSettings:
 
     def __post_init__(self):
         schema.check(self, "optimizer")
+        if 0 < self.max_norm_ratio <= 1:
+            raise ValueError(
+                f"optimizer.max_norm_ratio is {self.max_norm_ratio}, must be above 1, such as 5, "
+                "or 0 for no guard: ordinary steps have about the mean norm"
+            )
+        if self.embedding_update == "rows":
+            self._check_rows()
         for stage in self.stages:
             match stage:
                 case (str(name), int(steps)) if name and steps > 0:
@@ -154,6 +169,16 @@ class OptimizerSettings:
                 f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
                 'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
             )
+
+    def _check_rows(self):
+        """Raise ValueError for what would read or change every row of a table at every step."""
+        dense = {"kind": "stable_adamw", "ema_decay": self.ema_decay or None}
+        for key, value in dense.items():
+            if getattr(self, key) == value:
+                raise ValueError(
+                    f"optimizer.{key} is {value!r}, which needs every row of a table at every "
+                    'step; set optimizer.embedding_update to "dense"'
+                )
 
 
 @dataclasses.dataclass(frozen=True)

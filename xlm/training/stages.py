@@ -166,7 +166,7 @@ def stage_optimizer(
 
     return Optimizer(
         lambda params: inner.init(of_stage(params)), read, update, apply_pending_updates,
-        lambda step: inner.learning_rate(step - stage.start),
+        lambda step: inner.learning_rate(step - stage.start), inner.averaged, inner.metrics,
     )  # fmt: skip
 
 

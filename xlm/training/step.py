@@ -66,6 +66,7 @@ def train_step(
     metrics["grad_norm"] = (optax.tree.norm(grads), one)
     metrics["learning_rate"] = (optimizer.learning_rate(state.step), one)
     params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
+    metrics.update({name: (x, one) for name, x in optimizer.metrics(opt_state).items()})
     state = dataclasses.replace(
         state, step=state.step + 1, params=params, opt_state=opt_state, extra=extra
     )
@@ -114,6 +115,8 @@ class TrainFunctions:
       abstract_state: shapes, dtypes and shardings of the state, for restoring.
       begin: state after the stage before, with no pending updates -> first state of this stage.
       following: functions of the next stage; None for the last one.
+      averaged: state -> state with the parameters that evaluation and export read; None if these
+        are the trained ones.
     """
 
     objective: Objective
@@ -126,6 +129,7 @@ class TrainFunctions:
     abstract_state: TrainState
     begin: Any
     following: "TrainFunctions | None"
+    averaged: Callable[[TrainState], TrainState] | None = None
 
     def at_step(self, step: int) -> "TrainFunctions":
         """Return the functions of step `step`, counted from zero."""
@@ -201,6 +205,11 @@ def _stage_functions(
         traced.__name__ = name  # the program's name in profiles
         return jax.jit(traced, **options)
 
+    def averaged(state: TrainState) -> TrainState:
+        assert optimizer.averaged is not None
+        mean = merged(state.params, optimizer.averaged(state.opt_state))
+        return dataclasses.replace(state, params=mean)
+
     reports = {"static_argnums": 0, "donate_argnums": 1, "out_shardings": (shardings, metrics)}
     return TrainFunctions(
         objective, mesh, stage,
@@ -219,6 +228,7 @@ def _stage_functions(
             donate_argnums=0, out_shardings=shardings,
         ),
         abstract_state=abstract_state,
+        averaged=optimizer.averaged and averaged,
         begin=lambda state: dataclasses.replace(state, opt_state=new_opt_state(state.params)),
         following=following,
     )  # fmt: skip
