@@ -144,7 +144,7 @@ class ExportTest(TestCase):
         cls.discriminator, cls.generator = cls.parent / "encoder", cls.parent / "generator"
         for output, flags in ((cls.discriminator, ()), (cls.generator, ("--part=generator",))):
             flags = (f"--output={output}", *flags)
-            result = run("export_model", cls.folders.workdir, {}, *flags)
+            result = commands.execute("export_model", f"--workdir={cls.folders.workdir}", *flags)
             assert result.returncode == 0, result.stderr
             has_head = output == cls.generator
             assert ("this encoder has no masked-LM head" in result.stderr) != has_head

@@ -74,20 +74,23 @@ class EntryPointsTest(FolderTest):
         self.assertNotIn("Traceback", result.stderr)
         self.assertRegex(result.stderr, rf"(\A|\n)error \([^\n]*{error}[^\n]*\n\Z")
 
-    def write_model(self, **changes: Any) -> pathlib.Path:
+    def write_model(
+        self, name: str = "model", seed: int = 0, tokenizer: bytes = TOKENIZER, **changes: Any
+    ) -> pathlib.Path:
         """A folder with a small random model, an XLM-R but for the changes."""
         sizes: dict[str, Any] = {
-            "vocab_size": VOCAB, "embedding_size": 8, "hidden_size": 8, "num_layers": 1,
-            "num_heads": 2, "mlp_size": 12, "max_length": 16, "norm_position": "post",
+            "embedding_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 2,
+            "mlp_size": 12, "max_length": 16, "norm_position": "post",
             "dropout_rate": 0.1, "attention_dropout_rate": 0.0, "dtype": "float32",
         }  # fmt: skip
-        settings = EncoderSettings(**(sizes | changes))
-        rng = np.random.default_rng(0)
+        pieces = spm.SentencePieceProcessor(model_proto=tokenizer).get_piece_size()
+        settings = EncoderSettings(**(sizes | {"vocab_size": pieces} | changes))
+        rng = np.random.default_rng(seed)
         params = jax.tree.map(
             lambda x: rng.normal(size=x.shape).astype(np.float32), shapes_of(settings)
         )
-        folder = self.folder / "model"
-        model_folder.write_model(folder, params, dataclasses.asdict(settings), TOKENIZER)
+        folder = self.folder / name
+        model_folder.write_model(folder, params, dataclasses.asdict(settings), tokenizer)
         return folder
 
     def logits(self, folder: pathlib.Path, text: str) -> np.ndarray:
@@ -230,6 +233,49 @@ class EntryPointsTest(FolderTest):
             checkpoints.save(7, factories.first_state(functions, params))
         return params
 
+    def test_the_last_checkpoints_are_merged(self):
+        config = quickstart.get_config("runlocal")
+        folders, store = self.write_workdir(config)
+        params = self.save_checkpoint(config, folders, store)
+        objective = objectives.objective(config, store, builders.mesh(config))
+        functions = builders.train_functions(config, objective, builders.mesh(config))
+        doubled = jax.tree.map(lambda x: 3 * x, params)
+        with Checkpoints(folders.train / "checkpoints", keep=2) as checkpoints:
+            checkpoints.save(9, factories.first_state(functions, doubled))
+        output, model = self.folder / "merged", f"--model={folders.workdir}"
+        result = run("merge_models", model, "--last=2", f"--output={output}")
+        self.assertIn("the mean of steps [7, 9]", result.stderr)
+        kernel = model_folder.read_model(output)[1]["layers"]["mlp"]["wide"]["kernel"]
+        np.testing.assert_allclose(kernel, 2 * params["layers"]["mlp"]["wide"]["kernel"], rtol=1e-6)
+        result = run("merge_models", model, "--last=3", f"--output={self.folder / 'none'}")
+        self.assertIn("too few for the mean of 3", result.stderr)
+
+    def test_models_are_merged(self):
+        one, two = self.write_model("one"), self.write_model("two", seed=5)
+        base = self.write_model("base", seed=6)
+        read = [jax.tree.map(np.asarray, model_folder.read_model(one)[1]) for one in (one, two)]
+        models = [f"--model={one}", f"--model={two}"]
+        self.succeed("merge_models", *models, f"--output={self.folder / 'mean'}")
+        found = model_folder.read_model(self.folder / "mean")[1]
+        expected = jax.tree.map(lambda x, y: (x + y) / 2, *read)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, expected)
+        flags = ("--method=ties", f"--base={base}", "--density=1", f"--model={one}")
+        self.succeed("merge_models", *flags, f"--output={self.folder / 'ties'}", f"--model={one}")
+        found = model_folder.read_model(self.folder / "ties")[1]
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, read[0])
+        wrong = self.folder / "wrong"
+        for flags, message in (
+            ([f"--model={one}"], "--model is given once"),
+            ([*models, "--method=ties"], "ties needs the model before"),
+            ([f"--model={one}", "--last=2"], "a model's folder, without checkpoints"),
+            ([f"--model={one}", f"--model={self.write_model('other', tokenizer=OTHER)}"],
+             "another tokenizer"),
+        ):  # fmt: skip
+            result = run("merge_models", *flags, f"--output={wrong}")
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(message, result.stderr)
+        self.assertFalse(wrong.exists())
+
     @parameterized.parameters(
         ({"model.position": "learned", "model.norm_position": "post",
           "model.embedding_size": 32}, ""),
@@ -242,9 +288,7 @@ class EntryPointsTest(FolderTest):
         folders, store = self.write_workdir(config)
         params = self.save_checkpoint(config, folders, store)
         output = self.folder / "exported"
-        keys = (f"--config.{key}={value}" for key, value in overrides.items())
-        flags = ("--config=configs/quickstart.py:runlocal", *keys,
-                 f"--workdir={folders.workdir}", f"--output={output}")  # fmt: skip
+        flags = (f"--workdir={folders.workdir}", f"--output={output}")
         # One of them on other devices than those of the checkpoint.
         result = (commands.execute if warning else run)("export_model", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -80,10 +80,9 @@ def _flags() -> Iterator[Case]:
         ("train", ("--config=configs/veco.py:huge", workdir), "huge", "large"),
         ("estimate_memory", (quick, "--devices=many"), "--devices", "many"),
         ("estimate_memory", (quick, "--devices=0"), "devices"),
-        ("export_model", (quick, workdir), "--output"),
-        ("export_model", (*config(), "--output=DIR/m", "--part=decoder"), "--part", "decoder"),
-        *((command, (*config(), *more, "--config.evaluation.batch_size=0"), r"batch_size is 0")
-          for command, *more in (("export_model", "--output=DIR/m"), ("pair_weights",))),
+        ("export_model", (workdir,), "--output"),
+        ("export_model", (workdir, "--output=DIR/m", "--part=decoder"), "--part", "decoder"),
+        ("pair_weights", (*config(), "--config.evaluation.batch_size=0"), r"batch_size is 0"),
     ):  # fmt: skip
         name = f"{command} {given[-1]}"
         yield case("flags", name, command, nothing, *says, flags=given)

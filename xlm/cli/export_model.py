@@ -1,11 +1,10 @@
 """Export the model of a working directory, for `transformers` where possible.
 
-    xlm export --config=configs/quickstart.py --workdir=DIR --output=FOLDER
     xlm export --workdir=RUN --output=FOLDER
 
-From a run of train.py it writes the latest checkpoint. From a finished run of finetune.py, which
-needs no --config, it writes the best parameters with their head, the labels by name and a model
-card.
+From a run of train.py it writes the latest checkpoint, by the config that the run recorded. From a
+finished run of finetune.py it writes the best parameters with their head, the labels by name and a
+model card.
 
 An XLM-R or XLM-R XL encoder is written in its format:
 `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. `transformers` has no class for an encoder
@@ -20,25 +19,23 @@ import pathlib
 
 import jax
 from absl import flags, logging
-from ml_collections import config_flags
 
 from xlm.common import outputs
-from xlm.experiment import data as data_builders
-from xlm.experiment import model as builders
-from xlm.experiment import objectives, schema, tuned_export
+from xlm.experiment import tuned_export
+from xlm.experiment.data import Folders
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
-from xlm.experiment.pretrained import encoder_alone
+from xlm.experiment.pretrained import encoder_alone, read_run
 from xlm.interop import model_folder
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The config of train.py; none for a run of finetune.py."
-)
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "generator", "encoder_decoder"),
     "What to export. Replaced-token detection: the discriminator's encoder, or the generator, a "
     "masked LM. VECO: the encoder, or with encoder_decoder also the cross-attention.",
 )  # fmt: skip
+_OBJECTIVE = flags.DEFINE_string(
+    "objective", "", "The run's objective, where it is of another package: code that you trust."
+)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
 _READERS = "which xlm import, xlm prune, finetune.py and train.init_from read"
@@ -53,7 +50,11 @@ OPTIONS = {"required": ("workdir", "output")}
 def main(_) -> None:
     workdir, output = pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value)
     is_fine_tuned = tuned_export.is_fine_tuned(workdir)
-    _check_flags(workdir, is_fine_tuned)
+    if is_fine_tuned and _PART.value != "encoder":
+        raise ValueError(
+            f"--part is {_PART.value}, but {workdir} is a run of finetune.py, which has one part; "
+            "leave out --part"
+        )
     export = tuned_export.export if is_fine_tuned else _export_pretrained
     with outputs.folder(_OUTPUT.value, overwrite=False) as aside:
         reason = export(workdir, aside)
@@ -66,34 +67,18 @@ def main(_) -> None:
         )  # fmt: skip
 
 
-def _check_flags(workdir: pathlib.Path, is_fine_tuned: bool) -> None:
-    """Raise ValueError unless the flags suit a run of this kind."""
-    if is_fine_tuned and (_CONFIG.value is not None or _PART.value != "encoder"):
-        raise ValueError(
-            f"{workdir} is a run of finetune.py, which has its own config and one part; leave out "
-            "--config and --part"
-        )
-    if not is_fine_tuned and _CONFIG.value is None:
-        raise ValueError(
-            f"{workdir} is no run of finetune.py, and --config is missing; give the config of the "
-            "run of train.py, or the --workdir of one of finetune.py"
-        )
-
-
 def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     """Write the latest checkpoint; return why `transformers` cannot load it, or ""."""
-    config, folders = schema.checked(_CONFIG.value), data_builders.Folders(workdir)
-    store = data_builders.open_packed_dataset(folders)
-    data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
+    folders = Folders(workdir)
+    trained = read_run(folders, _OBJECTIVE.value)
     part_of = masked_lm_of if _PART.value == "generator" else encoder_of
-    model = part_of(objectives.objective(config, store))
+    model = part_of(trained.objective)
     settings, keeps_decoder = model.encoder.settings, _PART.value == "encoder_decoder"
     if keeps_decoder and not settings.cross_attention:
         raise ValueError(
             "--part is encoder_decoder, but this run's model.cross_attention is False; export its "
             'encoder, or train with objective "veco"'
         )
-    trained = builders.restore(config, store, folders)
     params = jax.device_get(model.encoder_params(trained.params))
     if not keeps_decoder:
         settings, params = encoder_alone(settings, params)

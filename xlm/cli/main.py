@@ -28,6 +28,7 @@ VERBS = {
     "import": "import_model",
     "export": "export_model",
     "prune": "prune_model",
+    "merge": "merge_models",
     "table": "xtreme_table",
 }
 

@@ -17,9 +17,11 @@ from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of
 from xlm.interop import model_folder
 from xlm.models.encoder import EncoderSettings, without_cross_attention
-from xlm.training.checkpoint import restore_latest_params
+from xlm.objectives.objective import Objective
+from xlm.training.checkpoint import restore_latest_params, restore_mean_params
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
+from xlm.training.step import TrainFunctions
 
 # A single device: only the parameters are needed, and the batch may not divide over more.
 SETTINGS = "settings.json"
@@ -75,6 +77,22 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = 
     return Pretrained(*part, tokenizer)
 
 
+def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
+    """Read the mean of the last `count` checkpoints of a run of train.py, and their steps.
+
+    Raises:
+      ValueError: it is no such run, or has fewer checkpoints.
+    """
+    if _is_model_folder(str(folder)):
+        raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
+    built, functions = _built(Folders(folder))
+    steps, params = restore_mean_params(folder / "train" / "checkpoints", functions, count)
+    encoder = encoder_of(built)
+    params = jax.device_get(encoder.encoder_params(params))
+    tokenizer = Folders(folder).read_tokenizer()
+    return Pretrained(encoder.encoder.settings, params, tokenizer), steps
+
+
 def read_settings(
     path: str, *, keeps_decoder: bool = False, objective: str = ""
 ) -> EncoderSettings:
@@ -124,12 +142,16 @@ def read_run(folders: Folders, objective: str = "") -> model.Trained:
     Args:
       objective: as of `run_config`.
     """
+    built, functions = _built(folders, objective)
+    return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
+
+
+def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunctions]:
     config, store = run_config(folders, objective), open_packed_dataset(folders)
     with declarations.of_file(folders.train / SETTINGS):
         mesh = make_mesh(settings(MeshSettings, config.mesh), jax.local_devices()[:1])
         built = objectives.objective(config, store, mesh)
-        functions = model.train_functions(config, built, mesh)
-    return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
+        return built, model.train_functions(config, built, mesh)
 
 
 def run_config(folders: Folders, objective: str = "") -> ConfigDict:

@@ -1,4 +1,4 @@
-"""Mean of the parameters of several checkpoints."""
+"""Models merged into one: the mean of parameters, and TIES."""
 
 import functools
 import operator
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def mean_params(trees: Iterable[Any]) -> Any:
@@ -37,3 +38,36 @@ def _add(total: Any, tree: Any) -> Any:
 @functools.partial(jax.jit, donate_argnums=0)
 def _divided(total: Any, count: int) -> Any:
     return jax.tree.map(lambda x: x / count, total)
+
+
+def ties(base: Any, trees: Iterable[Any], density: float) -> Any:
+    """Merge branches of a model by TIES (Yadav et al. 2023, arXiv 2306.01708, Algorithm 1).
+
+    Of a branch's differences from `base`, the `density` share of largest magnitude over all
+    parameters stays. The sign of each parameter is that of the sum over branches. The differences
+    of that sign are averaged and added to `base`. Returns float32 numpy arrays; in memory are the
+    base, one branch and two sums.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda x: np.asarray(x, np.float32), base))
+    # Sums and counts of the positive and of the negative differences.
+    sums = [np.zeros((2, *leaf.shape), np.float32) for leaf in leaves]
+    counts = [np.zeros((2, *leaf.shape), np.uint8) for leaf in leaves]
+    for tree in trees:
+        found = [
+            np.asarray(x, np.float32) - b
+            for x, b in zip(jax.tree.leaves(tree), leaves, strict=True)
+        ]
+        sizes = np.concatenate([np.abs(one).ravel() for one in found])
+        place = max(len(sizes) - round(density * len(sizes)), 0)
+        least = np.partition(sizes, place)[place] if place < len(sizes) else np.inf
+        for one, total, count in zip(found, sums, counts, strict=True):
+            kept = np.where(np.abs(one) >= least, one, 0)
+            for side, part in enumerate((np.maximum(kept, 0), np.minimum(kept, 0))):
+                total[side] += part
+                count[side] += part != 0
+    merged = []
+    for leaf, (up, down), (ups, downs) in zip(leaves, sums, counts, strict=True):
+        is_up = up + down > 0
+        total, count = np.where(is_up, up, down), np.where(is_up, ups, downs)
+        merged.append(leaf + total / np.maximum(count, 1))
+    return jax.tree.unflatten(structure, merged)
