@@ -16,7 +16,7 @@ def rates(num_steps: int = NUM_STEPS, **changes) -> np.ndarray:
     """Relative to the peak, of steps 0, 1, ... to the last, and of two after it."""
     values = {
         "learning_rate": 0.5, "warmup_steps": 0, "schedule": "polynomial", "decay_power": 1.0,
-        "decay_fraction": 0.2, "final_rate_ratio": 0.0, **changes,
+        "decay_fraction": 0.2, "final_rate_ratio": 0.0, "decay_shape": "power", **changes,
     }  # fmt: skip
     schedule = learning_rate_schedule(types.SimpleNamespace(**values), num_steps)
     return np.asarray(jax.jit(schedule)(np.arange(num_steps + 2))) / 0.5
@@ -51,6 +51,14 @@ class ScheduleTest(parameterized.TestCase):
         ):
             found = rates(schedule=schedule, **changes)
             np.testing.assert_allclose(found[19:-2], 0.25 + 0.75 * decay, rtol=1e-5)
+
+    @parameterized.parameters("polynomial", "wsd")
+    def test_one_minus_the_root(self, schedule):
+        changes = {"decay_shape": "one_minus_sqrt", "final_rate_ratio": 0.25, "decay_fraction": 0.8}
+        found = rates(schedule=schedule, warmup_steps=20, **changes)
+        steps = 80
+        expected = 0.25 + 0.75 * (1 - np.sqrt(np.arange(steps + 1) / steps))
+        np.testing.assert_allclose(found[-steps - 3 : -2], expected, rtol=1e-5)
 
     @parameterized.parameters((0, 0.0), (1, 0.5), (20, 0.0), (20, 0.5))
     def test_inverse_square_root(self, warmup_steps, final):

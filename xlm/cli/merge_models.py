@@ -11,16 +11,10 @@ the largest --density stays, signs are elected, and what agrees is averaged. `tr
 finetune.py read the output, as the next phase of a training does.
 """
 
-import dataclasses
-import pathlib
-
-import jax
 from absl import flags, logging
 
 from xlm.common import outputs
-from xlm.experiment.pretrained import Pretrained, read_last, read_pretrained
-from xlm.interop import model_folder
-from xlm.training.averaging import mean_params, ties
+from xlm.experiment import merging
 
 _MODELS = flags.DEFINE_multi_string("model", None, "A run or a model's folder; repeatable.")
 _METHOD = flags.DEFINE_enum("method", "mean", ("mean", "ties"), "How parameters are merged.")
@@ -35,49 +29,9 @@ OPTIONS = {"required": ("model", "output")}
 
 
 def main(_) -> None:
-    if (_METHOD.value == "ties") != (_BASE.value is not None):
-        raise ValueError(
-            f"--method is {_METHOD.value} and --base is {_BASE.value}; ties needs the model before "
-            "the branches as --base, and mean takes none"
-        )
-    if len(_MODELS.value) == 1 and _LAST.value == 1:
-        raise ValueError("--model is given once; name two models or more, or --last checkpoints")
     with outputs.folder(_OUTPUT.value, overwrite=False) as aside:
-        first = _read(_MODELS.value[0])
-        others = (_like(first, name) for name in _MODELS.value[1:])
-        trees = (one.params for one in (first, *others))
-        if _METHOD.value == "ties":
-            params = ties(_like(first, _BASE.value).params, trees, _DENSITY.value)
-        else:
-            params = jax.device_get(mean_params(trees))
-        model_folder.write_model(aside, params, dataclasses.asdict(first.settings), first.tokenizer)
+        merging.merge(
+            aside, _MODELS.value, _METHOD.value, _BASE.value, density=_DENSITY.value,
+            last=_LAST.value,
+        )  # fmt: skip
     logging.info("merged %d models into %s", len(_MODELS.value), _OUTPUT.value)
-
-
-def _read(name: str) -> Pretrained:
-    if _LAST.value == 1:
-        return read_pretrained(name, keeps_decoder=True)
-    found, steps = read_last(pathlib.Path(name), _LAST.value)
-    logging.info("%s: the mean of steps %s", name, steps)
-    return found
-
-
-def _like(first: Pretrained, name: str) -> Pretrained:
-    """Read a model; ValueError unless it has the tokenizer and the parameters of the first."""
-    found = _read(name)
-    if found.tokenizer != first.tokenizer:
-        raise ValueError(
-            f"{name} has another tokenizer than {_MODELS.value[0]}; merge only models "
-            "of one vocabulary"
-        )
-    shapes = [
-        {jax.tree_util.keystr(path): x.shape for path, x in jax.tree.leaves_with_path(one.params)}
-        for one in (first, found)
-    ]
-    if differing := sorted(set(shapes[0].items()) ^ set(shapes[1].items())):
-        raise ValueError(
-            f"{name} and {_MODELS.value[0]} differ in {differing[0][0]}, here "
-            f"{shapes[1].get(differing[0][0], 'none')}, there "
-            f"{shapes[0].get(differing[0][0], 'none')}; merge only models of one architecture"
-        )
-    return found

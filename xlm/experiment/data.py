@@ -233,7 +233,7 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
 
 
 # Sections of a config that only earlier stages read and that do not affect training results.
-ELSEWHERE = ("corpus", "vocab", "store", "evaluation")
+ELSEWHERE = ("corpus", "vocab", "store", "evaluation", "phases")
 # Keys of `train` that change no results but with row-wise updates, where pending ones are rounded.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
 # Recorded and not compared: the digest `text` of the same record identifies what lies there.

@@ -62,6 +62,11 @@ class Experiment:
         else:
             self.config = schema.checked(found)
         self.folders = Folders(pathlib.Path(workdir))
+        self._phased = None
+        if not self.is_task and self.config.phases:
+            from xlm.experiment.phase_runs import PhasedExperiment
+
+            self._phased = PhasedExperiment(self.config, self.folders)
 
     def build_vocab(self) -> "Experiment":
         """Write WORKDIR/vocab: spm.model, report.md and allocation.json."""
@@ -80,7 +85,10 @@ class Experiment:
         from xlm.experiment import rows
 
         self._check_is_pretraining("prepare")
-        rows.run(self.config, self.folders, plans_only=plans_only)
+        if self._phased:
+            self._phased.prepare(plans_only=plans_only)
+        else:
+            rows.run(self.config, self.folders, plans_only=plans_only)
         return self
 
     def train(self, *, continue_from: int | None = None) -> "Experiment":
@@ -102,6 +110,12 @@ class Experiment:
             from xlm.experiment import task_runs
 
             task_runs.run(self.config, self.folders.workdir)
+        elif self._phased and continue_from is not None:
+            raise ValueError(
+                f"--continue_from is {continue_from}, but the config has phases; change or add one"
+            )
+        elif self._phased:
+            self._phased.train()
         else:
             from xlm.experiment import training
 
@@ -120,6 +134,8 @@ class Experiment:
         from xlm.training import compilation
 
         compilation.use_cache()
+        if self._phased:
+            return self._phased.evaluate()
         path = evaluation.run(self.config, self.folders)
         return path or self.folders.report / "report.md"
 

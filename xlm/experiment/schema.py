@@ -52,9 +52,12 @@ class _PreTraining:
     Attributes:
       objective: one of "masked_lm", "replaced_token" and "veco", or "MODULE:FUNCTION" of your own
         (docs/architecture.md).
+      phases: runs in turn, each from the state of the one before: a mapping each, of "name" and of
+        the keys that differ, such as "mask.rate" (see `xlm.experiment.phase_runs`).
     """
 
     objective: str = schema.key("masked_lm")
+    phases: tuple[Mapping[str, Any], ...] = schema.key(())
 
 
 class _Sources:
@@ -83,9 +86,11 @@ class _Start:
     Attributes:
       init_from: working directory of train.py, or a folder of xlm import or xlm export, whose
         parameters training starts from; "" for random ones.
+      init_optimizer: whether the state of the optimizer comes from the run in `init_from`, too.
     """
 
     init_from: str = schema.key("")
+    init_optimizer: bool = schema.key(False)
 
 
 for _one in (_PreTraining, _Sources, _Start):

@@ -35,6 +35,14 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     functions = builders.train_functions(config, objective, mesh)
     start = initial_params(config, objective, folders)
     settings = builders.train_settings(config)
+    continued = None
+    if config.train.init_optimizer:
+        continued = pathlib.Path(config.train.init_from) / "train" / "checkpoints"
+        if not continued.exists():
+            raise ValueError(
+                f"train.init_optimizer is True, but train.init_from is {config.train.init_from!r}, "
+                "which is no run with checkpoints; set it to False"
+            )
     evaluators = training_evaluators(config, objective, store, mesh)
     # Claimed after all checks and before anything is written, which depends on the settings.
     try:
@@ -47,7 +55,8 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
                     stage.claim()
             train(
                 functions, settings, folders.train, data, evaluators,
-                initial_params=start, should_stop=should_stop,
+                initial_params=None if continued else start, continued_from=continued,
+                should_stop=should_stop,
             )  # fmt: skip
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}{rewind.advice(folders.train)}") from error

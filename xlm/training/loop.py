@@ -1,5 +1,6 @@
 """Training loop, independent of the objective."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ import numpy as np
 
 from xlm.objectives.objective import Batch, Extra
 from xlm.training import sharding
-from xlm.training.checkpoint import Checkpoints
+from xlm.training.checkpoint import Checkpoints, restore_latest
 from xlm.training.progress import Evaluator, Progress
 from xlm.training.settings import TrainSettings
 from xlm.training.signals import Stopped
@@ -45,13 +46,16 @@ class LearnedData(TrainingData, Protocol):
 def train(
     functions: TrainFunctions, settings: TrainSettings, folder: pathlib.Path, data: TrainingData,
     evaluators: Iterable[Evaluator] = (), *, initial_params: Callable[[], Any] | None = None,
+    continued_from: pathlib.Path | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
 ) -> TrainState:  # fmt: skip
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
     Returns the last state. `functions` are those of the first stage. `folder` holds checkpoints and
     metrics. `initial_params` reads the parameters to start from; parameters that it leaves out keep
-    their random values. After each step, `should_stop(steps taken)` says whether to save and stop.
+    their random values. `continued_from` is the folder of another run's checkpoints: the latest one
+    has parameters and the optimizer's state to start from. After each step, `should_stop(steps
+    taken)` says whether to save and stop.
 
     Raises:
       Stopped: `should_stop` returned True; the state is saved.
@@ -65,7 +69,7 @@ def train(
     ) as checkpoints:  # fmt: skip
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
-        step, state = _first_state(functions, settings, checkpoints, initial_params)
+        step, state = _first_state(functions, settings, checkpoints, initial_params, continued_from)
         current = functions.after(step)
         _log_stage(current)
 
@@ -156,6 +160,7 @@ def _first_state(
     settings: TrainSettings,
     checkpoints: Checkpoints,
     initial_params: Callable[[], Any] | None,
+    continued_from: pathlib.Path | None,
 ) -> tuple[int, TrainState]:
     """Restore or initialise the state; return the steps taken, and the state after them."""
     found = checkpoints.restore_latest(functions.abstract_after)
@@ -163,6 +168,11 @@ def _first_state(
         given = None
         if initial_params is not None:
             given = sharding.placed(initial_params(), functions.abstract_state.params)
-        return 0, functions.init(np.int32(settings.seed), given)
+        state = functions.init(np.int32(settings.seed), given)
+        if continued_from is None:
+            return 0, state
+        step, before = restore_latest(continued_from, functions.abstract_after)
+        logging.info("continuing the optimizer of step %d in %s", step, continued_from)
+        return 0, dataclasses.replace(state, params=before.params, opt_state=before.opt_state)
     logging.info("resumed after step %d", found[0])
     return found

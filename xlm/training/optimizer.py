@@ -33,9 +33,13 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 
 
 def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
-    """Build the schedule of an optimizer that takes its first step at step `first_step` of it."""
+    """Build the schedule, by the optimizer's own count of steps.
+
+    The optimizer takes its first step of this run at step `first_step` of the schedule.
+    """
     schedule = learning_rate_schedule(settings, num_steps)
-    return (lambda count: schedule(count + first_step)) if first_step else schedule
+    shift = first_step - settings.steps_before
+    return (lambda count: schedule(count + shift)) if shift else schedule
 
 
 def _muon(
@@ -131,6 +135,7 @@ def make_optimizer(
     `first_step`. Stages and frozen parameters are up to `stage_optimizer`.
     """
     schedule = _schedule(settings, num_steps, first_step)
+    of_run = _schedule(dataclasses.replace(settings, steps_before=0), num_steps, first_step)
     numbers = {
         "b1": settings.beta1, "b2": settings.beta2, "eps": settings.epsilon,
         "weight_decay": settings.weight_decay,
@@ -144,9 +149,9 @@ def make_optimizer(
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if not tables or settings.embedding_update == "dense":
-        found = _dense(clip, adamw, schedule)
+        found = _dense(clip, adamw, of_run)
     else:
-        found = _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), schedule)
+        found = _by_rows(clip, adamw, row_adamw(schedule, **numbers), tuple(tables), of_run)
     if settings.ema_decay:
         found = _averaging(found, settings.ema_decay)
     return _guarded(found, settings.max_norm_ratio) if settings.max_norm_ratio else found
@@ -378,6 +383,7 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
       cosine       f + (p - f) (1 + cos(pi x)) / 2, likewise (SGDR, ICLR 2017, Eq. 5, no restarts)
       wsd          p, then polynomial in the last decay_fraction of all steps
                    (warm-up, stable, decay; Hu et al., "MiniCPM", 2024, section 4)
+      either, with decay_shape one_minus_sqrt: f + (p - f) (1 - sqrt(x)) (Haegele et al. 2024)
       inverse_sqrt p (W / n)^(1/2) at the n-th step, at least f; W = 0 counts as 1
                    (Vaswani et al., "Attention is all you need", 2017, Eq. 3)
 
@@ -409,6 +415,10 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=settings.final_rate_ratio)
     else:
         power = optax.polynomial_schedule(peak, final, settings.decay_power, decay_steps)
+        if settings.decay_shape == "one_minus_sqrt":
+
+            def power(step):
+                return peak - (peak - final) * jnp.sqrt(step / decay_steps)
 
         def decay(step):
             # Compiled code may give a negative 1 - x at the last step, whose root is NaN.

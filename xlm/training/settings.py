@@ -110,6 +110,7 @@ class OptimizerSettings:
       schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
         "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
       decay_power: exponent of a polynomial decay; 1 for a linear one.
+      decay_shape: of "polynomial" and "wsd": "power", or "one_minus_sqrt".
       decay_fraction: share of all steps in which "wsd" decays.
       final_rate_ratio: rate at the last step, as a share of the peak; the least of "inverse_sqrt".
       beta1, beta2, epsilon: Adam's.
@@ -127,6 +128,7 @@ class OptimizerSettings:
       stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
         their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
         are (see `stages`).
+      steps_before: steps that the optimizer's first state has taken; the schedule starts after.
       restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
         otherwise one schedule spans all stages.
     """
@@ -142,6 +144,7 @@ class OptimizerSettings:
     max_norm_ratio: float = schema.key(0.0, at_least=0)
     ema_decay: float = schema.key(0.0, at_least=0, below=1)
     embedding_update: str = schema.key("dense", choices=("dense", "rows"))
+    decay_shape: str = schema.key("power", choices=("power", "one_minus_sqrt"))
     schedule: str = schema.key("polynomial", choices=SCHEDULES)
     decay_fraction: float = schema.key(0.1, at_least=0, at_most=1)
     final_rate_ratio: float = schema.key(0.0, at_least=0, at_most=1)
@@ -151,6 +154,7 @@ class OptimizerSettings:
     muon_momentum: float = schema.key(0.95, at_least=0, below=1)
     stages: tuple[tuple[str, int], ...] = schema.key(())
     restart_schedule: bool = schema.key(True)
+    steps_before: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
         schema.check(self, "optimizer")
@@ -158,6 +162,11 @@ class OptimizerSettings:
             raise ValueError(
                 f"optimizer.max_norm_ratio is {self.max_norm_ratio}, must be above 1, such as 5, "
                 "or 0 for no guard: ordinary steps have about the mean norm"
+            )
+        if self.steps_before and self.stages:
+            raise ValueError(
+                f"optimizer.steps_before is {self.steps_before}, but optimizer.stages have an "
+                "optimizer each; leave out one of them"
             )
         if self.embedding_update == "rows":
             self._check_rows()

@@ -1,0 +1,74 @@
+"""Models of one vocabulary and architecture, merged into one."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from xlm.experiment.pretrained import Pretrained, read_last, read_pretrained
+from xlm.interop import model_folder
+from xlm.training.averaging import mean_params, ties
+
+
+def merge(
+    output: pathlib.Path, models: Sequence[str], method: str = "mean", base: str | None = None, *,
+    density: float = 0.2, last: int = 1,
+) -> None:  # fmt: skip
+    """Write the merger of models, runs or model folders, to a folder, absent or empty.
+
+    Args:
+      method: "mean" of all parameters, or "ties" (see `averaging.ties`), which needs `base`.
+      density: share of each model's differences from the base that ties keeps.
+      last: checkpoints of each run that are averaged first.
+
+    Raises:
+      ValueError: the models do not fit each other, or arguments are missing.
+    """
+    if method not in ("mean", "ties") or (method == "ties") != (base is not None):
+        raise ValueError(
+            f'the method of merging is {method!r} with the base {base}; it must be "mean" without '
+            'a base, or "ties" with the model before the branches (--base, or "after")'
+        )
+    if len(models) == 1 and last == 1:
+        raise ValueError(f"there is one model to merge, {models[0]}; name two or more, or --last")
+
+    def read_like(first: Pretrained, name: str, last: int = last) -> Pretrained:
+        found = _read(name, last)
+        _check_alike(first, models[0], found, name)
+        return found
+
+    first = _read(models[0], last)
+    trees = (one.params for one in (first, *(read_like(first, name) for name in models[1:])))
+    if base is not None:
+        params = ties(read_like(first, base, 1).params, trees, density)
+    else:
+        params = jax.device_get(mean_params(trees))
+    model_folder.write_model(output, params, dataclasses.asdict(first.settings), first.tokenizer)
+
+
+def _read(name: str, last: int) -> Pretrained:
+    if last == 1:
+        return read_pretrained(name, keeps_decoder=True)
+    found, steps = read_last(pathlib.Path(name), last)
+    logging.info("%s: the mean of steps %s", name, steps)
+    return found
+
+
+def _check_alike(first: Pretrained, first_name: str, found: Pretrained, name: str) -> None:
+    """Raise ValueError unless two models have one tokenizer and parameters of equal shapes."""
+    if found.tokenizer != first.tokenizer:
+        raise ValueError(
+            f"{name} has another tokenizer than {first_name}; merge models of one vocabulary"
+        )
+    there, here = (
+        {jax.tree_util.keystr(path): x.shape for path, x in jax.tree.leaves_with_path(one.params)}
+        for one in (first, found)
+    )
+    for key in sorted({*there, *here}):
+        if there.get(key) != here.get(key):
+            raise ValueError(
+                f"{name} and {first_name} differ in {key}, {here.get(key)} and {there.get(key)}; "
+                "merge models of one architecture"
+            )
