@@ -102,7 +102,8 @@ class OwnTokenizerTest(FolderTest):
         self.assertIn("AutoTokenizer cannot read the model's folder: the tok", logs.output[0])
         self.assertEqual(
             {path.name for path in self.folder.iterdir()},
-            {"config.json", "model.safetensors", "spm.model", "tokenizer_config.json"},
+            {"config.json", "model.safetensors", "spm.model", "tokenizer_config.json"}
+            | ({"modeling_vocap.py"} if position == "gated" else set()),
         )
         self.assertEqual(model_folder.read_tokenizer(self.folder), own)
         self.assertEqual(vocabulary.sentencepiece_model(self.folder), own)

@@ -65,14 +65,15 @@ class RoundTripTest(OwnFormTest):
         self.write()
         config = artifacts.read_json(self.folder / "config.json")
         self.assertEqual((config["model_type"], config["format_version"]), ("vocap-encoder", 1))
-        self.assertNotIn("architectures", config)
+        self.assertEqual(config["architectures"], ["VocapForMaskedLM"])
         tensors = load_file(self.folder / "model.safetensors")
         named = {name.replace("/", "."): array for name, array in flat(params_of(GATED)).items()}
         self.assertEqual(tensors.keys(), named.keys())
         jax.tree.map(np.testing.assert_array_equal, tensors, named)
         names = {path.name for path in self.folder.iterdir()}
         tokenizers = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
-        self.assertEqual(names, {"config.json", "model.safetensors", "spm.model", *tokenizers})
+        others = {"config.json", "model.safetensors", "modeling_vocap.py", "spm.model"}
+        self.assertEqual(names, others | tokenizers)
 
     def test_padding_is_left_out_and_put_back(self):
         padded = dataclasses.replace(GATED, vocab_size=PADDED.vocab_size)

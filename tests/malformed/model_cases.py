@@ -34,7 +34,7 @@ def _checkpoints() -> Iterator[Case]:
             if path.is_file():
                 templates.truncate(path)
 
-    export, other = (*config(), "--output=DIR/out"), config(objective="replaced_token")
+    export, other = ("--workdir=DIR/work", "--output=DIR/out"), config(objective="replaced_token")
     wide, deep = config(model__hidden_size="48"), config(evaluation__retrieval_layer="1")
     made, layers = "train was made under another config", r"retrieval_layer is 1, but .* 0 layers"
     for name, command, flags, breaks, says in (

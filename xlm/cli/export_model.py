@@ -7,11 +7,11 @@ finished run of finetune.py it writes the best parameters with their head, the l
 model card.
 
 An XLM-R or XLM-R XL encoder is written in its format:
-`AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. `transformers` has no class for an encoder
-with other positions, other LayerNorms or half embedding, so it has a format of our own. xlm import,
-xlm prune, finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the
-generator of replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder
-adds VECO's cross-attention to its encoder, in our own format. docs/interop.md has more.
+`AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. Other encoders have a format of our own,
+with a modelling file for PyTorch beside it: add `trust_remote_code=True`. xlm import, xlm prune,
+finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the generator
+of replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder adds
+VECO's cross-attention to its encoder. docs/interop.md has more.
 """
 
 import dataclasses
@@ -62,14 +62,17 @@ def main(_) -> None:
     if reason:
         readers = _TUNED_READERS if is_fine_tuned else _READERS
         logging.warning(
-            "%s. %s has a form of our own, %s; its tensors can be read with safetensors "
-            "(docs/interop.md)", reason, output, readers,
+            "%s. %s has a form of our own, %s (docs/interop.md)", reason, output, readers,
         )  # fmt: skip
 
 
 def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path) -> str:
     """Write the latest checkpoint; return why `transformers` cannot load it, or ""."""
     folders = Folders(workdir)
+    if not folders.train.exists():
+        raise ValueError(
+            f"{workdir} is no run of train.py or finetune.py; give the --workdir of one"
+        )
     trained = read_run(folders, _OBJECTIVE.value)
     part_of = masked_lm_of if _PART.value == "generator" else encoder_of
     model = part_of(trained.objective)

@@ -23,7 +23,7 @@ _LOAD = """\
 import torch
 from transformers import AutoModelFor{suffix}, AutoTokenizer
 
-model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
+model = AutoModelFor{suffix}.from_pretrained("."{trust}).eval()  # this folder
 tokenizer = AutoTokenizer.from_pretrained(".")
 """
 _LOAD_SENTENCEPIECE = """\
@@ -34,7 +34,7 @@ _LOAD_SENTENCEPIECE = """\
 import sentencepiece
 from transformers import AutoModelFor{suffix}
 
-model = AutoModelFor{suffix}.from_pretrained(".").eval()  # this folder
+model = AutoModelFor{suffix}.from_pretrained("."{trust}).eval()  # this folder
 tokenizer = sentencepiece.SentencePieceProcessor(model_file="spm.model")
 ```
 """
@@ -101,10 +101,10 @@ class Facts:
       config: of the run.
       options: its task.
       results: its results.json.
-      head: as exported; its class is "" if `transformers` cannot load the model.
+      head: as exported; its class is "" if no class computes it.
       num_layers, hidden_size: of the encoder.
       start: digest of the parameters that it started from.
-      reason: why `transformers` cannot load it, or "".
+      reason: why `transformers` loads it by the code in its folder alone, if at all, or "".
       tokenizer_reason: why `AutoTokenizer` cannot read its tokenizer, or "".
     """
 
@@ -200,9 +200,11 @@ def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if not suffix:
         return _own_form(facts)
+    trust = ", trust_remote_code=True" if facts.reason else ""
     if facts.tokenizer_reason:
-        return _LOAD_SENTENCEPIECE.format(suffix=suffix, reason=facts.tokenizer_reason)
-    code, note = _LOAD.format(suffix=suffix) + "\n", ""
+        reason = facts.tokenizer_reason
+        return _LOAD_SENTENCEPIECE.format(suffix=suffix, reason=reason, trust=trust)
+    code, note = _LOAD.format(suffix=suffix, trust=trust) + "\n", ""
     if suffix == task_heads.SEQUENCES:
         names, texts = "texts", '["A text"]'
         if options.task.is_of_pairs:

@@ -57,7 +57,7 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
         config=config,
         options=options,
         results=task_results.read_results(workdir / RESULTS),
-        head=dataclasses.replace(head, class_suffix="" if reason else head.class_suffix),
+        head=head,
         num_layers=encoder.num_layers,
         hidden_size=encoder.hidden_size,
         start=prediction.read_digests(workdir).parameters,
@@ -78,6 +78,7 @@ def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
     the mean of the dense layers.
     """
     kind = KINDS[options.task.kind]
-    # No class reads the two states of crossed pairs, or a text's mean state.
-    suffix = "" if options.cross_attention or options.reads_mean else kind.class_suffix
-    return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params)
+    # No class reads the two states of crossed pairs.
+    suffix = "" if options.cross_attention else kind.class_suffix
+    pooling = "mean" if options.reads_mean else "first"
+    return TaskHead(options.task.kind, suffix, tuple(options.task.labels), params, pooling)

@@ -102,13 +102,14 @@ def why_not_transformers(
     found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
     if task_head is None and not has_head:
         found.append("this encoder has no masked-LM head")
-    if task_head is not None and not task_head.class_suffix:
+    if task_head is not None and (not task_head.class_suffix or task_head.pooling != "first"):
         found.append(f"no class of theirs computes the head of this task, of kind {task_head.kind}")
     if not found:
         return ""
     return (
-        "transformers cannot load this model: its only classes that models are exported to are "
-        f"XLM-R, and XLM-R XL with its order of LayerNorms, and {'; '.join(found)}"
+        "transformers loads this model with trust_remote_code=True, by modeling_vocap.py in its "
+        "folder: its own classes that models are exported to are XLM-R, and XLM-R XL with its "
+        f"order of LayerNorms, and {'; '.join(found)}"
     )
 
 
@@ -159,6 +160,9 @@ def write_model(
     # transformers reads the layout from "format".
     weights.write(folder / WEIGHTS, tensors, {"format": "pt"}, {TOKENIZER: tokenizer})
     artifacts.write_json(folder / _CONFIG, config)
+    if form is vocap_encoder:
+        modeling = vocap_encoder.MODELING
+        artifacts.write_bytes(folder / modeling.name, modeling.read_bytes())
     if card:
         artifacts.write_text(folder / _CARD, card)
 

@@ -30,8 +30,9 @@ class TaskHead:
     """Head of a fine-tuned encoder for a `kind` of task, such as "tagging".
 
     Attributes:
-      class_suffix: class of `transformers` that computes the head, without the encoder's name, such
-        as "TokenClassification"; "" if none does.
+      class_suffix: class of `transformers` or of modeling_vocap.py that computes the head, without
+        the encoder's name, such as "TokenClassification"; "" if none does.
+      pooling: state that a text is classified by: "first", or "mean", which `transformers` has not.
       labels: names of its outputs in order; empty if they have none.
       params: {module: {"kernel": [in, out], "bias": [out]}}, float32.
     """
@@ -40,6 +41,7 @@ class TaskHead:
     class_suffix: str
     labels: tuple[str, ...]
     params: Mapping[str, Mapping[str, np.ndarray]]
+    pooling: str = "first"
 
     def __post_init__(self):
         if self.class_suffix and set(self.params) != set(_MODULES[self.class_suffix]):
@@ -77,8 +79,11 @@ class TaskHead:
 
     def config(self) -> dict[str, Any]:
         """Return the value of "task" in config.json of our own form."""
-        names = sorted(self.tensors())
-        return {"kind": self.kind, "labels": list(self.labels), "tensors": names}
+        shapes = {module: list(of["kernel"].shape) for module, of in self.params.items()}
+        return {
+            "kind": self.kind, "labels": list(self.labels), "tensors": sorted(self.tensors()),
+            "pooling": self.pooling, "shapes": shapes,
+        }  # fmt: skip
 
 
 def _labels(names: Mapping[int, str]) -> dict[str, Any]:

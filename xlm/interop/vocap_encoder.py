@@ -2,10 +2,12 @@
 
 config.json holds the settings of `xlm.models.encoder.EncoderSettings`, except those of how to
 compute (`dtype`, `attention`, `remat`, `unroll`). `masked_lm_head` is false for an encoder without
-one, such as a discriminator. Defaults of `cross_attention` (false), `embedding_norm` (true) and
-`norm_epsilon` (1e-5) are omitted. Each tensor is a parameter with its name and shape in
-`xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels and the names of the
-head's tensors, which begin with "task.". Readers of encoders leave these out.
+one, such as a discriminator. `auto_map` names the classes of modeling_vocap.py, which lies beside
+it, for `from_pretrained(folder, trust_remote_code=True)`. Defaults of `cross_attention` (false),
+`embedding_norm` (true) and `norm_epsilon` (1e-5) are omitted. Each tensor is a parameter with its
+name and shape in `xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels,
+the names and shapes of the head's tensors, which begin with "task.". Readers of encoders leave
+these out.
 """
 
 import pathlib
@@ -23,6 +25,8 @@ from xlm.interop.weights import Weights
 
 MODEL_TYPE = "vocap-encoder"
 _VERSION = 1
+# Copied into a folder, for PyTorch.
+MODELING = pathlib.Path(__file__).parent / "shipped" / "modeling_vocap.py"
 HEAD = "head."  # beginning of the tensors of the masked-LM head
 REMEDY = "write the folder again with xlm export"
 
@@ -31,6 +35,8 @@ class _Task(Artefact, frozen=True):
     kind: str
     labels: list[str]
     tensors: list[str]
+    pooling: str = "first"
+    shapes: dict[str, list[int]] = {}
 
 
 class Config(parameters.Architecture, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +46,12 @@ class Config(parameters.Architecture, frozen=True, kw_only=True, omit_defaults=T
     format_version: int
     masked_lm_head: bool = True
     task: _Task | None = None
+    # What PyTorch's side reads.
+    architectures: list[str] = []
+    auto_map: dict[str, str] = {}
+    id2label: dict[str, str] = {}
+    label2id: dict[str, int] = {}
+    problem_type: str = ""
     # Without defaults, other than in older notes of parameters.
     position: parameters.Position
     rotary_theta: parameters.Positive
@@ -58,9 +70,17 @@ def config(
 ) -> dict[str, Any]:
     # A folder of XLM-R lacks settings that its positions and weights need none of.
     whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
+    suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
+    classes = {"AutoConfig": "VocapConfig", "AutoModel": "VocapModel"}
+    if suffix:
+        classes[f"AutoModelFor{suffix}"] = f"VocapFor{suffix}"
     found = Config(
         model_type=MODEL_TYPE, format_version=_VERSION, masked_lm_head=has_head,
-        task=_Task(**task_head.config()) if task_head else None, **msgspec.structs.asdict(whole),
+        task=_Task(**task_head.config()) if task_head else None,
+        architectures=[[*classes.values()][-1]],
+        auto_map={auto: f"{MODELING.stem}.{name}" for auto, name in classes.items()},
+        **(task_head.their_config() if suffix and task_head else {}),
+        **msgspec.structs.asdict(whole),
     )  # fmt: skip
     return msgspec.to_builtins(found)
 

@@ -243,6 +243,8 @@ def _guarded(inner: Optimizer, ratio: float) -> Optimizer:
         steps = _unless(skips, new, (state.count, state.log_norm, state.skipped + 1))
         return params, GuardedState(*steps, of_inner)
 
+    averaged = inner.averaged
+
     def pending(params, state):
         params, of_inner = inner.apply_pending_updates(params, state.inner)
         return params, state._replace(inner=of_inner)
@@ -254,7 +256,7 @@ def _guarded(inner: Optimizer, ratio: float) -> Optimizer:
         read=lambda params, state, touched: inner.read(params, state.inner, touched),
         update=update,
         apply_pending_updates=pending,
-        averaged=(averaged := inner.averaged) and (lambda state: averaged(state.inner)),
+        averaged=None if averaged is None else lambda state: averaged(state.inner),
         metrics=lambda state: {"skipped_steps": state.skipped.astype(jnp.float32)},
     )
 
