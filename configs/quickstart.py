@@ -30,6 +30,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.root = arg or str(packages.embedded("corpus"))
     config.corpus.parallel = ("*.tsv*",)
     config.corpus.heldout_fraction = 0.1
+    if arg:  # the embedded corpus keeps the split of its reports
+        config.corpus.heldout_by = "document"
 
     config.vocab.update(
         method="union", alpha=0.3, beta=1.0, byte_fallback=True, sizes=(), target_size=8000,

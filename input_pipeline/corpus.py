@@ -64,26 +64,33 @@ class Corpus:
 class Block:
     """Block of one language; without excluded sentences there may be none left.
 
-    `digest` is of the whole text, so that test sets do not change the split; `origin` of
-    `selection`.
+    `digest` is of the whole text, so that test sets do not change the split, and `document` that
+    of the first block of the document; `origin` of `selection`.
     """
 
     sentences: Document
     digest: bytes
-    origin: int = selection.TEXT
+    origin: int
+    document: bytes
 
     @property
-    def record(self) -> tuple[bytes, int, int]:
-        """Digest, size and origin; see `selection.records`."""
-        return self.digest, _num_bytes(self.sentences), self.origin
+    def record(self) -> tuple[bytes, int, int, bytes]:
+        """Digest, size, origin and document; see `selection.records`."""
+        return self.digest, _num_bytes(self.sentences), self.origin, self.document
 
 
 def read_blocks(
     marked: Iterable[str], spec: CorpusSpec, exclusion: Exclusion, origin: int = selection.TEXT
 ) -> Iterator[Block]:
     """Yield the blocks of marked sentences, see `text_files.read_marked`."""
-    for block in selection.cut_blocks(exclusion.counted(marked), spec.block_bytes):
-        yield Block(exclusion.of_block(block), selection.text_digest(block, spec.seed), origin)
+    document = b""
+    for block in selection.cut_documents(exclusion.counted(marked), spec.block_bytes):
+        if block:
+            digest = selection.text_digest(block, spec.seed)
+            document = document or digest
+            yield Block(exclusion.of_block(block), digest, origin, document)
+        else:
+            document = b""
 
 
 def column_blocks(
@@ -97,7 +104,8 @@ def column_blocks(
     marked = ((*(row[column] for row in block if row[column]), "") for block in blocks)
     cells = exclusion.counted(itertools.chain.from_iterable(marked))
     for sentences in selection.cut_blocks(cells, spec.block_bytes):
-        yield Block(sentences, selection.text_digest(sentences, spec.seed), origin)
+        digest = selection.text_digest(sentences, spec.seed)
+        yield Block(sentences, digest, origin, digest)
 
 
 def text_sides(spec: CorpusSpec) -> tuple[int, ...]:
@@ -183,7 +191,7 @@ class CorpusStream:
         sides = self.sides(language, records)
         counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
         logging.info("%s: %d blocks to train on, %d held out", language, *counts)
-        hasher = hashlib.sha256(records.tobytes())
+        hasher = hashlib.sha256(selection.content(records))
         hasher.update(sides.tobytes())
         for path in sources.find_excluded(self._spec):
             hasher.update(path.read_bytes())
@@ -199,7 +207,7 @@ class CorpusStream:
         """Return the sides of the blocks of a language."""
         log_tally(language, *self._exclusion.tally())
         chosen = selection.select([records], self._spec, language)
-        log_duplicates(language, chosen.duplicates, len(records))
+        log_split(self._spec, language, chosen.duplicates, len(records), chosen.split)
         counts = np.bincount(chosen.sides[0], minlength=3).tolist()
         check_split(self._spec, language, counts[selection.TRAIN], counts[selection.HELDOUT])
         return chosen.sides[0]
@@ -269,10 +277,23 @@ def _text(source: ParallelSource, blocks: Iterable[Sequence[Row]]) -> ParallelTe
     return ParallelText(source.name, source.languages, rows)
 
 
-def log_duplicates(language: str, count: int, total: int) -> None:
-    if count:
+def log_split(
+    spec: CorpusSpec, language: str, duplicates: int, total: int, split: selection.Split
+) -> None:
+    """Log how many of a language's blocks are repetitions, and shares that surprise."""
+    if duplicates:
         message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
-        logging.info(message, language, count, total)
+        logging.info(message, language, duplicates, total)
+    if fault := split.fault(spec):
+        level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.INFO
+        logging.log(level, "%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
+    if split.parallel_bytes:
+        logging.info(
+            "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; corpus.parallel_as_text)",
+            language, (split.text_bytes - split.heldout_bytes) / 1e3, split.parallel_bytes / 1e3,
+            100 * split.parallel_bytes
+            / (split.text_bytes - split.heldout_bytes + split.parallel_bytes),
+        )  # fmt: skip
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:

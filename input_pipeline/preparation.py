@@ -134,7 +134,12 @@ _NOTES = {  # by kind
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
-        sides=list[Digest], blocks=Count, train=Count, heldout=Count, duplicates=Duplicates
+        sides=list[Digest],
+        blocks=Count,
+        train=Count,
+        heldout=Count,
+        duplicates=Duplicates,
+        split=tuple[Count, Count, Count, Count],
     ),
     "rows": _note(statistics=Splits, files=_Files),
     "count": _note(files=_Files),
@@ -201,7 +206,8 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
     execute(select, job, job.unfinished("select", languages), "select")
     for one in languages:
         note = job.read_note("select", one.id)
-        corpus.log_duplicates(one.id, note.duplicates["blocks"], note.blocks)
+        split = selection.Split(*note.split)
+        corpus.log_split(job.spec, one.id, note.duplicates["blocks"], note.blocks, split)
         corpus.check_split(job.spec, one.id, note.train, note.heldout)
     execute(write, job, job.unfinished("rows", parts), "tokenise")
     execute(count, job, job.unfinished("count", languages), "count")
@@ -352,6 +358,7 @@ def select(job: Job, task: LanguageTask) -> None:
         train=counts[selection.TRAIN],
         heldout=counts[selection.HELDOUT],
         duplicates={"blocks": chosen.duplicates, "bytes": chosen.duplicate_bytes},
+        split=chosen.split,
     )
 
 

@@ -5,9 +5,14 @@ the held-out split, of deduplication and of training segments. One hash of its t
 and decides whether it is held out. So all readers of the same text make the same choice, wherever
 it lies and however it is cut into files. Overlong lines are cut before.
 
-Records of 25 bytes stand for the text of blocks, so that languages of any size need little memory.
+Records of 33 bytes stand for the text of blocks, so that languages of any size need little memory.
 The records of a part of a language are sorted by digest. Repetitions are found in one range of
 digests after another.
+
+Held out by "document", all blocks of a document are on one side, by the hash of its first block.
+Documents that fit are held out until they fill the share, so that one longer than the share is
+trained on. Where they do not fill it, as in a language of one book, longer ones are cut into runs
+of blocks: otherwise nothing could be held out.
 """
 
 import dataclasses
@@ -15,10 +20,11 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from input_pipeline.sources import BLOCK_SENTENCES, BY_TEXT, CorpusSpec
+from input_pipeline.sources import BLOCK_SENTENCES, BY_DOCUMENT, BY_TEXT, CorpusSpec
 from input_pipeline.text_files import Document
 from xlm.common.long_lines import cut_line
 
@@ -27,20 +33,28 @@ DROPPED, TRAIN, HELDOUT = 0, 1, 2
 TEXT, PARALLEL_TRAIN, PARALLEL_HELDOUT = 0, TRAIN, HELDOUT
 
 # Digest in two halves; position in its part; bytes of its text with line ends; origin.
-RECORD = np.dtype(
-    [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
-)
+_BLOCK = [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
+# And the first half of the digest of its document's first block.
+RECORD = np.dtype([*_BLOCK, ("document", "<u8")])
 _DIGEST_BYTES = 16
 _HALF = 1 << 64
 _DIGESTS_AT_ONCE = 1 << 22
 # Blocks of the median size by which held-out text may exceed twice its share. With four, none of
 # 46,600 draws from ordinary text reached the limit; with one, 3 % did.
 _SPARE_BLOCKS = 4
+# The part of its share that held-out text fills at least, or `split_fault` says why not.
+_LEAST_FILL = 0.9
 
 
 def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
+    """Yield the blocks of documents, see `cut_documents`."""
+    return filter(None, cut_documents(sentences, block_bytes))
+
+
+def cut_documents(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]:
     """Cut documents, sentences with "" at each end, into blocks; hold at most two in memory.
 
+    Yield the blocks, and [] where a document ends.
     A block has at least `BLOCK_SENTENCES` sentences and `block_bytes` bytes of UTF-8; the rest of a
     document joins its last block. With 0 bytes, the rest is a shorter block.
     """
@@ -57,6 +71,7 @@ def cut_blocks(sentences: Iterable[str], block_bytes: int) -> Iterator[Document]
                 full, block, size = block, [], 0
         elif full or block:
             yield from _last_blocks(full, block, block_bytes)
+            yield []
             full, block, size = [], [], 0
     yield from _last_blocks(full, block, block_bytes)
 
@@ -79,7 +94,7 @@ def heldout_limit(fraction: float) -> int:
 
 def is_heldout(digest: bytes, fraction: float) -> bool:
     """Return whether a block of this digest is held out; larger fractions hold out supersets."""
-    return int.from_bytes(digest[:8], "big") < heldout_limit(fraction)
+    return _half(digest) < heldout_limit(fraction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,21 +102,56 @@ class Selection:
     """Choice among the blocks of a language.
 
     `sides` are, per part, [blocks] uint8 `TRAIN`, `HELDOUT` or `DROPPED`. `duplicates` and
-    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes.
+    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes. `split` counts
+    the rest before a limit of the language's bytes.
     """
 
     sides: list[np.ndarray]
     duplicates: int
     duplicate_bytes: int
+    split: "Split"
 
 
-def records(found: Iterable[tuple[bytes, int, int]]) -> np.ndarray:
-    """Return the records [blocks] of a part, sorted by digest, from its (digest, size, origin)."""
+class Split(NamedTuple):
+    """Bytes of a language's text and of what is held out of it, without parallel text.
+
+    `parallel_bytes` is the parallel text that is trained on as text. `smallest` is the least
+    document, or run of blocks of a longer one, that did not fit; 0 if none.
+    """
+
+    text_bytes: int
+    heldout_bytes: int
+    parallel_bytes: int
+    smallest: int = 0
+
+    def fault(self, spec: CorpusSpec) -> str:
+        """Say why the share held out is a tenth off what was asked for; "" if it is not."""
+        wanted = spec.heldout_fraction * self.text_bytes
+        if not wanted or _LEAST_FILL <= self.heldout_bytes / wanted <= 2 - _LEAST_FILL:
+            return ""
+        reason = "a hash draws blocks, whatever their bytes"
+        if spec.heldout_by == BY_DOCUMENT:
+            reason = f"documents stay whole, and the smallest to add has {self.smallest:,} bytes"
+        share = self.heldout_bytes / self.text_bytes
+        return f"{share:.2%} is held out for {spec.heldout_fraction:.2%} asked: {reason}"
+
+
+def records(found: Iterable[tuple[bytes, int, int, bytes]]) -> np.ndarray:
+    """Return the records [blocks] of a part, sorted by digest, see `corpus.Block.record`."""
     rows = (
-        (int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big"), number, size, origin)
-        for number, (digest, size, origin) in enumerate(found)
+        (_half(digest), _half(digest[8:]), number, size, origin, _half(document))
+        for number, (digest, size, origin, document) in enumerate(found)
     )
     return np.sort(np.fromiter(rows, RECORD), order=["high", "low", "position"])
+
+
+def _half(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
+
+
+def content(found: np.ndarray) -> bytes:
+    """Return what records say of blocks; their documents are known from it."""
+    return found[[name for name, _ in _BLOCK]].astype(_BLOCK).tobytes()
 
 
 def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Selection:
@@ -112,27 +162,119 @@ def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Sele
     one, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
     rest, `spec.limit_of(language)` bytes are kept.
 
-    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. A limit of a
-    language's bytes, or "position", takes up to some 250 bytes a block. The limit of held-out bytes
-    takes some 100 if reached. Parts, which may be memory-mapped, are read one by one.
+    Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. "document" has
+    a byte a block more, and some 150 for each of as many documents. A limit of a language's bytes,
+    or "position", takes up to some 250 bytes a block. The limit of held-out bytes takes some 100 if
+    reached. Parts, which may be memory-mapped, are read one by one.
     """
     sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
     for part, side in zip(parts, sides, strict=True):
         side[part["position"][part["origin"] == PARALLEL_HELDOUT]] = HELDOUT
-    if spec.heldout_by == BY_TEXT:
+    smallest = 0
+    if spec.heldout_by == BY_DOCUMENT:
+        kept = [side.copy() for side in sides]  # repetitions count once
+        if spec.deduplicate:
+            _drop_repetitions(parts, kept, _DIGESTS_AT_ONCE)
+        smallest = _hold_out_by_document(parts, sides, kept, spec.heldout_fraction)
+    elif spec.heldout_by == BY_TEXT:
         _hold_out_by_text(parts, sides, spec.heldout_fraction)
     else:
         _hold_out_by_position(parts, sides, spec.heldout_fraction, f"{spec.seed} {language}")
     count = size = 0
     if spec.deduplicate:
         count, size = _drop_repetitions(parts, sides, _DIGESTS_AT_ONCE)
-    _limit_heldout(parts, sides, spec.heldout_fraction)
+    if spec.heldout_by != BY_DOCUMENT:
+        _limit_heldout(parts, sides, spec.heldout_fraction)
     if not spec.parallel_as_text:
         for part, side in zip(parts, sides, strict=True):
             side[part["position"][part["origin"] != TEXT]] = DROPPED
+    split = Split(*_bytes(parts, sides), smallest)
     if limit := spec.limit_of(language):
         _cap(parts, sides, limit, spec.seed)
-    return Selection(sides, count, size)
+    return Selection(sides, count, size, split)
+
+
+def _bytes(parts: Sequence[np.ndarray], sides: Sequence[np.ndarray]) -> tuple[int, int, int]:
+    """Return the bytes of the text kept, of what is held out of it, and of other training text."""
+    sums = np.zeros((3, 3), np.int64)  # by origin and side
+    for part, side in zip(parts, sides, strict=True):
+        np.add.at(sums, (part["origin"], side[part["position"]]), part["size"])
+    text = sums[TEXT]
+    return int(text[1:].sum()), int(text[HELDOUT]), int(sums[PARALLEL_TRAIN, TRAIN])
+
+
+def _hold_out_by_document(
+    parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], kept: Sequence[np.ndarray],
+    fraction: float,
+) -> int:  # fmt: skip
+    """Hold out documents, in the order of their hashes, that fit into the share of the kept text.
+
+    At least one is held out and one is not, if there are two. Return `Split.smallest`.
+    """
+    wanted = fraction * _bytes(parts, kept)[0]
+    if not wanted:
+        return 0
+    # Of many documents, those of the least hashes suffice.
+    is_large = sum(map(len, parts)) > _DIGESTS_AT_ONCE
+    limit = min(4 * heldout_limit(fraction), _HALF - 1) if is_large else _HALF - 1
+    cut = (math.inf, math.inf)
+    keys, sizes = _documents(parts, kept, limit, cut)
+    fits = _fitting(sizes, wanted)
+    if (total := int(sizes[fits].sum())) < _LEAST_FILL * wanted:
+        chosen, room = keys[fits], wanted - total
+        cut = (wanted, room)
+        keys, sizes = _documents(parts, kept, limit, cut)
+        order = np.lexsort((keys, sizes < _LEAST_FILL * room, ~np.isin(keys, chosen)))
+        keys, sizes = keys[order], sizes[order]
+        fits = _fitting(sizes, wanted)
+        total = int(sizes[fits].sum())
+    left = np.flatnonzero(~fits)
+    smallest = left[np.argsort(sizes[left], kind="stable")][:1]
+    # Too much may be nearer to the share than too little.
+    is_nearer = total * (total + int(sizes[smallest].sum())) < wanted**2
+    if len(left) > 1 and total < _LEAST_FILL * wanted and is_nearer:
+        fits[smallest] = True
+    for part, side, one in zip(parts, sides, kept, strict=True):
+        positions, found, _ = _units(part, one, cut)
+        side[positions[np.isin(found, keys[fits])]] = HELDOUT
+    return int(sizes[smallest].sum())
+
+
+def _documents(
+    parts: Sequence[np.ndarray], kept: Sequence[np.ndarray], limit: int, cut: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return keys up to a limit, ascending, and kept bytes of documents, see `_units`."""
+    keys, sizes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    for part, side in zip(parts, kept, strict=True):
+        _, found, size = _units(part, side, cut)
+        is_near = (found <= np.uint64(limit)) & (size > 0)
+        both = np.append(keys, found[is_near]), np.append(sizes, size[is_near])
+        keys, place = np.unique(both[0], return_inverse=True)
+        sizes = np.bincount(place, both[1], len(keys)).astype(np.int64)
+    return keys, sizes
+
+
+def _units(
+    part: np.ndarray, kept: np.ndarray, cut: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return position, key and kept bytes of the blocks of text of a part, in their order.
+
+    The key is the document's. One of more bytes than the first of `cut` is cut into runs of blocks
+    of at most the second, if there are such, whose key is that of their first block.
+    """
+    text = np.sort(_text(part), order="position")
+    keys, sizes = text["document"].copy(), np.where(kept[text["position"]], text["size"], 0)
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+    totals = np.add.reduceat(sizes, starts, dtype=np.int64) if len(starts) else starts
+    for document in np.flatnonzero(totals > cut[0]):
+        end = starts[document + 1] if document + 1 < len(starts) else len(keys)
+        run = 0
+        for place in range(starts[document], end):
+            run += int(sizes[place])
+            if run > cut[1] or place == starts[document]:
+                run, key = int(sizes[place]), text["high"][place]
+            keys[place] = key
+    return text["position"], keys, sizes
 
 
 def _hold_out_by_text(

@@ -14,7 +14,7 @@ from input_pipeline import text_files
 from xlm.common import declarations, schema
 
 Row = tuple[str, ...]
-BY_TEXT, BY_POSITION = "text", "position"
+BY_TEXT, BY_POSITION, BY_DOCUMENT = "text", "position", "document"
 # Longer documents are cut, so that a file without blank lines can still be split.
 BLOCK_SENTENCES = 20
 # A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
@@ -43,7 +43,8 @@ class CorpusSpec:
         words or of JSON lines: sentences of `text`, and rows of `parallel`, that occur in one of
         them are dropped (see `input_pipeline.exclusion`).
       heldout_by: "text": a hash of a block's text chooses what is held out (see
-        `input_pipeline.selection`); "position": a hash of its number in its language.
+        `input_pipeline.selection`); "position": a hash of its number in its language;
+        "document": a hash of a document's text, so that it is on one side as a whole.
       deduplicate: whether repetitions of a block's text are dropped within a language.
       block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
         sentences whatever their size.
@@ -61,7 +62,7 @@ class CorpusSpec:
     max_train_bytes: int = schema.key(0, at_least=0)
     seed: int = schema.key(0)
     exclude: tuple[str, ...] = schema.key(())
-    heldout_by: str = schema.key("text", choices=(BY_TEXT, BY_POSITION))
+    heldout_by: str = schema.key("text", choices=(BY_TEXT, BY_POSITION, BY_DOCUMENT))
     deduplicate: bool = schema.key(True)
     block_bytes: int = schema.key(DEFAULT_BLOCK_BYTES, at_least=0)
     parallel_as_text: bool = schema.key(True)

@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import itertools
 import random
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from input_pipeline import selection
+from input_pipeline import corpus, selection
+from input_pipeline.exclusion import Exclusion
 from input_pipeline.selection import DROPPED, HELDOUT, TRAIN
 from input_pipeline.sources import CorpusSpec
 from xlm.common import long_lines
@@ -32,7 +34,8 @@ def blocks(count: int, num_texts: int, seed: int = 0) -> list[Block]:
 
 def parts_of(found: list[Block], *ends: int) -> list[np.ndarray]:
     bounds = zip((0, *ends), (*ends, len(found)), strict=True)
-    return [selection.records(found[start:end]) for start, end in bounds]
+    whole = [(*block, block[0]) for block in found]  # each is a document
+    return [selection.records(whole[start:end]) for start, end in bounds]
 
 
 def sides(parts: list[np.ndarray], spec: CorpusSpec = SPEC) -> list[int]:
@@ -136,6 +139,103 @@ class SelectTest(parameterized.TestCase):
             free = selection.heldout_numbers(41, 0.2, salt)
             self.assertEqual(chosen - {40}, chosen)
             self.assertContainsSubset(free - {40}, chosen)
+
+
+def long_documents(draw: random.Random, count: int, mean: int) -> list[list[str]]:
+    """Documents of 1 to many sentences, sizes spread over two orders of magnitude."""
+    lengths = [1 + int(draw.lognormvariate(mean, 1.2)) for _ in range(count)]
+    return [[f"{i} {j} {draw.random()}" for j in range(n)] for i, n in enumerate(lengths)]
+
+
+class DocumentTest(parameterized.TestCase):
+    def split(
+        self, documents: list[list[str]], fraction: float, ends: Sequence[int] = (), **changes
+    ) -> tuple[dict[str, int], selection.Selection]:
+        """Return the side of each sentence; documents before each of `ends` are a part."""
+        spec = dataclasses.replace(SPEC, heldout_by="document", heldout_fraction=fraction)
+        spec = dataclasses.replace(spec, block_bytes=300, **changes)
+        bounds = zip((0, *ends), (*ends, None), strict=True)
+        parts = [documents[start:end] for start, end in bounds]
+        blocks = [list(corpus.read_blocks(marked(p), spec, Exclusion([]))) for p in parts]
+        chosen = selection.select(
+            [selection.records(b.record for b in part) for part in blocks], spec, "en"
+        )
+        sides: dict[str, int] = {}
+        for part, found in zip(blocks, chosen.sides, strict=True):
+            for block, side in zip(part, found, strict=True):
+                sides |= {one: max(int(side), sides.get(one, 0)) for one in block.sentences}
+        return sides, chosen
+
+    @parameterized.product(seed=(0, 1, 2, 3), fraction=(0.02, 0.1, 0.5), mean=(0, 2, 4))
+    def test_documents_are_whole_and_fill_their_share(self, seed, fraction, mean):
+        documents = long_documents(random.Random(seed), 400, mean)
+        sides, chosen = self.split(documents, fraction)
+        for document in documents:
+            self.assertLen({sides[sentence] for sentence in document}, 1)
+        share = chosen.split.heldout_bytes / chosen.split.text_bytes
+        self.assertBetween(share, 0.9 * fraction, fraction)
+        size = {side: sum(len(s) + 1 for s in sides if sides[s] == side) for side in (1, 2)}
+        self.assertEqual(chosen.split[:2], (size[1] + size[2], size[2]))
+        self.assertEqual(chosen.split.fault(self.spec(fraction)), "")
+
+    def spec(self, fraction: float) -> CorpusSpec:
+        return dataclasses.replace(SPEC, heldout_by="document", heldout_fraction=fraction)
+
+    @parameterized.parameters(*range(5))
+    def test_it_is_the_slow_choice_however_the_text_is_cut(self, seed):
+        draw = random.Random(seed)
+        documents = long_documents(draw, 150, 2)
+        documents.append(list(documents[7]))
+        for _ in range(3):
+            ends = sorted(draw.sample(range(len(documents)), 3))
+            sides, chosen = self.split(documents, 0.1, ends)
+            sizes = {}
+            for document in documents:
+                first = next(selection.cut_blocks(document, 300))
+                key = selection.text_digest(first, 0)
+                sizes.setdefault(key[:8], {})[tuple(document)] = sum(len(s) + 1 for s in document)
+            room = 0.1 * sum(sum(one.values()) for one in sizes.values())
+            for key in sorted(sizes):
+                size = sum(sizes[key].values())
+                expected = HELDOUT if size <= room else TRAIN
+                room -= size if size <= room else 0
+                for document in sizes[key]:
+                    self.assertEqual({sides[s] for s in document}, {expected})
+            with mock.patch.object(selection, "_DIGESTS_AT_ONCE", 20):
+                few = self.split(documents, 0.1, ends)[1]
+            self.assertEqual(np.concatenate(few.sides).tolist(),
+                             np.concatenate(chosen.sides).tolist())  # fmt: skip
+
+    def test_a_book_is_cut_into_runs_where_it_is_the_language(self):
+        book = [f"line {i} of the book" for i in range(20_000)]
+        for documents in ([book], [["one"], book], [book, ["one", "two"] * 10]):
+            sides, chosen = self.split(documents, 0.05)
+            share = chosen.split.heldout_bytes / chosen.split.text_bytes
+            self.assertBetween(share, 0.045, 0.05)
+            # One run of neighbours: no more of the book's text touches what is trained on.
+            of_book = [sides[sentence] == HELDOUT for sentence in book]
+            self.assertEqual(np.abs(np.diff(of_book)).sum(), 2)
+
+    def test_a_share_that_no_document_fits_is_told(self):
+        documents = [[f"{i} {j}" for j in range(15)] for i in range(10)]
+        sides, chosen = self.split(documents, 0.001)
+        self.assertLen([one for one in documents if sides[one[0]] == HELDOUT], 1)
+        fault = chosen.split.fault(self.spec(0.001))
+        self.assertRegex(
+            fault, r"^10\.00% is held out for 0\.10% asked: .* smallest to add has 65 bytes$"
+        )
+        # Never all, and none of a single one.
+        self.assertEqual(set(self.split(documents[:2], 0.9)[0].values()), {TRAIN, HELDOUT})
+        self.assertEqual(set(self.split(documents[:1], 0.9)[0].values()), {TRAIN})
+        self.assertEqual(set(self.split(documents, 0.0)[0].values()), {TRAIN})
+
+    def test_a_large_line_among_small_ones_does_not_take_the_language(self):
+        lines = [[f"sentence {i}"] for i in range(40)]
+        large = [" ".join(f"word{i}" for i in range(150_000))]
+        for seed in range(8):
+            documents = [*lines, large]
+            _, chosen = self.split(documents, 0.1, seed=seed)
+            self.assertBetween(chosen.split.heldout_bytes / chosen.split.text_bytes, 0.09, 0.1)
 
 
 def marked(documents: list[list[str]]) -> list[str]:
