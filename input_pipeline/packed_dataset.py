@@ -26,6 +26,7 @@ import numpy as np
 from input_pipeline import manifest
 from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, shard_names
 from input_pipeline.manifest import id_dtype
+from input_pipeline.overlap import Overlap
 from xlm.common import artifacts, declarations
 from xlm.common.declarations import Artefact, Count, Digest, Name
 
@@ -78,6 +79,8 @@ class Meta(Artefact, frozen=True):
     bitexts: dict[Name, list[Name]] = msgspec.field(default_factory=dict)
     shards: dict[Name, dict[Split, list[Count]]] = msgspec.field(default_factory=dict)
     duplicates: dict[Name, Duplicates] = msgspec.field(default_factory=dict)
+    overlap: dict[Name, Overlap] = msgspec.field(default_factory=dict)
+    shares: dict[Name, str] = msgspec.field(default_factory=dict)
 
 
 class RowPacker:
@@ -179,6 +182,8 @@ class PackedDataset:
       parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
       shards: sequences of each shard, by language and split; none for one file per split.
       duplicates: `blocks` left out as repetitions, and their `bytes`, by language.
+      overlap: held-out n-grams that training rows have, by language.
+      shares: languages whose held-out share is not the one asked for, and why.
     """
 
     folder: pathlib.Path
@@ -191,6 +196,8 @@ class PackedDataset:
     bitexts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     shards: Mapping[str, Mapping[str, Sequence[int]]] = dataclasses.field(default_factory=dict)
     duplicates: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    overlap: Mapping[str, Overlap] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: pathlib.Path) -> "PackedDataset":

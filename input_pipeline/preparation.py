@@ -6,7 +6,7 @@ The tasks of each of five rounds are independent:
 2. scan: describe the blocks of each part of a language by records (`selection.RECORD`).
 3. select: choose a language's blocks from their records.
 4. write: tokenise the chosen blocks of a part and pack them into files of sequences.
-5. count: add up the token counts of a language's parts.
+5. count: add up the token counts of a language's parts, and compare its held-out rows with them.
 
 A task writes its results to the folder `work` of the dataset, then a note of its provenance. A task
 with an up-to-date note is skipped. `finish` moves the files to the dataset's folder and writes
@@ -32,10 +32,11 @@ import numpy as np
 import sentencepiece as spm
 from tqdm import tqdm
 
-from input_pipeline import array_files, corpus, manifest, selection, sources, text_files
+from input_pipeline import array_files, corpus, manifest, overlap, selection, sources, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.manifest import FileName, FileRecord, id_dtype
+from input_pipeline.overlap import Overlap
 from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Splits, pad_sentences
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
@@ -130,6 +131,7 @@ def _note(**fields: Any) -> type[msgspec.Struct]:
 
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
+_OF_LENGTH = ("tokens", "characters")
 _NOTES = {  # by kind
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
@@ -142,7 +144,7 @@ _NOTES = {  # by kind
         split=tuple[Count, Count, Count, Count],
     ),
     "rows": _note(statistics=Splits, files=_Files),
-    "count": _note(files=_Files),
+    "count": _note(files=_Files, overlap=Overlap),
 }
 
 
@@ -391,14 +393,25 @@ def write(job: Job, part: Part) -> None:
 
 
 def count(job: Job, task: LanguageTask) -> None:
-    """Add up the token counts of the parts of a language (round 5)."""
+    """Add up the token counts of a language's parts, and measure its overlap (round 5)."""
     total = np.zeros(job.processor.get_piece_size(), np.int64)
     for part in task.parts:
         used, counts = np.load(job.work / f"counts-{part.id}.npy", allow_pickle=False)
         total[used] += counts
     name = f"{task.id}.counts.npy"
     _save(job.work / name, total)
-    job.write_note("count", task, files=job.describe(name))
+    heldout = [job.read_note("rows", part.id).statistics["heldout"] for part in task.parts]
+    length = overlap.length_of(*(sum(one[key] for one in heldout) for key in _OF_LENGTH))
+    train, held = ([job.work / one.row_file(split) for one in task.parts] for split in SPLITS)
+    special = special_ids(job.processor)
+    found = overlap.measure(held, train, (*special.special_ids(), special.unk), length)
+    job.write_note("count", task, files=job.describe(name), overlap=found)
+    if (share := overlap.share(found)) > overlap.LEAKED:
+        logging.warning(
+            "%s: %.0f%% of the held-out runs of %d tokens stand in training rows, such as %r: the "
+            "loss of this language says little (docs/corpus_format.md)",
+            task.id, 100 * share, length, job.processor.decode(found["example"]),
+        )  # fmt: skip
 
 
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
@@ -446,6 +459,8 @@ def _dataset(
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
     duplicates: dict[str, dict[str, int]] = {}
+    overlaps: dict[str, Overlap] = {}
+    shares: dict[str, str] = {}
     for task in languages:
         notes = [job.read_note("rows", part.id).statistics for part in task.parts]
         statistics[task.id] = {
@@ -456,8 +471,12 @@ def _dataset(
             raise ValueError(f"language {task.id!r} has no training text left to tokenise")
         if len(notes) > 1:
             shards[task.id] = {split: [note[split]["rows"] for note in notes] for split in SPLITS}
-        if (found := job.read_note("select", task.id).duplicates)["blocks"]:
-            duplicates[task.id] = found
+        note = job.read_note("select", task.id)
+        if note.duplicates["blocks"]:
+            duplicates[task.id] = note.duplicates
+        if fault := selection.Split(*note.split).fault(job.spec):
+            shares[task.id] = fault
+        overlaps[task.id] = job.read_note("count", task.id).overlap
     return PackedDataset(
         folder=job.folder,
         vocab_size=job.processor.get_piece_size(),
@@ -469,6 +488,8 @@ def _dataset(
         bitexts={task.name: task.languages for task in tasks if task.key == "parallel"},
         shards=shards,
         duplicates=duplicates,
+        overlap=overlaps,
+        shares=shares,
     )
 
 

@@ -49,7 +49,8 @@ class CountedTextTest(folders.FolderTest):
         )
 
     @parameterized.parameters(
-        {}, {"heldout_by": "position"}, {"heldout_by": "document"}, {"max_train_bytes": 5000}, {"deduplicate": False},
+        {}, {"heldout_by": "position"}, {"heldout_by": "document"},
+        {"max_train_bytes": 5000}, {"deduplicate": False},
         {"heldout_fraction": 0.0, "parallel_heldout_fraction": 0.0}, {"languages": ("ru",)},
         {"parallel_as_text": False},
     )  # fmt: skip

@@ -137,7 +137,8 @@ class ContentsTest(_PreparationTest):
 
     @parameterized.parameters(
         {}, {"heldout_by": "position", "deduplicate": False, "block_bytes": 0},
-        {"heldout_by": "document"}, {"max_train_bytes": 1500}, {"languages": ("sw", "en"), "exclude": ()},
+        {"heldout_by": "document"}, {"max_train_bytes": 1500},
+        {"languages": ("sw", "en"), "exclude": ()},
         {"parallel_heldout_fraction": 0.0},
         {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
         {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},

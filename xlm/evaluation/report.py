@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from input_pipeline import overlap
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
 from vocap import figures
@@ -90,6 +91,7 @@ training text. A sentence is an illustration. The loss is the measure."""
 _EVALUATION_NOTE = """\
 - *loss*: exact masked-LM loss, nats a token. Every held-out token is masked once, and the softmax
   is over the whole vocabulary.
+- *seen*: share of held-out runs of at least 13 tokens and 40 characters that training rows have.
 - *unigram*: the loss of a model that knows only the frequencies of tokens.
 - *bits/char*: the loss in bits, times tokens per character. It compares vocabularies.
 - *retrieval*: share of held-out sentences whose nearest neighbour, by cosine of mean hidden states,
@@ -122,6 +124,7 @@ def evaluation_rows(results: Results, store: PackedDataset) -> list[dict[str, An
                 "training tokens": statistics["train"]["tokens"],
                 "held-out tokens": loss.tokens,
                 "unknown": heldout["unknown"] / max(heldout["tokens"], 1),
+                **({"seen": overlap.share(seen)} if (seen := store.overlap.get(language)) else {}),
                 "loss": loss.loss,
                 "unigram": loss.unigram,
                 "bits/char": loss.bits_per_character,
@@ -139,7 +142,8 @@ def _evaluation_table(rows: Sequence[tables.Row]) -> str:
     scores = dict.fromkeys(("loss", "unigram", "bits/char"), ".3f")
     if any("chance" in row for row in rows):
         scores |= dict.fromkeys(_RETRIEVAL, ".1%")
-    formats = {"training tokens": ",", "held-out tokens": ",", "unknown": ".2%", **scores}
+    formats = {"training tokens": ",", "held-out tokens": ",", "unknown": ".2%", "seen": ".1%"}
+    formats |= scores
     return tables.markdown(rows, formats, mean=scores)
 
 
@@ -183,6 +187,15 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
     without = [language for language in store.languages if language not in results.losses]
     if without:
         text += f" Without held-out rows, and in no mean: {', '.join(without)}."
+    leaked = [f"{row['language']} ({row['seen']:.0%})" for row in rows
+              if row.get("seen", 0) > overlap.LEAKED]  # fmt: skip
+    if leaked:
+        text += (
+            "\n\n**The training rows have seen much of the held-out text of some languages, whose "
+            f"losses are too low: {', '.join(leaked)}.**"
+        )
+    for language, fault in store.shares.items():
+        text += f"\n\nOf the text of {language} {fault}."
     return text
 
 

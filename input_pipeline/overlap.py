@@ -1,0 +1,89 @@
+"""Overlap of held-out with training text: the share of held-out n-grams that training rows have.
+
+It finds copied pages and boilerplate, which no comparison of whole blocks finds. N-grams are of 13
+tokens, or of as many as hold 40 characters: of one character each, 13 often agree by chance.
+"""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from input_pipeline.array_files import MappedArrays
+from xlm.common.declarations import Count
+
+LEAKED = 0.1  # share from which on a language's loss says little; that of Bibles is up to 0.05
+_LEAST_TOKENS, _LEAST_CHARACTERS = 13, 40
+_MOST_ROWS = 1 << 14  # held-out sequences of a language, spread over it
+_TOKENS_AT_ONCE = 1 << 16  # that the arrays stay in a processor's cache
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Overlap(TypedDict):
+    """Held-out n-grams of a language, how many training rows have, and the most frequent one."""
+
+    ngrams: Count
+    seen: Count
+    example: list[Count]
+
+
+def share(found: Overlap) -> float:
+    return found["seen"] / max(found["ngrams"], 1)
+
+
+def length_of(tokens: int, characters: int) -> int:
+    """Return the tokens of an n-gram in text of so many tokens and characters."""
+    return max(_LEAST_TOKENS, math.ceil(_LEAST_CHARACTERS * tokens / max(characters, 1)))
+
+
+def measure(
+    heldout: Sequence[pathlib.Path], train: Sequence[pathlib.Path], left_out: Sequence[int],
+    length: int,
+) -> Overlap:  # fmt: skip
+    """Compare files of sequences [N, L] in one pass over the training ones, see `ngrams`.
+
+    Memory: some 60 bytes for each token of up to `_MOST_ROWS` held-out sequences.
+    """
+    files = MappedArrays(heldout)
+    step = -(-sum(map(len, files)) // _MOST_ROWS) or 1
+    rows = np.concatenate([np.array(one[::step]) for one in files])  # copied: files close
+    places, hashes = ngrams(rows, left_out, length)
+    known, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    # Most others are told by the first bits of their hash, from a table.
+    shift = np.uint64(64 - min(max(len(known).bit_length() + 4, 8), 27))
+    may_be = np.zeros(1 << (64 - int(shift)), bool)
+    may_be[known >> shift] = True
+    seen = np.zeros(len(known), bool)
+    at_once = max(_TOKENS_AT_ONCE // rows.shape[1], 1)
+    for one in MappedArrays(train) if len(known) else ():
+        for start in range(0, len(one), at_once):
+            _, found = ngrams(one[start : start + at_once], left_out, length)
+            found = found[may_be[found >> shift]]
+            place = np.minimum(np.searchsorted(known, found), len(known) - 1)
+            seen[place[known[place] == found]] = True
+    number = int((seen * counts).sum())
+    start = places[first[(seen * counts).argmax()]] if number else 0
+    example = rows.reshape(-1)[start : start + length].tolist() if number else []
+    return Overlap(ngrams=len(hashes), seen=number, example=example)
+
+
+def ngrams(rows: np.ndarray, left_out: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the n-grams of sequences [N, L] begin in the flat array, and their hashes.
+
+    None has a token `left_out`, special or unknown, and so none crosses the end of a segment.
+    """
+    tokens = rows.reshape(-1)
+    count = max(len(tokens) - length + 1, 0)
+    ends = np.append(0, np.cumsum(np.isin(tokens, left_out)))
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _FACTOR
+    mixed ^= mixed >> np.uint64(29)
+    hashes = np.zeros(count, np.uint64)
+    for place in range(length):
+        hashes *= _FACTOR
+        hashes += mixed[place : place + count]
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= _FACTOR
+    places = np.flatnonzero(ends[length:] == ends[:count])
+    return places, hashes[places]
