@@ -88,7 +88,8 @@ def read_blocks(
         if block:
             digest = selection.text_digest(block, spec.seed)
             document = document or digest
-            yield Block(exclusion.of_block(block), digest, origin, document)
+            kept = exclusion.of_block(block, is_text=origin == selection.TEXT)
+            yield Block(kept, digest, origin, document)
         else:
             document = b""
 
@@ -147,8 +148,25 @@ def split_parallel(
         return
     heldout = heldout_places(source, spec, exclusion)
     for place, block in enumerate(source.blocks()):
-        if found := exclusion.of_rows(block):
+        if found := exclusion.of_rows(block, is_heldout=place in heldout):
             yield found, selection.HELDOUT if place in heldout else selection.TRAIN
+
+
+def exclusion_of(spec: CorpusSpec) -> Exclusion:
+    """Return what is left out of training text: test sets and, by "document", held-out rows."""
+    found = Exclusion(sources.find_excluded(spec))
+    if spec.heldout_by == sources.BY_DOCUMENT:
+        split = (split_parallel(one, spec, found) for one in sources.find_parallel(spec))
+        blocks = itertools.chain.from_iterable(split)
+        found.hold_out(
+            cell
+            for rows, side in blocks
+            if side == selection.HELDOUT
+            for row in rows
+            for cell in row
+        )
+        found.tally()
+    return found
 
 
 # Blocks of rows by the files of their source, and by side.
@@ -191,7 +209,9 @@ class CorpusStream:
         sides = self.sides(language, records)
         counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
         logging.info("%s: %d blocks to train on, %d held out", language, *counts)
-        hasher = hashlib.sha256(selection.content(records))
+        hasher = hashlib.sha256(
+            records[[name for name, _ in selection.BLOCK]].astype(selection.BLOCK)
+        )
         hasher.update(sides.tobytes())
         for path in sources.find_excluded(self._spec):
             hasher.update(path.read_bytes())
@@ -214,7 +234,7 @@ class CorpusStream:
 
     @functools.cached_property
     def _exclusion(self) -> Exclusion:
-        return Exclusion(sources.find_excluded(self._spec))
+        return exclusion_of(self._spec)
 
     def blocks(self, language: str) -> Iterator[Block]:
         """Yield a language's blocks in the order of `load_corpus`."""
@@ -239,7 +259,8 @@ class CorpusStream:
         heldout = self._places[source.files]
         for place, block in enumerate(source.blocks()):
             if (place in heldout) == (side == selection.HELDOUT):
-                yield self._exclusion.of_rows(block)
+                is_heldout = side == selection.HELDOUT
+                yield self._exclusion.of_rows(block, is_heldout=is_heldout)
 
 
 def load_corpus(spec: CorpusSpec) -> Corpus:
@@ -248,7 +269,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     Raise ValueError if a file is malformed (see `text_files`), there is no text, a wanted language
     is missing, or a language has too little text for a held-out part.
     """
-    exclusion = Exclusion(sources.find_excluded(spec))
+    exclusion = exclusion_of(spec)
     held: _Held = {}
     parallel, bitexts = [], []
     for source in sources.find_parallel(spec):
@@ -287,13 +308,14 @@ def log_split(
     if fault := split.fault(spec):
         level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.INFO
         logging.log(level, "%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
-    if split.parallel_bytes:
+    if parallel := split.parallel_bytes:
+        own = split.text_bytes - split.heldout_bytes
+        message = (
+            "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; corpus.parallel_as_text)"
+        )
         logging.info(
-            "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; corpus.parallel_as_text)",
-            language, (split.text_bytes - split.heldout_bytes) / 1e3, split.parallel_bytes / 1e3,
-            100 * split.parallel_bytes
-            / (split.text_bytes - split.heldout_bytes + split.parallel_bytes),
-        )  # fmt: skip
+            message, language, own / 1e3, parallel / 1e3, 100 * parallel / (own + parallel)
+        )
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:

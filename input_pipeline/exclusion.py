@@ -1,5 +1,7 @@
-"""Exclusion of the sentences of test sets from training text."""
+"""Exclusion of the sentences of test sets, and of held-out translations, from training text."""
 
+import bisect
+import hashlib
 import itertools
 import logging
 import pathlib
@@ -8,12 +10,16 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from input_pipeline import text_files
 from input_pipeline.sources import Row
 from input_pipeline.text_files import Document
 from xlm.common.long_lines import LONGEST, cut_line
 
 T = TypeVar("T")
+# Shorter sentences, such as "Yes, of course.", are held out and trained on.
+_LEAST_BYTES = 24  # of their letters
 # A word's label, such as NOUN, B-PER, I-WORK_OF_ART, PRP$ or, of punctuation, `` and -LRB-; a
 # column of nothing but labels is not text. Numbers and words in small letters are none.
 _TAG = re.compile(r"[A-Z][A-Z0-9_$]*([-.:|/+][A-Za-z0-9_$]+)*|-[LR][RCS]B-|[!-/:-@\[-`{-~]{1,2}")
@@ -64,7 +70,18 @@ class Exclusion:
             for sentence in sentences_of(path)
             for piece in cut_line(sentence)
         } - {""}
+        self._heldout = np.zeros(0, np.uint64)  # sorted hashes
         self._counts = [0, 0, 0]
+
+    def hold_out(self, cells: Iterable[str]) -> None:
+        """Leave held-out cells of parallel text out of the text to train on, unless short."""
+        found = (one for one in map(_hash, cells) if one)
+        self._heldout = np.unique(np.fromiter(found, np.uint64))
+
+    def _is_heldout(self, sentence: str) -> bool:
+        wanted = _hash(sentence) if len(self._heldout) else 0
+        place = bisect.bisect_left(self._heldout, wanted)
+        return wanted in self._heldout[place : place + 1]
 
     def __contains__(self, sentence: str) -> bool:
         pieces = map(letters, cut_line(sentence)) if self._sentences else ()
@@ -76,14 +93,21 @@ class Exclusion:
             self._counts[2] += len(sentence) > LONGEST
             yield sentence
 
-    def of_block(self, sentences: Document) -> Document:
-        return self._counted(sentences, [one for one in sentences if one not in self])
+    def of_block(self, sentences: Document, *, is_text: bool = True) -> Document:
+        """Return the sentences that are kept; parallel text is no text, and has been split."""
+        kept = [one for one in sentences if one not in self]
+        if is_text:
+            kept = list(itertools.filterfalse(self._is_heldout, kept))
+        return self._counted(sentences, kept)
 
     def has(self, row: Row) -> bool:
         return any(cell in self for cell in row)
 
-    def of_rows(self, rows: Sequence[Row]) -> list[Row]:
-        return self._counted(rows, [row for row in rows if not self.has(row)])
+    def of_rows(self, rows: Sequence[Row], *, is_heldout: bool) -> list[Row]:
+        kept = [row for row in rows if not self.has(row)]
+        if not is_heldout:
+            kept = [row for row in kept if not any(map(self._is_heldout, row))]
+        return self._counted(rows, kept)
 
     def tally(self) -> tuple[int, int, int]:
         """Return how many sentences and rows came, were kept, and were long since the last call."""
@@ -97,10 +121,18 @@ class Exclusion:
         return kept
 
 
+def _hash(sentence: str) -> int:
+    """Return a hash of a sentence's letters, 64 bits; 0 for a short one."""
+    text = letters(sentence).encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "big") if len(text) >= _LEAST_BYTES else 0
+
+
 def log_tally(name: str, came: int, kept: int, num_long: int) -> None:
     """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""
     if num_long:
         message = "%s: lines of more than %d characters, cut at ends of sentences and spaces: %d"
         logging.warning(message, name, LONGEST, num_long)
     if came > kept:
-        logging.info("%s: %d of %d left out (corpus.exclude)", name, came - kept, came)
+        message = "%s: %d of %d left out (corpus.exclude, held-out translations)"
+        logging.info(message, name, came - kept, came)

@@ -22,30 +22,23 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Overlap(TypedDict):
-    """Held-out n-grams of a language, how many training rows have, and the most frequent one."""
+    """Held-out n-grams of a language, the share that training rows have, and its commonest one."""
 
     ngrams: Count
-    seen: Count
+    share: float
+    length: Count
     example: list[Count]
-
-
-def share(found: Overlap) -> float:
-    return found["seen"] / max(found["ngrams"], 1)
-
-
-def length_of(tokens: int, characters: int) -> int:
-    """Return the tokens of an n-gram in text of so many tokens and characters."""
-    return max(_LEAST_TOKENS, math.ceil(_LEAST_CHARACTERS * tokens / max(characters, 1)))
 
 
 def measure(
     heldout: Sequence[pathlib.Path], train: Sequence[pathlib.Path], left_out: Sequence[int],
-    length: int,
+    tokens_per_character: float,
 ) -> Overlap:  # fmt: skip
     """Compare files of sequences [N, L] in one pass over the training ones, see `ngrams`.
 
     Memory: some 60 bytes for each token of up to `_MOST_ROWS` held-out sequences.
     """
+    length = max(_LEAST_TOKENS, math.ceil(_LEAST_CHARACTERS * tokens_per_character))
     files = MappedArrays(heldout)
     step = -(-sum(map(len, files)) // _MOST_ROWS) or 1
     rows = np.concatenate([np.array(one[::step]) for one in files])  # copied: files close
@@ -55,18 +48,19 @@ def measure(
     shift = np.uint64(64 - min(max(len(known).bit_length() + 4, 8), 27))
     may_be = np.zeros(1 << (64 - int(shift)), bool)
     may_be[known >> shift] = True
-    seen = np.zeros(len(known), bool)
+    seen = np.zeros(len(known), np.int64)
     at_once = max(_TOKENS_AT_ONCE // rows.shape[1], 1)
     for one in MappedArrays(train) if len(known) else ():
         for start in range(0, len(one), at_once):
             _, found = ngrams(one[start : start + at_once], left_out, length)
             found = found[may_be[found >> shift]]
             place = np.minimum(np.searchsorted(known, found), len(known) - 1)
-            seen[place[known[place] == found]] = True
-    number = int((seen * counts).sum())
-    start = places[first[(seen * counts).argmax()]] if number else 0
-    example = rows.reshape(-1)[start : start + length].tolist() if number else []
-    return Overlap(ngrams=len(hashes), seen=number, example=example)
+            seen[place[known[place] == found]] = 1
+    seen *= counts
+    start = places[first[seen.argmax()]] if seen.any() else 0
+    example = rows.reshape(-1)[start : start + length].tolist() if seen.any() else []
+    share = float(seen.sum() / max(len(hashes), 1))
+    return Overlap(ngrams=len(hashes), share=share, length=length, example=example)
 
 
 def ngrams(rows: np.ndarray, left_out: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:

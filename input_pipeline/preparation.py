@@ -74,20 +74,26 @@ class Job:
 
     @property
     def exclusion(self) -> Exclusion:
-        paths = sources.find_excluded(self.spec)
-        return _exclusion(tuple((path, plans.stat(path)) for path in paths))
+        key = artifacts.fingerprint(self.provenance)
+        if key not in _EXCLUSIONS:
+            _EXCLUSIONS.clear()
+            _EXCLUSIONS[key] = corpus.exclusion_of(self.spec)
+        return _EXCLUSIONS[key]
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Settings and states of the test sets, which every task's results depend on."""
+        """Settings and states of the files, which every task's results depend on."""
         spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
         settings = dataclasses.asdict(self.settings)
         del settings["num_workers"]
+        excluded = list(sources.find_excluded(self.spec))
+        if self.spec.heldout_by == sources.BY_DOCUMENT:
+            excluded += (path for one in sources.find_parallel(self.spec) for path in one.files)
         return {
             "corpus": spec,
             "store": settings,
             "tokenizer": self.tokenizer,
-            "exclude": plans.states(sources.find_excluded(self.spec)),
+            "exclude": plans.states(excluded),
         }
 
     def note(self, kind: str, task_id: str) -> pathlib.Path:
@@ -129,9 +135,9 @@ def _note(**fields: Any) -> type[msgspec.Struct]:
     return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
 
 
+_EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
-_OF_LENGTH = ("tokens", "characters")
 _NOTES = {  # by kind
     "source": _note(digest=Digest, tally=_Tally, files=_Files),
     "scan": _note(digests=list[Digest], tally=_Tally),
@@ -160,11 +166,6 @@ class JobRecord(Artefact, frozen=True):
 @functools.lru_cache(maxsize=1)
 def _processor(path: pathlib.Path, _: str) -> spm.SentencePieceProcessor:
     return spm.SentencePieceProcessor(model_file=str(path))
-
-
-@functools.lru_cache(maxsize=1)
-def _exclusion(files: tuple[tuple[pathlib.Path, Any], ...]) -> Exclusion:
-    return Exclusion(path for path, _ in files)
 
 
 def find(job: Job) -> plans.Found:
@@ -401,16 +402,17 @@ def count(job: Job, task: LanguageTask) -> None:
     name = f"{task.id}.counts.npy"
     _save(job.work / name, total)
     heldout = [job.read_note("rows", part.id).statistics["heldout"] for part in task.parts]
-    length = overlap.length_of(*(sum(one[key] for one in heldout) for key in _OF_LENGTH))
+    tokens, characters = (sum(one[key] for one in heldout) for key in ("tokens", "characters"))
     train, held = ([job.work / one.row_file(split) for one in task.parts] for split in SPLITS)
     special = special_ids(job.processor)
-    found = overlap.measure(held, train, (*special.special_ids(), special.unk), length)
+    left_out = (*special.special_ids(), special.unk)
+    found = overlap.measure(held, train, left_out, tokens / max(characters, 1))
     job.write_note("count", task, files=job.describe(name), overlap=found)
-    if (share := overlap.share(found)) > overlap.LEAKED:
+    if found["share"] > overlap.LEAKED:
         logging.warning(
             "%s: %.0f%% of the held-out runs of %d tokens stand in training rows, such as %r: the "
             "loss of this language says little (docs/corpus_format.md)",
-            task.id, 100 * share, length, job.processor.decode(found["example"]),
+            task.id, 100 * found["share"], found["length"], job.processor.decode(found["example"]),
         )  # fmt: skip
 
 

@@ -33,9 +33,8 @@ DROPPED, TRAIN, HELDOUT = 0, 1, 2
 TEXT, PARALLEL_TRAIN, PARALLEL_HELDOUT = 0, TRAIN, HELDOUT
 
 # Digest in two halves; position in its part; bytes of its text with line ends; origin.
-_BLOCK = [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
-# And the first half of the digest of its document's first block.
-RECORD = np.dtype([*_BLOCK, ("document", "<u8")])
+BLOCK = [("high", "<u8"), ("low", "<u8"), ("position", "<u4"), ("size", "<u4"), ("origin", "u1")]
+RECORD = np.dtype([*BLOCK, ("document", "<u8")])  # the half digest of its document's first block
 _DIGEST_BYTES = 16
 _HALF = 1 << 64
 _DIGESTS_AT_ONCE = 1 << 22
@@ -102,8 +101,7 @@ class Selection:
     """Choice among the blocks of a language.
 
     `sides` are, per part, [blocks] uint8 `TRAIN`, `HELDOUT` or `DROPPED`. `duplicates` and
-    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes. `split` counts
-    the rest before a limit of the language's bytes.
+    `duplicate_bytes` count the blocks dropped as repetitions and their UTF-8 bytes.
     """
 
     sides: list[np.ndarray]
@@ -113,27 +111,25 @@ class Selection:
 
 
 class Split(NamedTuple):
-    """Bytes of a language's text and of what is held out of it, without parallel text.
+    """Bytes of a language before a limit: its text, what of it is held out, parallel text as text.
 
-    `parallel_bytes` is the parallel text that is trained on as text. `smallest` is the least
-    document, or run of blocks of a longer one, that did not fit; 0 if none.
+    `smallest` is the least document, or run of blocks of a longer one, that did not fit.
     """
 
     text_bytes: int
     heldout_bytes: int
     parallel_bytes: int
-    smallest: int = 0
+    smallest: int
 
     def fault(self, spec: CorpusSpec) -> str:
         """Say why the share held out is a tenth off what was asked for; "" if it is not."""
-        wanted = spec.heldout_fraction * self.text_bytes
-        if not wanted or _LEAST_FILL <= self.heldout_bytes / wanted <= 2 - _LEAST_FILL:
+        share, wanted = self.heldout_bytes / max(self.text_bytes, 1), spec.heldout_fraction
+        if not self.text_bytes or abs(share - wanted) <= (1 - _LEAST_FILL) * wanted + 1e-12:
             return ""
-        reason = "a hash draws blocks, whatever their bytes"
-        if spec.heldout_by == BY_DOCUMENT:
-            reason = f"documents stay whole, and the smallest to add has {self.smallest:,} bytes"
-        share = self.heldout_bytes / self.text_bytes
-        return f"{share:.2%} is held out for {spec.heldout_fraction:.2%} asked: {reason}"
+        reason = f"documents stay whole, and the smallest to add has {self.smallest:,} bytes"
+        if spec.heldout_by != BY_DOCUMENT:
+            reason = "a hash draws blocks, whatever their bytes"
+        return f"{share:.2%} is held out for {wanted:.2%} asked: {reason}"
 
 
 def records(found: Iterable[tuple[bytes, int, int, bytes]]) -> np.ndarray:
@@ -147,11 +143,6 @@ def records(found: Iterable[tuple[bytes, int, int, bytes]]) -> np.ndarray:
 
 def _half(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big")
-
-
-def content(found: np.ndarray) -> bytes:
-    """Return what records say of blocks; their documents are known from it."""
-    return found[[name for name, _ in _BLOCK]].astype(_BLOCK).tobytes()
 
 
 def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Selection:
@@ -195,12 +186,11 @@ def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Sele
 
 
 def _bytes(parts: Sequence[np.ndarray], sides: Sequence[np.ndarray]) -> tuple[int, int, int]:
-    """Return the bytes of the text kept, of what is held out of it, and of other training text."""
+    """Return the first fields of `Split`."""
     sums = np.zeros((3, 3), np.int64)  # by origin and side
     for part, side in zip(parts, sides, strict=True):
         np.add.at(sums, (part["origin"], side[part["position"]]), part["size"])
-    text = sums[TEXT]
-    return int(text[1:].sum()), int(text[HELDOUT]), int(sums[PARALLEL_TRAIN, TRAIN])
+    return int(sums[TEXT, 1:].sum()), int(sums[TEXT, HELDOUT]), int(sums[PARALLEL_TRAIN, TRAIN])
 
 
 def _hold_out_by_document(
@@ -217,13 +207,11 @@ def _hold_out_by_document(
     # Of many documents, those of the least hashes suffice.
     is_large = sum(map(len, parts)) > _DIGESTS_AT_ONCE
     limit = min(4 * heldout_limit(fraction), _HALF - 1) if is_large else _HALF - 1
-    cut = (math.inf, math.inf)
-    keys, sizes = _documents(parts, kept, limit, cut)
+    keys, sizes = _documents(parts, kept, limit, cut := (math.inf, math.inf))
     fits = _fitting(sizes, wanted)
     if (total := int(sizes[fits].sum())) < _LEAST_FILL * wanted:
         chosen, room = keys[fits], wanted - total
-        cut = (wanted, room)
-        keys, sizes = _documents(parts, kept, limit, cut)
+        keys, sizes = _documents(parts, kept, limit, cut := (wanted, room))
         order = np.lexsort((keys, sizes < _LEAST_FILL * room, ~np.isin(keys, chosen)))
         keys, sizes = keys[order], sizes[order]
         fits = _fitting(sizes, wanted)
@@ -266,14 +254,12 @@ def _units(
     keys, sizes = text["document"].copy(), np.where(kept[text["position"]], text["size"], 0)
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
     totals = np.add.reduceat(sizes, starts, dtype=np.int64) if len(starts) else starts
-    for document in np.flatnonzero(totals > cut[0]):
-        end = starts[document + 1] if document + 1 < len(starts) else len(keys)
-        run = 0
-        for place in range(starts[document], end):
-            run += int(sizes[place])
-            if run > cut[1] or place == starts[document]:
-                run, key = int(sizes[place]), text["high"][place]
-            keys[place] = key
+    for number in np.flatnonzero(totals > cut[0]):
+        here = slice(starts[number], [*starts[number + 1 : number + 2], len(keys)][0])
+        before = np.cumsum(sizes[here], dtype=np.int64) - sizes[here]
+        runs = before // max(cut[1] - int(sizes[here].max()), 1)
+        _, first, run = np.unique(runs, return_index=True, return_inverse=True)
+        keys[here] = text["high"][here][first][run]
     return text["position"], keys, sizes
 
 

@@ -75,4 +75,4 @@ class ExclusionTest(FolderTest):
 
     def test_rows_go_whole_whichever_side_is_found(self):
         rows = [("Tu es où ?", "Wo bist du?"), ("Ici.", "Hier."), ("Where are u?", "")]
-        self.assertEqual(self.exclusion.of_rows(rows), [("Ici.", "Hier.")])
+        self.assertEqual(self.exclusion.of_rows(rows, is_heldout=False), [("Ici.", "Hier.")])

@@ -15,6 +15,7 @@ from absl.testing import parameterized
 
 from input_pipeline import (
     manifest,
+    overlap,
     packed_dataset,
     preparation,
     preparation_plan,
@@ -417,6 +418,8 @@ class MemoryTest(_PreparationTest):
         peaks, sizes = [], []
         self.enterContext(mock.patch.object(tokenization, "_CHARACTERS_AT_ONCE", 2000))
         self.enterContext(mock.patch.object(manifest, "_BLOCK_BYTES", 1 << 13))
+        self.enterContext(mock.patch.object(overlap, "_TOKENS_AT_ONCE", 256))
+        self.enterContext(mock.patch.object(overlap, "_MOST_ROWS", 4))
         text = [[f"{i} {j} " + "und noch " * 20 for j in range(10)] for i in range(60)]
         for count in (15, 60):
             self.write("de.txt", txt(text[:count]))

@@ -124,7 +124,7 @@ def evaluation_rows(results: Results, store: PackedDataset) -> list[dict[str, An
                 "training tokens": statistics["train"]["tokens"],
                 "held-out tokens": loss.tokens,
                 "unknown": heldout["unknown"] / max(heldout["tokens"], 1),
-                **({"seen": overlap.share(seen)} if (seen := store.overlap.get(language)) else {}),
+                **({"seen": seen["share"]} if (seen := store.overlap.get(language)) else {}),
                 "loss": loss.loss,
                 "unigram": loss.unigram,
                 "bits/char": loss.bits_per_character,

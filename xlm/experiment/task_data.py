@@ -10,6 +10,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from input_pipeline import exclusion
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
@@ -221,6 +222,7 @@ def seen_in_training(
 ) -> dict[str, int]:
     """The number of test examples of each language of which the text is one of training.
 
+    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`.
     Those that are held out of training as development data count: they select the checkpoint.
 
     Args:
@@ -228,16 +230,19 @@ def seen_in_training(
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
     of_training = [one for split in splits for one in data[split]]
-    known = {example.content for one in of_training for example in one.examples}
-    counts = {
-        one.language: sum(example.content in known for example in one.examples)
-        for one in data["test"]
-    }
-    found = {language: count for language, count in counts.items() if count}
-    for language, count in found.items():
-        logging.warning("%d of the test examples in %s are training examples, too: their scores "
-                        "say little of other text", count, language)  # fmt: skip
+    known = {_letters(example) for one in of_training for example in one.examples}
+    found = {}
+    for one in data["test"]:
+        if seen := [example for example in one.examples if _letters(example) in known]:
+            found[one.language] = len(seen)
+            logging.warning("%d of the test examples in %s are training examples, too, such as %r: "
+                            "their scores say little of other text",
+                            len(seen), one.language, " ".join(seen[0].content)[:100])  # fmt: skip
     return found
+
+
+def _letters(example: Any) -> tuple[str, ...]:
+    return tuple(exclusion.letters(part) or part for part in example.content)
 
 
 def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:
