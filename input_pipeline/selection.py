@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from input_pipeline.sources import BLOCK_SENTENCES, BY_DOCUMENT, BY_TEXT, CorpusSpec
+from input_pipeline.sources import BLOCK_SENTENCES, BY_DOCUMENT, BY_POSITION, BY_TEXT, CorpusSpec
 from input_pipeline.text_files import Document
 from xlm.common.long_lines import cut_line
 
@@ -150,39 +150,39 @@ def select(parts: Sequence[np.ndarray], spec: CorpusSpec, language: str) -> Sele
 
     `spec.heldout_by` splits the text. At least one block is held out and one is not, if there are
     two of different text. Of blocks of equal text the first held-out one is kept, or else the first
-    one, so that no text is on both sides. Blocks beyond `heldout_bytes` are not held out. Of the
-    rest, `spec.limit_of(language)` bytes are kept.
+    one, so that no text is on both sides. If more than `heldout_bytes` would be held out, documents
+    are, which fill the share. Of the rest, `spec.limit_of(language)` bytes are kept.
 
     Memory: 1 byte a block, and some 70 bytes for each of `_DIGESTS_AT_ONCE` blocks. "document" has
     a byte a block more, and some 150 for each of as many documents. A limit of a language's bytes,
-    or "position", takes up to some 250 bytes a block. The limit of held-out bytes takes some 100 if
-    reached. Parts, which may be memory-mapped, are read one by one.
+    or "position", takes up to some 250 bytes a block. Parts, which may be memory-mapped, are read
+    one by one.
     """
-    sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
-    for part, side in zip(parts, sides, strict=True):
-        side[part["position"][part["origin"] == PARALLEL_HELDOUT]] = HELDOUT
-    smallest = 0
-    if spec.heldout_by == BY_DOCUMENT:
-        kept = [side.copy() for side in sides]  # repetitions count once
-        if spec.deduplicate:
-            _drop_repetitions(parts, kept, _DIGESTS_AT_ONCE)
-        smallest = _hold_out_by_document(parts, sides, kept, spec.heldout_fraction)
-    elif spec.heldout_by == BY_TEXT:
+    sides, smallest = _by_origin(parts), 0
+    if spec.heldout_by == BY_TEXT:
         _hold_out_by_text(parts, sides, spec.heldout_fraction)
-    else:
+    elif spec.heldout_by == BY_POSITION:
         _hold_out_by_position(parts, sides, spec.heldout_fraction, f"{spec.seed} {language}")
-    count = size = 0
-    if spec.deduplicate:
-        count, size = _drop_repetitions(parts, sides, _DIGESTS_AT_ONCE)
-    if spec.heldout_by != BY_DOCUMENT:
-        _limit_heldout(parts, sides, spec.heldout_fraction)
+    repeated = _drop_repetitions(parts, sides, spec.deduplicate)
+    if spec.heldout_by == BY_DOCUMENT or _is_too_much(parts, sides, spec.heldout_fraction):
+        sides, kept = _by_origin(parts), _by_origin(parts)
+        _drop_repetitions(parts, kept, spec.deduplicate)  # they count once
+        smallest = _hold_out_by_document(parts, sides, kept, spec.heldout_fraction)
+        repeated = _drop_repetitions(parts, sides, spec.deduplicate)
     if not spec.parallel_as_text:
         for part, side in zip(parts, sides, strict=True):
             side[part["position"][part["origin"] != TEXT]] = DROPPED
     split = Split(*_bytes(parts, sides), smallest)
     if limit := spec.limit_of(language):
         _cap(parts, sides, limit, spec.seed)
-    return Selection(sides, count, size, split)
+    return Selection(sides, *repeated, split)
+
+
+def _by_origin(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    sides = [np.full(len(part), TRAIN, np.uint8) for part in parts]
+    for part, side in zip(parts, sides, strict=True):
+        side[part["position"][part["origin"] == PARALLEL_HELDOUT]] = HELDOUT
+    return sides
 
 
 def _bytes(parts: Sequence[np.ndarray], sides: Sequence[np.ndarray]) -> tuple[int, int, int]:
@@ -331,43 +331,14 @@ def _fitting(sizes: np.ndarray, limit: float) -> np.ndarray:
     return fits
 
 
-def _limit_heldout(
-    parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float
-) -> None:
-    """Train on held-out text beyond `heldout_bytes`, in the order of digests.
-
-    If no held-out block fits, the first other one that does is held out in its place.
-    """
-    total = heldout = 0
-    for part, side in zip(parts, sides, strict=True):
-        side_of = side[part["position"]]
-        sizes = np.where(part["origin"] == TEXT, part["size"], 0)
-        total += int(sizes[side_of != DROPPED].sum(dtype=np.int64))
-        heldout += int(sizes[side_of == HELDOUT].sum(dtype=np.int64))
+def _is_too_much(parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], fraction: float) -> bool:
+    """Return whether more than `heldout_bytes` of the text is held out."""
+    total, heldout, _ = _bytes(parts, sides)
     if heldout <= 2 * fraction * total:
-        return
-    part_of, found = next(_ranges(parts, sum(map(len, parts))))
-    side_of = _sides_of(part_of, found, sides)
-    # Text equal to held-out parallel text stays as it is.
-    parallel = found["high"][found["origin"] == PARALLEL_HELDOUT]
-    is_text = (found["origin"] == TEXT) & ~np.isin(found["high"], parallel)
-    text = np.flatnonzero(is_text & (side_of != DROPPED))
-    text = text[np.lexsort((found["high"][text], side_of[text] != HELDOUT))]
-    high, is_heldout = found["high"][text], side_of[text] == HELDOUT
-    sizes = found["size"][text].astype(np.int64)
-    if not len(text) or sizes[is_heldout].sum() <= (limit := heldout_bytes(sizes, fraction)):
-        return
-    # Blocks of equal text stay on one side.
-    is_other = (high[1:] != high[:-1]) | (is_heldout[1:] != is_heldout[:-1])
-    starts = np.append(0, np.flatnonzero(is_other) + 1)
-    fits = _fitting(np.add.reduceat(sizes, starts), limit)
-    num_heldout = int(is_heldout[starts].sum())
-    # Hold out another block only if no held-out one fits.
-    fits[np.flatnonzero(fits)[max(int(fits[:num_heldout].sum()), 1) :]] = False
-    new = np.repeat(np.where(fits, HELDOUT, TRAIN), np.diff(starts, append=len(text)))
-    for number in np.unique(part_of):
-        here = part_of[text] == number
-        sides[number][found["position"][text[here]]] = new[here]
+        return False
+    kept = zip(map(_text, parts), sides, strict=True)
+    sizes = np.concatenate([one["size"][side[one["position"]] != DROPPED] for one, side in kept])
+    return heldout > heldout_bytes(sizes.astype(np.int64), fraction)
 
 
 def _shuffled(count: int, salt: str) -> list[int]:
@@ -380,11 +351,11 @@ def _shuffled(count: int, salt: str) -> list[int]:
 
 
 def _drop_repetitions(
-    parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], at_once: int
+    parts: Sequence[np.ndarray], sides: Sequence[np.ndarray], deduplicate: bool
 ) -> tuple[int, int]:
-    """Drop all blocks of a text but one; return their number and bytes."""
+    """Drop all blocks of a text but one, if wanted; return their number and bytes."""
     count = size = 0
-    for part_of, found in _ranges(parts, at_once):
+    for part_of, found in _ranges(parts, _DIGESTS_AT_ONCE) if deduplicate else ():
         positions, side = found["position"], _sides_of(part_of, found, sides)
         # The block that is kept comes first: a held-out one, else the first of the language.
         order = np.lexsort((positions, part_of, side != HELDOUT, found["low"], found["high"]))

@@ -234,6 +234,27 @@ class ParallelTest(_CorpusTest):
                 loaded.sentences("en"), _sentences([*of_text, *_documents("en", 40)])
             )
 
+    @parameterized.parameters("document", "text")
+    def test_held_out_translations_are_in_no_other_source(self, heldout_by):
+        english = [f"The same long English sentence of number {i}." for i in range(400)]
+        for code, order in (("de", 1), ("fr", -1)):
+            rows = "".join(f"{one}\t{code} {one}\n" for one in english[::order])
+            self.write(f"en-{code}.tsv", "Yes, of course.\tx\n" * 21 + rows)
+        shouted = [[one.upper().replace(" ", "  ") for one in english[i : i + 3]]
+                   for i in range(0, 400, 3)]  # fmt: skip
+        self.write("en.txt", _txt([*shouted, *_documents("other", 30)]))
+        loaded = self.load(text=(".",), parallel=("*.tsv",), heldout_by=heldout_by)
+        heldout = {row[0] for one in loaded.parallel for row in one.rows} & {*english}
+        trained = {row[0] for one in loaded.bitexts for row in one.rows}
+        trained |= {" ".join(one.split()).capitalize() for one in loaded.sentences("en")}
+        trained = {one.lower() for one in trained}
+        leaked = {one for one in heldout if one.lower() in trained}
+        self.assertEqual(bool(leaked), heldout_by == "text")
+        self.assertIn("yes, of course.", trained)  # too short to tell anything
+        self.assertLen(heldout | {*english}, 400)
+        self.assertContainsSubset({one.lower() for one in english} - trained,
+                                  {one.lower() for one in heldout} - trained)  # fmt: skip
+
     @parameterized.parameters("parallel", "parallel_eval")
     def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):
         self.write_documents("text/en", "text/de")

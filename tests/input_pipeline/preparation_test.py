@@ -126,6 +126,11 @@ _SPARSE = "id\ten\tsw\tde\n" + txt(
 )
 
 
+# Translations of which other sources have a side.
+_LINES = [f"a long sentence that two sources have, {i}." for i in range(90)]
+_SHARED = txt([[f"{x}\t{y}" for x, y in zip(_LINES, _LINES[::-1], strict=True)]])
+_SHARED_TEXT = txt([_LINES[i : i + 4] for i in range(0, 90, 4)])
+
 # A line that is cut: a piece of it is a sentence of a test set.
 _LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
 
@@ -141,6 +146,7 @@ class ContentsTest(_PreparationTest):
         {"heldout_by": "document"}, {"max_train_bytes": 1500},
         {"languages": ("sw", "en"), "exclude": ()},
         {"parallel_heldout_fraction": 0.0},
+        {"heldout_by": "document", "more": {"two.en-sw.tsv": _SHARED, "de.txt": _SHARED_TEXT}},
         {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
         {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},
         {"parallel_as_text": False, "more": {"three.tsv": _SPARSE}},
