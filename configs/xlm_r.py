@@ -224,6 +224,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def _published() -> ConfigDict:
     """Return XLM-R Base; Sections 3 and 5.2."""
     config = default_config()
+    config.corpus.parallel_as_text = False  # the text is CC-100 or Wikipedia alone, Section 3
     config.vocab.update(method="joint", target_size=250_000, alpha=0.3)
     config.store.length = 512
     config.data.update(alpha=0.3, across_documents=True)

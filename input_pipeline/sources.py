@@ -33,7 +33,7 @@ class CorpusSpec:
       parallel_eval: the same, for evaluation only, also where `parallel` matches it.
       languages: the languages to use; empty for all that are found.
       language_codes: other names of a language in file names, such as {"eng": "en"}.
-      heldout_fraction: share of a language's blocks held out for evaluation.
+      heldout_fraction: share of a language's text held out for evaluation.
       parallel_heldout_fraction: the same for `parallel`.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
       max_train_bytes_of: the same of single languages, in place of `max_train_bytes`, so that a
