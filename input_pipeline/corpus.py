@@ -209,9 +209,8 @@ class CorpusStream:
         sides = self.sides(language, records)
         counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
         logging.info("%s: %d blocks to train on, %d held out", language, *counts)
-        hasher = hashlib.sha256(
-            records[[name for name, _ in selection.BLOCK]].astype(selection.BLOCK)
-        )
+        of_blocks = records[[name for name, _ in selection.BLOCK]].astype(selection.BLOCK)
+        hasher = hashlib.sha256(of_blocks.tobytes())
         hasher.update(sides.tobytes())
         for path in sources.find_excluded(self._spec):
             hasher.update(path.read_bytes())
@@ -309,13 +308,10 @@ def log_split(
         level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.INFO
         logging.log(level, "%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
     if parallel := split.parallel_bytes:
-        own = split.text_bytes - split.heldout_bytes
-        message = (
-            "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; corpus.parallel_as_text)"
-        )
-        logging.info(
-            message, language, own / 1e3, parallel / 1e3, 100 * parallel / (own + parallel)
-        )
+        text = split.text_bytes - split.heldout_bytes
+        shown = language, text / 1e3, parallel / 1e3, 100 * parallel / (text + parallel)
+        message = "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; parallel_as_text)"
+        logging.info(message, *shown)
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:

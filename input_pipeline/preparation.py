@@ -326,7 +326,7 @@ def scan(job: Job, part: Part) -> None:
     exclusion.tally()
     found: list[str] = []
 
-    def blocks() -> Iterator[tuple[bytes, int, int]]:
+    def blocks() -> Iterator[tuple[bytes, int, int, bytes]]:
         for piece in part.pieces:
             hasher = hashlib.sha256()
             for block in plans.blocks_of(job.spec, piece, exclusion):

@@ -238,8 +238,8 @@ class ParallelTest(_CorpusTest):
     def test_held_out_translations_are_in_no_other_source(self, heldout_by):
         english = [f"The same long English sentence of number {i}." for i in range(400)]
         for code, order in (("de", 1), ("fr", -1)):
-            rows = "".join(f"{one}\t{code} {one}\n" for one in english[::order])
-            self.write(f"en-{code}.tsv", "Yes, of course.\tx\n" * 21 + rows)
+            rows = (f"{one}\t{code} {one}\nYes, of course.\tx\n" for one in english[::order])
+            self.write(f"en-{code}.tsv", "".join(rows))
         shouted = [[one.upper().replace(" ", "  ") for one in english[i : i + 3]]
                    for i in range(0, 400, 3)]  # fmt: skip
         self.write("en.txt", _txt([*shouted, *_documents("other", 30)]))
@@ -251,9 +251,6 @@ class ParallelTest(_CorpusTest):
         leaked = {one for one in heldout if one.lower() in trained}
         self.assertEqual(bool(leaked), heldout_by == "text")
         self.assertIn("yes, of course.", trained)  # too short to tell anything
-        self.assertLen(heldout | {*english}, 400)
-        self.assertContainsSubset({one.lower() for one in english} - trained,
-                                  {one.lower() for one in heldout} - trained)  # fmt: skip
 
     @parameterized.parameters("parallel", "parallel_eval")
     def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):

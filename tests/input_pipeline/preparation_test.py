@@ -190,6 +190,19 @@ class ContentsTest(_PreparationTest):
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
                 self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
 
+    def test_text_that_was_seen_is_told_unless_unknown(self):
+        line = "this page uses cookies and if you go on reading you consent to all of them."
+        for name, added in (("de", line), ("fr", line.replace("e", "é"))):
+            found = [[f"{hash((i, j))} {i}" for j in range(3)] + [added] for i in range(60)]
+            self.write(f"{name}.txt", txt(found))
+        with self.assert_told(
+            "de: [0-9]+% of the held-out runs of 40 tokens .*, such as 'go on reading"
+        ):
+            store = prepare(self.job(languages=("de", "fr"), parallel=(), parallel_eval=()))
+        self.assertGreater(store.overlap["de"]["share"], 0.1)
+        self.assertEqual(store.overlap["fr"]["share"], 0)
+        self.assertEqual(PackedDataset.open(store.folder).overlap, store.overlap)
+
     def test_text_of_compressed_files_is_estimated(self):
         self.write("de.txt.gz", txt(documents("und", 30)))
         self.write("de-en.tsv.zst", "und\tand\n\n" * 5)
@@ -329,17 +342,23 @@ class TasksTest(_PreparationTest):
         prepare(self.job(), recorded)
         self.assertEqual(ran[1:], ["sw-00000-of-00001"])
 
-    def test_a_test_set_that_has_changed_begins_anew(self):
+    @parameterized.parameters(
+        ("tested.ids", "one 2 0.\none 2 1.\none 30 0.\na 7 1.\n", "text"),
+        ("en-sw.tsv", _SHARED, "document"),
+    )
+    def test_a_test_set_that_has_changed_begins_anew(self, name, text, heldout_by):
         def killed(function, job, tasks, name) -> None:
             if name == "tokenise":
                 raise KeyboardInterrupt
             in_order(function, job, tasks, name)
 
+        self.write("de.txt", _SHARED_TEXT)
         with self.assertRaises(KeyboardInterrupt):
-            prepare(self.job(), killed)
-        (self.root / "tested.ids").write_text("one 2 0.\none 2 1.\none 30 0.\na 7 1.\n")
-        prepare(self.job())
-        prepare(self.job("clean"))
+            prepare(self.job(heldout_by=heldout_by), killed)
+        (self.root / name).write_text(text)
+        prepare(self.job(heldout_by=heldout_by))
+        preparation._EXCLUSIONS.clear()
+        prepare(self.job("clean", heldout_by=heldout_by))
         self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
 
     def test_parallel_text_counts_as_text_that_is_kept_behind_an_error(self):
