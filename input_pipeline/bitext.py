@@ -20,7 +20,7 @@ from input_pipeline.array_files import has_damage
 from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, hashed
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
 from input_pipeline.pair_sampling import Pair
-from input_pipeline.stream import BlockCache, OrderedStream
+from input_pipeline.stream import BlockCache, OrderedStream, Seen
 
 NUM_SPECIALS = 4
 _ARRAYS = ("tokens", "segments", "positions")
@@ -128,6 +128,12 @@ class PairStream(OrderedStream):
 
     def kind(self, step: int) -> str:
         return SEPARATE_PAIRS if self._settings.separate_segments else PAIRS
+
+    def seen(self, steps: int) -> Seen:
+        found = Seen()
+        for pair, count in zip(self._pairs, self._order.counts_before(steps), strict=True):
+            found[pair.languages] += int(count)
+        return found
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return set and languages, and index in the set, of each pair of a batch."""

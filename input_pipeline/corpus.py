@@ -348,6 +348,9 @@ def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
             if one_sided
             else ""
         )
+        files = sources.find_text(spec, with_empty=True)
+        if empty := [str(one.path) for one in files if one.language in missing]:
+            remedy = f"; without text are {', '.join(empty)}: fill them{remedy}"
         raise ValueError(
             f"corpus.languages asks for {missing}, of which there is no text below {root} in "
             f"{places}; add files such as {missing[0]}.txt, or corpus.language_codes for other "

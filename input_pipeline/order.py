@@ -108,11 +108,11 @@ class StreamOrder:
             language[here], number[here] = languages[within[here]], numbers[within[here]]
         return language, cycle * self.counts[language] + number
 
-    def count_before(self, example: int, language: int) -> int:
-        """Return the number of examples of a language before position `example` of the stream."""
+    def counts_before(self, example: int) -> np.ndarray:
+        """Return the number of examples of each language before a position of the stream, [N]."""
         cycle, within = divmod(example, _CYCLE)
         languages, _ = self._cycle(cycle)
-        return cycle * int(self.counts[language]) + int((languages[:within] == language).sum())
+        return cycle * self.counts + np.bincount(languages[:within], minlength=len(self.counts))
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [M] int64 language, and [M] int64 index in it, of the examples of a cycle."""
@@ -247,6 +247,11 @@ class BatchOrder:
         self._block_rows = np.array([*map(settings.block_rows, row_bytes)], np.int64)
         large = np.maximum(settings.window_blocks * self._block_rows, settings.lanes - 1)
         self._is_large = (self._block_rows > 0) & (whole.rows > large)
+
+    def counts_before(self, step: int) -> np.ndarray:
+        """Return the number of examples of each language in the batches before `step`, [N]."""
+        examples = step * (self.batch_size // self._settings.lanes)
+        return sum(draws.counts_before(examples) for draws in self._draws)
 
     def places(self, step: int, first: int, size: int) -> Places:
         """Return the places of examples [first, first + size) of the batch of `step`."""

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import glob
 import itertools
 import logging
@@ -132,9 +133,10 @@ def root_of(spec: CorpusSpec) -> pathlib.Path:
     return root
 
 
-def find_text(spec: CorpusSpec) -> list[TextFile]:
+def find_text(spec: CorpusSpec, *, with_empty: bool = False) -> list[TextFile]:
     """Find the files of monolingual text: folders in the order of the config, files by name.
 
+    Files without any text are left out, and named in a warning, unless `with_empty`.
     Raise ValueError if a folder is missing, repeated or parallel text, or shards are missing.
     """
     found, seen = [], set()
@@ -164,7 +166,16 @@ def find_text(spec: CorpusSpec) -> list[TextFile]:
                 f"corpus.text: {folder} is no folder; correct the path below corpus.root"
             )
         found += _text_files(folder, spec, kinds=("txt", "jsonl"))
-    return found
+    return [one for one in found if with_empty or _has_text(one.path)]
+
+
+def _has_text(path: pathlib.Path) -> bool:
+    return text_files.has_text(path) or bool(_warn_of_empty(path))
+
+
+@functools.cache
+def _warn_of_empty(path: pathlib.Path) -> None:
+    logging.warning("%s: the file holds no text and is left out", path)
 
 
 def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:

@@ -21,6 +21,8 @@ from input_pipeline.packed_dataset import PackedDataset
 _SLACK = 2
 # Kind of the batches of `TrainingStream`.
 PACKED = "packed"
+# Sequences by language, and sentence pairs by language pair.
+Seen = collections.Counter[str | tuple[str, str]]
 
 
 class Stream:
@@ -46,6 +48,10 @@ class Stream:
     def step_values(self, step: int) -> dict[str, float]:
         """Return the settings of the stream that change with the step, by name."""
         return {}
+
+    def seen(self, steps: int) -> Seen:
+        """Count the examples of the first `steps` batches, without making these."""
+        raise NotImplementedError
 
 
 def part_size(batch_size: int, num_parts: int) -> int:
@@ -98,7 +104,11 @@ class MixedStream(_ChosenStream):
 
     def steps_before(self, step: int, number: int) -> int:
         """Return how many of the steps before `step` take stream `number`."""
-        return self._order.count_before(step, number)
+        return int(self._order.counts_before(step)[number])
+
+    def seen(self, steps: int) -> Seen:
+        parts = zip(self._streams, self._order.counts_before(steps).tolist(), strict=True)
+        return sum((stream.seen(own) for stream, own in parts), Seen())
 
     def _of(self, step: int) -> tuple[Stream, int]:
         which, number = self._order.draw(np.array([step]))
@@ -111,6 +121,12 @@ class PhasedStream(_ChosenStream):
     def __init__(self, phases: Mapping[int, Stream]):
         self._phases = dict(sorted(phases.items()))
         self.types = {name: kind for one in phases.values() for name, kind in one.types.items()}
+
+    def seen(self, steps: int) -> Seen:
+        ends = [*list(self._phases)[1:], steps]
+        parts = zip(self._phases.items(), ends, strict=True)
+        took = ((one, min(end, steps) - first) for (first, one), end in parts)
+        return sum((one.seen(own) for one, own in took if own > 0), Seen())
 
     def _of(self, step: int) -> tuple[Stream, int]:
         first = self._first(step)
@@ -269,6 +285,10 @@ class TrainingStream(OrderedStream):
 
     def kind(self, step: int) -> str:
         return PACKED
+
+    def seen(self, steps: int) -> Seen:
+        counts = self._order.counts_before(steps).tolist()
+        return Seen(dict(zip(self.languages, counts, strict=True)))
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
         """Return language, and index in its training sequences, of each example of a batch."""

@@ -27,6 +27,11 @@ from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
 
+
+class EmptyError(ValueError):
+    """A file has no text."""
+
+
 _COMPRESSION = 4  # approximate bytes of text per compressed byte
 CONVERT = (
     "convert the file: iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
@@ -227,7 +232,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
             "damaged: copy or download it again"
         ) from error
     if number == 0 and end is None:
-        raise ValueError(f"{path}: the file is empty; add text or remove the file")
+        raise EmptyError(f"{path}: the file is empty; add text or remove the file")
 
 
 def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator[bytes]:
@@ -308,7 +313,15 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
         yield sentence
     # A range may be blank: documents can be longer.
     if is_blank and end is None:
-        raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
+        raise EmptyError(f"{path}: the file holds only blank lines; add text or remove the file")
+
+
+def has_text(path: pathlib.Path) -> bool:
+    """Return whether a file has a sentence; other faults are found when it is read."""
+    try:
+        return any(read_marked(path))
+    except ValueError as error:
+        return not isinstance(error, EmptyError)
 
 
 def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterator[Document]:

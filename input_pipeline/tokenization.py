@@ -1,9 +1,12 @@
 """Tokenisation of text into packed sequences."""
 
+import collections
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece as spm
@@ -15,6 +18,7 @@ from xlm.common import schema
 
 _CHARACTERS_AT_ONCE = 1_000_000
 _MAX_LENGTH = 1 << 20  # tokens
+_MOST_UNKNOWN = 0.01  # of the tokens of a text, without a warning
 _LEAST_SHARD_BYTES = 1 << 10
 
 
@@ -70,6 +74,33 @@ def check_tokenizer(model: bytes, path: pathlib.Path) -> None:
         raise ValueError(f"{path}: not a SentencePiece model ({error}); {remedy}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def unknown_characters(
+    encode: Callable[[list[str]], Sequence[Any]], unknown: int | None, texts: Iterable[str]
+) -> dict[str, int]:
+    """Count characters of texts that are unknown, as "ქ U+10E5 GEORGIAN LETTER KHAR", by number."""
+    characters = collections.Counter("".join("".join(texts).split())).most_common()
+    alone = encode([one for one, _ in characters])
+    return {
+        f"{one} U+{ord(one):04X} {unicodedata.name(one, 'without a name')}": count
+        for (one, count), ids in zip(characters, alone, strict=True)
+        if unknown in ids
+    }
+
+
+def unknown_warning(
+    where: str, unknown: int, tokens: int, processor: spm.SentencePieceProcessor,
+    texts: Iterable[str],
+) -> str:  # fmt: skip
+    """Return a line about more than 1 % of unknown tokens in a text, else ""."""
+    if unknown <= _MOST_UNKNOWN * tokens:
+        return ""
+    found = [*unknown_characters(processor.encode, processor.unk_id(), texts)][:10]
+    return (
+        f"{where}: {unknown / tokens:.1%} of {tokens:,} tokens are unknown to the tokenizer, such "
+        f"as {', '.join(found)}; build a vocabulary with this text, or choose another tokenizer"
+    )
 
 
 class RowWriter:

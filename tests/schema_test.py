@@ -132,7 +132,7 @@ class SchemaTest(parameterized.TestCase):
         self.assertIn("log_every", found["train"])
         self.assertNotIn("batch_size", found["train"])
         self.assertEqual(found["store"], ("num_workers",))
-        self.assertEqual(found["corpus"], ("root",))
+        self.assertEqual(found["corpus"], ("root", "inspect"))
 
 
 class RecipesTest(absltest.TestCase):

@@ -33,6 +33,10 @@ EXAMPLES = 5
 _BYTE = rb"(?:\xc2[\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|\xc5[\x92\x93\xa0\xa1\xb8\xbd\xbe]|\xc6\x92|\xcb[\x86\x9c])"  # noqa: E501
 _NO_QUOTE = rb"(?:\xc2[\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf]|\xe2\x80[\xa0-\xa2\xb0])"
 _LETTER = rb"(?:[\x84-\x9f]|[\xa0-\xaf]%b)%b" % (_BYTE, _BYTE)  # of two or three bytes
+_NOT_UNICODE = (
+    rb"\xe1\x80(?:\xb9(?!\xe1(?:\x80[\x80-\xaa\xbf]|[\x81\x82]))"
+    rb"|[\xb1\xbb](?<!\xe1[\x80-\x82].\xe1\x80.)(?<!\xea\xa9.\xe1\x80.))"
+)
 _PATTERNS = {
     "html": (rb"<[A-Za-z/!][^<>\n]{0,400}>", rb"&#?[A-Za-z0-9]{2,8};"),
     "urls": (rb"://[^\s<>]+", rb"www\.[^\s<>]+", rb"@[A-Za-z0-9-]+\.[A-Za-z.]+"),
@@ -41,6 +45,9 @@ _PATTERNS = {
         % (_BYTE, _NO_QUOTE, _BYTE, _LETTER, _LETTER),
         rb"\xef\xbf\xbd",
     ),
+    # Twice in a line what Unicode cannot have: a virama without a consonant after it, or a vowel E
+    # or a medial with no letter or sign before it (UTN 11; unicode.org/faq/myanmar.html).
+    "zawgyi": (rb"%b[^\n]*?%b" % (_NOT_UNICODE, _NOT_UNICODE),),
 }
 _ODD = {"bad_utf8": ch.BAD, "control": ch.CONTROL, "invisible": ch.INVISIBLE}
 
@@ -302,7 +309,7 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
         begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
         places = np.searchsorted(lines["byte"], begins, side="right") - 1
         matched = np.bincount(places, ends - begins, len(lines)).astype(np.int64)
-        _add(report, block, name, matched > 0, None if name == "mojibake" else matched)
+        _add(report, block, name, matched > 0, None if name in ("mojibake", "zawgyi") else matched)
     _add(report, block, "few_letters", (3 * lines["letters"] < seen) & (seen >= 20))
     _add(report, block, "long_lines", length > long_lines.LONGEST)
     # Nine tenths of the letters: votes are those of one script less those of others.

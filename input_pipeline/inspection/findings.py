@@ -1,6 +1,7 @@
 """What the passes over all files of a language say about it, and what it would cost to remove."""
 
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from input_pipeline.inspection.language_identification import Identifier
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 # Boilerplate stands in this share of the documents, and in so many.
 _BOILERPLATE_SHARE, _BOILERPLATE_DOCUMENTS = 0.005, 8
+_LEAST_JUDGED = 50  # lines of a language that is compared as a whole
 _SHORTEST_BOILERPLATE = 20  # bytes
 _SUMMED = (
     "file_bytes", "num_bytes", "num_lines", "num_documents", "judged", "lengths", "letters",
@@ -38,7 +40,8 @@ RULES = {
     "fault": Rule(
         "files damaged, or with lines that are no JSON", "copy them again", 0, stops=True
     ),
-    "empty": Rule("empty files", "remove them", 0, stops=True),
+    "empty": Rule("empty files, which builds leave out", "remove them", 0),
+    "same_language": Rule("text as like another as one language", "check the names of both", 0),
     "other_language": Rule("lines more like another language", "drop these lines", 0.002),
     "other_script": Rule("lines in another script", "drop these lines", 0.003),
     "boilerplate": Rule("lines found in many documents", "keep one copy of each", 0.002),
@@ -50,6 +53,7 @@ RULES = {
     "urls": Rule("URLs and e-mail addresses", "remove them from their lines", 0.0005),
     "few_letters": Rule("lines of mostly digits and signs", "drop these lines", 0.003),
     "mojibake": Rule("text decoded wrongly (Ã©, �)", "repair or drop these lines", 0.0002),
+    "zawgyi": Rule("Burmese in Zawgyi's encoding", "convert it (ICU, myanmar-tools)", 0.005),
     "bad_utf8": Rule(
         "bytes that are not UTF-8", "convert the file, or drop the bytes", 0, stops=True
     ),
@@ -60,6 +64,10 @@ RULES = {
     "crlf": Rule("Windows line ends", "none needed", 0.001, True),
     "mark": Rule("byte order marks", "none needed", 0, True),
 }
+# Share of a language's text from which on a build warns of it.
+WARNED = {"fault": 0, "same_language": 0, "other_language": 0.01, "other_script": 0.02,
+          "boilerplate": 0.01, "repeated_lines": 0.05, "html": 0.01, "mojibake": 0.001,
+          "zawgyi": 0.005, "bad_utf8": 0}  # fmt: skip
 
 
 def of_language(
@@ -103,6 +111,10 @@ def of_language(
         shown = [f"{one}: {count:,} times" for one, count in tokens["unknown"].items()]
         kinds["unknown_tokens"] = Kind(tokens["unknown_tokens"], size, 0, shown)
     column = identifier.languages.index(language)
+    are_enough = total.judged >= _LEAST_JUDGED
+    for other in np.compress(identifier.alike[column] & are_enough, identifier.languages):
+        if re.split("[_-]", other)[0] != re.split("[_-]", language)[0]:  # no varieties
+            kinds[f"same_language:{other}"] = Kind(total.judged, total.num_bytes)
     return {
         "language": language,
         **_numbers(total),
@@ -181,7 +193,7 @@ def _findings(
     for name, kind in kinds.items():
         key, _, other = name.partition(":")
         rule, excess = RULES[key], 1.0
-        if other:
+        if key == "other_language":
             expected = identifier.expected[own, identifier.languages.index(other)]
             excess = 1 - 2 * float(expected) * total.judged / kind.lines
         share = excess * kind.bytes / max(total.num_bytes, 1)

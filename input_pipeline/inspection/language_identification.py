@@ -31,6 +31,9 @@ _OVERLAP = 3.0
 _EVIDENCE = 8.0  # nats, and log(L) more
 _LEAST_LINES = 50  # of a language that is compared
 _LEAST_CUT = 0.03  # languages whose lines differ less are not told apart, such as en-US and en-GB
+# Cosine of counts of n-grams. Halves of a book reach 0.89 to 0.98. Of languages, on parallel text,
+# only hrv-bos-srp, msa-ind and prs-fas do; zul-nde has 0.90, nob-dan 0.85.
+_ALIKE = 0.92
 # A table of 4 MB stays in cache; more languages have larger tables, not fewer slots.
 _LEAST_SLOTS, _TABLE_BYTES = 1 << 17, 1 << 22
 _LANES = 16  # columns are padded to whole vectors
@@ -45,12 +48,14 @@ class Identifier:
       models: [2, slots, at least L] int8, one for lines of each lowest bit of their digests.
       cuts: [own, other] least margin per n-gram of a foreign line.
       expected: [own, other] share of the lines, judged foreign though they are not.
+      alike: [own, other] whether the n-grams of two languages are as those of one.
     """
 
     languages: tuple[str, ...]
     models: np.ndarray
     cuts: np.ndarray
     expected: np.ndarray
+    alike: np.ndarray
 
     def judge(
         self, codes: np.ndarray, lines: np.ndarray, own: int
@@ -104,7 +109,10 @@ def fit(samples: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Identifier:
             is_kept[one] = scores.max(1) - scores[:, own] < threshold
     models = _fit(samples, is_kept)
     cuts, expected = _calibrate(samples, models)
-    return Identifier(languages, models, cuts, expected)
+    every = [_counts(one, slice(None), _LEAST_SLOTS) for one in samples.values()]
+    unit = np.stack([one / max(np.linalg.norm(one), 1) for one in every])
+    alike = (unit @ unit.T > _ALIKE) & ~np.eye(len(every), dtype=bool)
+    return Identifier(languages, models, cuts, expected, alike)
 
 
 def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -112,7 +120,10 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
     size = max(_LEAST_SLOTS, _TABLE_BYTES // (1 << (width - 1).bit_length()))
     models = np.zeros((2, size, width), np.int8)
     for half in range(2):
-        counted = [_counts(samples[one], is_kept[one], half, size) for one in samples]
+        counted = [
+            _counts(samples[one], is_kept[one] & (samples[one][1]["digest"] & 1 == half), size)
+            for one in samples
+        ]
         mean = sum(one / max(one.sum(), 1.0) / len(samples) for one in counted)
         for column, counts in enumerate(counted):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -123,12 +134,11 @@ def _fit(samples: Mapping, is_kept: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _counts(
-    sample: tuple[np.ndarray, np.ndarray], is_kept: np.ndarray, half: int, size: int
+    sample: tuple[np.ndarray, np.ndarray], chosen: np.ndarray | slice, size: int
 ) -> np.ndarray:
     codes, lines = sample
-    chosen = lines[is_kept & (lines["digest"] & 1 == half)]
     slots = np.empty(len(codes), np.int64)
-    count = scanning.all_slots(codes, characters.tables().lower, chosen, size - 1, slots)
+    count = scanning.all_slots(codes, characters.tables().lower, lines[chosen], size - 1, slots)
     return np.bincount(slots[:count], minlength=size).astype(np.float32)
 
 

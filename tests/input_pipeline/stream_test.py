@@ -109,7 +109,7 @@ class TurnsTest(parameterized.TestCase):
             which, numbers = order.draw(np.arange(start, start + 12))
             self.assertEqual("".join(map(str, which)), expected)
             for one in range(len(shares)):
-                first = order.count_before(start, one)
+                first = int(order.counts_before(start)[one])
                 own = numbers[which == one]
                 np.testing.assert_array_equal(own, first + np.arange(len(own)))
 

@@ -11,7 +11,6 @@ import collections
 import functools
 import pathlib
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from absl import flags, logging
 from tqdm import tqdm
 
-from input_pipeline import corpus, sources
+from input_pipeline import corpus, sources, tokenization
 from input_pipeline.inspection import files, findings, page
 from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import CorpusSpec, TextFile
@@ -37,7 +36,7 @@ _OUTPUT = outputs.define_flags("The folder of the report.")
 
 OPTIONS = {"required": ("output",)}
 
-_FORMAT = 2  # of the parts that a killed inspection leaves
+_FORMAT = 3  # of the parts that a killed inspection leaves
 _SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
 _SAMPLE_FILES = 64
 _TOKENIZED_LINES = 2000
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) != 2:
         raise ValueError(f"name one folder of text, not {argv[1:4]}: xlm inspect TEXT --output=DIR")
     spec = CorpusSpec(root=argv[1], text=("",))
-    found = sources.find_text(spec)
+    found = sources.find_text(spec, with_empty=True)
     corpus.check_found(spec, {one.language for one in found})
     with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
         languages = _inspect(found, aside)
@@ -120,17 +119,11 @@ def _tokenize(blocks: Mapping[str, files.Block]) -> dict[str, dict[str, Any]]:
         step = len(block.lines) // _TOKENIZED_LINES + 1
         text = [block.text(i) for i in range(0, len(block.lines), step)]
         ids = segmenter.encode(text)
-        characters = collections.Counter("".join("".join(text).split()))
-        alone = segmenter.encode(list(characters))
-        unknown = {
-            f"{c} U+{ord(c):04X} {unicodedata.name(c, 'without a name')}": count
-            for (c, count), found in zip(characters.items(), alone, strict=True)
-            if segmenter.unknown in found
-        }
+        unknown = tokenization.unknown_characters(segmenter.encode, segmenter.unknown, text)
         result[language] = {
             "tokens": sum(map(len, ids)),
             "unknown_tokens": sum(segmenter.unknown == i for one in ids for i in one),
             "words": sum(len(line.split()) for line in text),
-            "unknown": dict(sorted(unknown.items(), key=lambda pair: -pair[1])[:20]),
+            "unknown": dict([*unknown.items()][:20]),
         }
     return result

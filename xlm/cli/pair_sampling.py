@@ -22,7 +22,7 @@ from input_pipeline.pair_sampling import METHODS, Pair, PairSampling, sample_pai
 from xlm.common import outputs
 from xlm.evaluation import pair_sampling_report
 from xlm.experiment import data as data_builders
-from xlm.experiment import schema, streams
+from xlm.experiment import schema, seen, streams
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The run, e.g. configs/bitext.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows.")
@@ -117,6 +117,7 @@ def _examples(
     if _EXAMPLES.value:
         return float(_EXAMPLES.value)
     data = data_builders.data_settings(config)
+    config = config if store is None else seen.with_steps(config, store)
     steps = config.train.num_steps * (data.pair_share + data.contrast_share)
     if not steps:
         raise ValueError(

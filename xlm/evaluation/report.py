@@ -36,12 +36,12 @@ class Results:
 def write_report(
     folder: pathlib.Path, results: Results, *, store: PackedDataset,
     output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
-    full_softmax_from: int | None,
+    full_softmax_from: int | None, more: Sequence[str] = (),
 ) -> pathlib.Path:  # fmt: skip
     """Write report.md and .html, plots and results.json into `folder`; return the first's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
-    exact from `full_softmax_from` on, see `MaskedLM`; None if it never is.
+    exact from `full_softmax_from` on, see `MaskedLM`; None if it never is. `more` are parts to add.
     """
     from vocap import plots  # matplotlib
 
@@ -58,7 +58,7 @@ def write_report(
     ]
     if results.examples:
         parts += ["## Examples", _EXAMPLES_NOTE, examples_table(results.examples)]
-    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
+    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE, *more]
     if results.detection:
         _plot_detection(metrics, folder / "detection.png")
         parts += ["## Replaced tokens", detection_table(results.detection), _DETECTION_NOTE,

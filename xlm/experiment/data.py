@@ -56,6 +56,11 @@ class Folders:
         return self.workdir / "report"
 
     @property
+    def text(self) -> pathlib.Path:
+        """What was found in the text, see `text_warnings`."""
+        return self.workdir / "text.json"
+
+    @property
     def tokenizer(self) -> pathlib.Path:
         return self.vocab / "spm.model"
 

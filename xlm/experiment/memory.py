@@ -107,6 +107,8 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
+    # Without text, epochs and tokens are no steps; the number changes no size.
+    config.train.num_steps = config.train.num_steps or 1_000_000
     check_batches(config, store, mesh)
     objective = objectives.objective(config, store, mesh)
     of_stages = [model.train_functions(config, objective, mesh)]

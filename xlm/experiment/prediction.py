@@ -88,6 +88,8 @@ class FineTuned:
             data = task_data.featured(
                 self._options, self._tokenizer, language, examples[start : start + CHUNK]
             )
+            if not start:
+                task_data.warn_of_unknown("the input", data, self._tokenizer)
             outputs = self._predictor(self._params, data.features)
             decided = self._kind.decide(self._options, data, outputs)
             yield self._kind.lines(self._task, data, outputs, decided, self._threshold)

@@ -5,19 +5,20 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
+import sentencepiece as spm
 from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline import preparation, sources
 from input_pipeline import preparation_plan as plans
-from input_pipeline.corpus import load_corpus
+from input_pipeline.corpus import CorpusStream, load_corpus
 from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
 from xlm.common import artifacts
 from xlm.experiment import data as builders
-from xlm.experiment import schema
+from xlm.experiment import schema, text_warnings
 
 _MAX_LISTED = 20  # sources in a line of the log
 
@@ -48,6 +49,7 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
             "workers mount as well"
         )
     found = preparation.find(job)
+    text_warnings.look(config, folders, spec)
     _check_parallel(config, job, found)
     with (
         artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
@@ -74,6 +76,8 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
     rows = sum(s["train"]["rows"] for s in store.statistics.values())
     logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
+    processor, stream = spm.SentencePieceProcessor(model_proto=tokenizer), CorpusStream(spec)
+    text_warnings.record_unknown(folders, processor, stream, store)
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:

@@ -60,6 +60,17 @@ class _PreTraining:
     phases: tuple[Mapping[str, Any], ...] = schema.key(())
 
 
+class _Look:
+    """A look at the text.
+
+    Attributes:
+      inspect: whether the first stage that reads the text warns of what is wrong with a sample of
+        it (docs/inspecting.md).
+    """
+
+    inspect: bool = schema.key(True, effect="records")
+
+
 class _Sources:
     """Where a vocabulary or its settings come from.
 
@@ -93,12 +104,12 @@ class _Start:
     init_optimizer: bool = schema.key(False)
 
 
-for _one in (_PreTraining, _Sources, _Start):
+for _one in (_PreTraining, _Look, _Sources, _Start):
     dataclasses.dataclass(frozen=True)(_one)
 
 PRETRAINING: Family = {
     "": section(_PreTraining),
-    "corpus": section(CorpusSpec),
+    "corpus": section(CorpusSpec, _Look),
     "vocab": section(_Sources, VocabularySettings),
     "store": section(PackedDatasetSettings, num_workers=2),
     "data": section(DataSettings),

@@ -51,7 +51,9 @@ def training_data(
             data.lanes, num_parts, num_parts,
         )  # fmt: skip
     if weights is None:
-        stream = _training_stream(config, store)
+        if data.pair_share or data.contrast_share:
+            log_pair_sampling(config, store)
+        stream = training_stream(config, store)
     else:
         stream = _reweighted_stream(config, store, weights)
     return StreamedData(stream, data.loader, parts, num_parts, data.prefetch, data.read_ahead)
@@ -116,13 +118,13 @@ def _reweighted_stream(
     return MixedStream([packed, PhasedStream(phases)], kinds, seed, in_turns)
 
 
-def _training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+def training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+    """Build the stream of whole batches, with the shares of pairs of the config throughout."""
     data, train = data_settings(config), config.train
     pool = _reading_threads(data)
     stream = _packed_stream(config, store, pool)
     if not (data.pair_share or data.contrast_share):
         return stream
-    log_pair_sampling(config, store)
     of_languages = pair_shares(config, store)
     streams: list[Stream] = [stream]
     shares = [1 - data.pair_share - data.contrast_share]

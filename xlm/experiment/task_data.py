@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -14,6 +15,8 @@ from input_pipeline import exclusion
 from input_pipeline.tasks import loading
 from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
+from input_pipeline.tokenization import unknown_warning
+from xlm.common import languages as names
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import (
@@ -150,6 +153,16 @@ def featured(
     return TaskData(language, examples, KINDS[options.task.kind].features(options, *args))
 
 
+def warn_of_unknown(where: str, data: TaskData, tokenizer: Tokenizer) -> None:
+    """Warn if more than 1 % of the tokens of examples are unknown."""
+    ids = [one.tokens for one in data.features]
+    unknown = sum(int((one == tokenizer.special.unk).sum()) for one in ids)
+    cells = (np.atleast_1d(cell) for one in data.examples for cell in vars(one).values())
+    texts = (cell for some in cells for cell in some if isinstance(cell, str))
+    if line := unknown_warning(where, unknown, sum(map(len, ids)), tokenizer.processor, texts):
+        logging.warning("%s", line)
+
+
 def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[TaskData]:
     """A split of the task in each of its languages.
 
@@ -182,6 +195,8 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
                 logging.info("%s: no development file; %d training examples are held out",
                              where, len(examples))  # fmt: skip
         found.append(featured(options, tokenizer, language, examples))
+        where = f"{options.name}, {split} data in {names.label(language)}"
+        warn_of_unknown(where, found[-1], tokenizer)
     return found
 
 

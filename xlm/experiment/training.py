@@ -2,6 +2,7 @@
 
 import pathlib
 
+from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -9,7 +10,7 @@ from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
-from xlm.experiment import objectives, streams
+from xlm.experiment import objectives, seen, streams
 from xlm.experiment.evaluators import training_evaluators
 from xlm.experiment.initial import initial_params
 from xlm.training import hosts, rewind
@@ -27,9 +28,12 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
       Stopped: a signal asked for it; the state is saved, and the same call resumes.
     """
     store = data_builders.open_packed_dataset(folders)
+    config = seen.with_steps(config, store)
     stage = data_builders.open_train_stage(config, folders, begins_at)
     mesh = builders.mesh(config)
     data = _data(config, store, mesh, folders.train)
+    parts = seen.section(config, store, config.train.num_steps, logging.warning)
+    logging.info("%s", "\n\n".join(filter(None, parts)))
     objective = objectives.objective(config, store, mesh)
     builders.log_table_reads(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)

@@ -15,7 +15,7 @@ from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
 from vocap.text_rules import TextRules
 from xlm.common import artifacts
-from xlm.experiment import counted_text, schema
+from xlm.experiment import counted_text, schema, text_warnings
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
 
@@ -98,6 +98,7 @@ def _sources(
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
+    text_warnings.look(config, folders, spec)
     reader = ""
     if config.vocab.trainer == "sentencepiece":
         reader = "vocab.trainer='sentencepiece'"

@@ -19,7 +19,9 @@ class TrainSettings:
     """Lengths and intervals of a run, in steps; the `train` section of a config.
 
     Attributes:
-      num_steps: number of steps of the whole run.
+      num_steps: number of steps of the whole run; 0 where epochs or tokens are given.
+      num_epochs: in place of steps, packed sequences seen, as a multiple of those that there are.
+      num_tokens: in place of steps, tokens of packed sequences seen, without padding.
       batch_size: B, sequences of the global batch.
       seed: random seed of parameters, masking, dropout and data order.
       accumulation_steps: parts of a batch, processed sequentially; 1 for the whole batch at once.
@@ -47,7 +49,7 @@ class TrainSettings:
         `xlm.training.compilation.use_deterministic_operations`. CPUs do in any case.
     """
 
-    num_steps: int = schema.key(1_000_000, at_least=1)
+    num_steps: int = schema.key(1_000_000, at_least=0)
     batch_size: int = schema.key(256, at_least=1, at_most=1 << 20)
     seed: int = schema.key(0, at_least=0, below=2**31)
     log_every: int = schema.key(100, at_least=1, effect="records")
@@ -67,9 +69,17 @@ class TrainSettings:
     profile_steps: int = schema.key(0, at_least=0, effect="records")
     prng: str = schema.key("threefry2x32", choices=tuple(PRNGS))
     deterministic: bool = schema.key(False, effect="records")
+    num_epochs: float = schema.key(0.0, at_least=0)
+    num_tokens: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
         schema.check(self, "train")
+        lengths = (self.num_steps, self.num_epochs, self.num_tokens)
+        if sum(one > 0 for one in lengths) != 1:
+            raise ValueError(
+                "train.num_steps, train.num_epochs and train.num_tokens are "
+                f"{', '.join(map(str, lengths))}, of which one must be above 0; set the others to 0"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"train.accumulation_steps is {self.accumulation_steps}, must divide "

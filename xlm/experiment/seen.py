@@ -1,0 +1,104 @@
+"""How much of the text a run sees: the number of its steps, and what they hold of each language.
+
+The stream is a pure function of the seed and the step: its order is counted, not its batches. The
+tokens of a sequence are the mean of its language's, without padding and special tokens.
+"""
+
+import bisect
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.stream import Seen
+from xlm.common import tables
+from xlm.common.languages import label
+from xlm.experiment import streams
+from xlm.experiment.masked_lm import language_shares
+from xlm.experiment.model import train_settings
+
+# More repetitions add next to nothing (Muennighoff et al. 2023, "Scaling data-constrained language
+# models", Section 5).
+_MOST_EPOCHS = 16
+_MOST_STEPS = 1 << 40
+_FORMATS = {"tokens": ",", "tokens seen": ",.0f", "epochs": ".2f", "share of the text": ".1%",
+            "share wanted": ".1%", "share seen": ".1%"}  # fmt: skip
+
+
+def with_steps(config: ConfigDict, store: PackedDataset) -> ConfigDict:
+    """Return a config whose `train.num_steps` are what the given epochs or tokens take.
+
+    Raises ValueError if not one of the three is given, or no step has packed sequences.
+    """
+    train = train_settings(config)
+    if train.num_steps:
+        return config
+    stream = streams.training_stream(config, store)
+    weights = {one: 1.0 if train.num_epochs else _tokens(store, one) for one in store.languages}
+    rows = sum(found["train"]["rows"] for found in store.statistics.values())
+
+    def amount(steps: int) -> float:
+        found = stream.seen(steps)
+        return sum(found[one] * weight for one, weight in weights.items())
+
+    wanted = train.num_epochs * rows or train.num_tokens
+    steps = bisect.bisect_left(range(_MOST_STEPS), wanted, lo=1, key=amount)
+    if steps == _MOST_STEPS:
+        raise ValueError(
+            "train.num_epochs and train.num_tokens count packed sequences, which "
+            "data.pair_share and data.contrast_share leave none of; give train.num_steps"
+        )
+    config = copy.deepcopy(config)
+    config.train.update(num_steps=steps, num_epochs=0.0, num_tokens=0)
+    return config
+
+
+def _tokens(store: PackedDataset, language: str) -> float:
+    found = store.statistics[language]["train"]
+    return found["tokens"] / found["rows"]
+
+
+def rows_of(config: ConfigDict, store: PackedDataset, found: Seen) -> list[dict[str, Any]]:
+    """Return a row for each language: its tokens, those seen, epochs, and shares."""
+    there = {one: store.statistics[one]["train"] for one in store.languages}
+    seen = {one: found[one] * _tokens(store, one) for one in there}
+    shares, text = language_shares(config, store), sum(one["tokens"] for one in there.values())
+    return [
+        {
+            "language": label(one),
+            "tokens": statistics["tokens"],
+            "tokens seen": seen[one],
+            "epochs": found[one] / statistics["rows"],
+            "share of the text": statistics["tokens"] / text,
+            **({} if config.data.alpha_phases else {"share wanted": shares[one]}),
+            "share seen": seen[one] / max(sum(seen.values()), 1),
+        }
+        for one, statistics in there.items()
+    ]
+
+
+def section(
+    config: ConfigDict, store: PackedDataset, steps: int, log: Callable[..., None] | None = None
+) -> list[str]:
+    """Return the parts of a report on what `steps` steps see; `log` is told of repetitions."""
+    found = streams.training_stream(config, store).seen(steps)
+    rows = rows_of(config, store, found)
+    lines = [
+        f"{row['language']} is seen {row['epochs']:.0f} times: more text, fewer steps or a larger "
+        "data.alpha repeats it less"
+        for row in rows
+        if row["epochs"] > _MOST_EPOCHS
+    ]
+    for line in lines if log else ():
+        log("%s", line)
+    pairs = {"-".join(one): count for one, count in found.items() if one not in store.languages}
+    if pairs and not config.robust.num_phases:  # which decides as it goes
+        shown = ", ".join(f"{one} {count:,}" for one, count in sorted(pairs.items()))
+        lines.append(f"{sum(pairs.values()):,} sentence pairs are seen: {shown}")
+    return [
+        f"## How much is seen in {steps:,} steps",
+        tables.markdown(rows, _FORMATS),
+        "\n".join(f"- {line}" for line in lines),
+    ]

@@ -1,0 +1,66 @@
+"""What a build says of its text, once in the log, and in its report; no result depends on it."""
+
+import itertools
+from typing import Any
+
+import sentencepiece as spm
+from absl import logging
+from ml_collections import ConfigDict
+
+from input_pipeline import preparation_plan as plans
+from input_pipeline import sources
+from input_pipeline.corpus import CorpusStream
+from input_pipeline.packed_dataset import SPLITS, PackedDataset
+from input_pipeline.sources import CorpusSpec
+from input_pipeline.tokenization import unknown_warning
+from xlm.common import artifacts, tables
+from xlm.common.languages import label
+from xlm.experiment.data import Folders
+
+_SAMPLE = 1000  # blocks of a language, whose unknown characters are named
+
+
+def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> None:
+    """Warn of what is wrong with samples of the text, unless that is recorded or turned off."""
+    if not config.corpus.inspect:
+        return
+    from input_pipeline.inspection import brief  # numba
+
+    every = sources.find_text(spec, with_empty=True)
+    states = [(one.language, *plans.states([one.path])[0]) for one in every]
+    made_from = artifacts.fingerprint(states)
+    if _read(folders).get("made_from") == made_from:
+        return
+    kept = sources.find_text(spec)  # tells of empty files
+    found = brief.warnings(kept)
+    for line in found:
+        logging.warning("%s", line)
+    empty = [f"{label(one.language)}: {one.path} has no text" for one in every if one not in kept]
+    artifacts.write_json(folders.text, {"made_from": made_from, "warnings": [*empty, *found]})
+
+
+def record_unknown(
+    folders: Folders, processor: spm.SentencePieceProcessor, stream: CorpusStream,
+    store: PackedDataset,
+) -> None:  # fmt: skip
+    """Warn of languages with many unknown tokens, whose text is read in part."""
+    lines = []
+    for language, found in store.statistics.items():
+        counts = [sum(found[split][key] for split in SPLITS) for key in ("unknown", "tokens")]
+        blocks = itertools.islice(stream.blocks(language), _SAMPLE)
+        texts = (sentence for block in blocks for sentence in block.sentences)
+        if line := unknown_warning(label(language), counts[0], counts[1], processor, texts):
+            logging.warning("%s", line)
+            lines.append(line)
+    artifacts.write_json(folders.text, {**_read(folders), "unknown": lines})
+
+
+def section(folders: Folders) -> list[str]:
+    """Return the parts of a report on the text of a working directory."""
+    lines = [one for key in ("warnings", "unknown") for one in _read(folders).get(key, ())]
+    shown = "\n".join(f"- {tables.text_cell(line)}" for line in lines)
+    return ["## Text", shown or "Nothing to warn of."]
+
+
+def _read(folders: Folders) -> dict[str, Any]:
+    return artifacts.read_object(folders.text) if folders.text.exists() else {}
