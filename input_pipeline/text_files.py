@@ -6,6 +6,7 @@ document per line, in its `text` field), parallel TSV and `<lang>.ids` (ids of t
 """
 
 import bz2
+import codecs
 import collections
 import contextlib
 import contextvars
@@ -26,11 +27,6 @@ from xlm.common import packages
 from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
-
-
-class EmptyError(ValueError):
-    """A file has no text."""
-
 
 _COMPRESSION = 4  # approximate bytes of text per compressed byte
 CONVERT = (
@@ -186,6 +182,17 @@ def _decoded(line: bytes, path: pathlib.Path, where: str) -> str:
         raise
 
 
+def has_text(path: pathlib.Path) -> bool:
+    """Return whether a text file holds more than blanks; one that cannot be read does."""
+    file_type = file_format(path)
+    try:
+        with OPENERS[file_type[2] if file_type else ""](path, "rb") as file:
+            pieces = iter(functools.partial(file.read, _CHUNK), b"")
+            return any(one.removeprefix(codecs.BOM_UTF8).strip() for one in pieces)
+    except DAMAGE:
+        return True  # reading names the fault
+
+
 def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
@@ -232,7 +239,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
             "damaged: copy or download it again"
         ) from error
     if number == 0 and end is None:
-        raise EmptyError(f"{path}: the file is empty; add text or remove the file")
+        raise ValueError(f"{path}: the file is empty; add text or remove the file")
 
 
 def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator[bytes]:
@@ -313,15 +320,7 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
         yield sentence
     # A range may be blank: documents can be longer.
     if is_blank and end is None:
-        raise EmptyError(f"{path}: the file holds only blank lines; add text or remove the file")
-
-
-def has_text(path: pathlib.Path) -> bool:
-    """Return whether a file has a sentence; other faults are found when it is read."""
-    try:
-        return any(read_marked(path))
-    except ValueError as error:
-        return not isinstance(error, EmptyError)
+        raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
 
 
 def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterator[Document]:

@@ -2,15 +2,21 @@
 
 import lzma
 import random
+from unittest import mock
 
 from absl.testing import parameterized
 
 from input_pipeline import corpus, sources, text_files, tokenization
 from input_pipeline.inspection import brief, files
-from tests import commands, folders
+from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.features import text_features
+from tests import commands, folders, tiny_tasks
 from tests.input_pipeline.inspection_test import block_of, made_up
 from tests.malformed import templates
 from xlm.common import artifacts
+from xlm.evaluation.tasks import TaskData
+from xlm.experiment import task_data
+from xlm.experiment.task_settings import Tokenizer
 
 # Burmese of Unicode, and the same words in Zawgyi's order and letters.
 UNICODE = (
@@ -97,7 +103,7 @@ class BriefTest(folders.FolderTest):
 class EmptyTest(folders.FolderTest):
     @parameterized.parameters(
         ("xh.txt", b""), ("xh.txt", b"\xef\xbb\xbf"), ("xh.txt", b" \n\t\r\n" * 50_000),
-        ("xh.jsonl", b'{"text": " "}\n'), ("xh.txt.xz", lzma.compress(b"\n")),
+        ("xh.txt.xz", lzma.compress(b"\n")),
         ("en-1.txt", b""), ("xh-00000-of-00001.txt", b""),
     )  # fmt: skip
     def test_an_empty_file_is_named_and_left_out(self, name, data):
@@ -132,6 +138,21 @@ class UnknownTest(parameterized.TestCase):
                  "ა U+10D0 GEORGIAN LETTER AN"]  # fmt: skip
         self.assertEqual(list(found.items()), [*zip(names, (2, 1, 1), strict=True)])
         self.assertEqual(tokenization.unknown_characters(encode, None, texts), {})
+
+    def test_examples_of_tasks_are_counted_with_all_their_texts(self):
+        tokenizer = Tokenizer(tiny_tasks.tokenizer())
+        known = TextExample("0", "the cat runs .", "the dog sleeps .", None)
+        odd = TextExample("1", "the cat runs .", "ქ ა", None)
+        for examples, told in (([known] * 99, False), ([known] * 3 + [odd], True)):
+            features = text_features(examples, tokenizer.processor, tokenizer.special, 64)
+            data = TaskData("ka", examples, features)
+            with mock.patch.object(task_data.logging, "warning") as warned:
+                task_data.warn_of_unknown("the input", data, tokenizer)
+            self.assertEqual(warned.called, told)
+        line = warned.call_args.args[1]
+        self.assertRegex(
+            line, r"^the input: \d+\.\d% of \d+ tokens are unknown .* U\+10E5 GEORGIAN"
+        )
 
 
 class StagesTest(folders.FolderTest):

@@ -5,13 +5,12 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-import sentencepiece as spm
 from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline import preparation, sources
 from input_pipeline import preparation_plan as plans
-from input_pipeline.corpus import CorpusStream, load_corpus
+from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
@@ -49,7 +48,6 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
             "workers mount as well"
         )
     found = preparation.find(job)
-    text_warnings.look(config, folders, spec)
     _check_parallel(config, job, found)
     with (
         artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
@@ -67,17 +65,18 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
                 f"--rows={job.folder} --runner=..."
             )
             return
+        seen = text_warnings.look(config, folders, spec)
         text = preparation.run(job, found, tokenizer, execute)
         stage = _stage(config, job, text)
         stage.claim()
         store = preparation.finish(job, found)
+        seen["unknown"] = text_warnings.unknown(spec, store, tokenizer)
+        artifacts.write_json(folders.text, seen)
         stage.finish()
         shutil.rmtree(job.work)
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
     rows = sum(s["train"]["rows"] for s in store.statistics.values())
     logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
-    processor, stream = spm.SentencePieceProcessor(model_proto=tokenizer), CorpusStream(spec)
-    text_warnings.record_unknown(folders, processor, stream, store)
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:

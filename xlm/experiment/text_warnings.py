@@ -20,30 +20,35 @@ from xlm.experiment.data import Folders
 _SAMPLE = 1000  # blocks of a language, whose unknown characters are named
 
 
-def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> None:
-    """Warn of what is wrong with samples of the text, unless that is recorded or turned off."""
+def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> dict[str, Any]:
+    """Warn of what is wrong with samples of the text, unless that is recorded or turned off.
+
+    Return the record, which a stage writes at its end.
+    """
+    recorded = _read(folders)
     if not config.corpus.inspect:
-        return
+        return recorded
     from input_pipeline.inspection import brief  # numba
 
     every = sources.find_text(spec, with_empty=True)
     states = [(one.language, *plans.states([one.path])[0]) for one in every]
     made_from = artifacts.fingerprint(states)
-    if _read(folders).get("made_from") == made_from:
-        return
+    if recorded.get("made_from") == made_from:
+        return recorded
     kept = sources.find_text(spec)  # tells of empty files
-    found = brief.warnings(kept)
+    try:
+        found = brief.warnings(kept)
+    except OSError as error:  # of temporary files: the build can do without
+        found = [f"nothing was looked at in the text: {error}"]
     for line in found:
         logging.warning("%s", line)
     empty = [f"{label(one.language)}: {one.path} has no text" for one in every if one not in kept]
-    artifacts.write_json(folders.text, {"made_from": made_from, "warnings": [*empty, *found]})
+    return {"made_from": made_from, "warnings": [*empty, *found]}
 
 
-def record_unknown(
-    folders: Folders, processor: spm.SentencePieceProcessor, stream: CorpusStream,
-    store: PackedDataset,
-) -> None:  # fmt: skip
+def unknown(spec: CorpusSpec, store: PackedDataset, tokenizer: bytes) -> list[str]:
     """Warn of languages with many unknown tokens, whose text is read in part."""
+    processor, stream = spm.SentencePieceProcessor(model_proto=tokenizer), CorpusStream(spec)
     lines = []
     for language, found in store.statistics.items():
         counts = [sum(found[split][key] for split in SPLITS) for key in ("unknown", "tokens")]
@@ -52,7 +57,7 @@ def record_unknown(
         if line := unknown_warning(label(language), counts[0], counts[1], processor, texts):
             logging.warning("%s", line)
             lines.append(line)
-    artifacts.write_json(folders.text, {**_read(folders), "unknown": lines})
+    return lines
 
 
 def section(folders: Folders) -> list[str]:

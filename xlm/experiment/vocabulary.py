@@ -50,11 +50,17 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
+        text = (
+            {}
+            if config.vocab.tables
+            else text_warnings.look(config, folders, builders.corpus_spec(config))
+        )
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
         artifacts.write_bytes(path, chosen.built.model)
         other.unlink(missing_ok=True)
         report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
+        artifacts.write_json(folders.text, text)
         stage.finish()
     logging.info("wrote %s with %d pieces", path, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
@@ -98,7 +104,6 @@ def _sources(
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
     spec = builders.corpus_spec(config)
-    text_warnings.look(config, folders, spec)
     reader = ""
     if config.vocab.trainer == "sentencepiece":
         reader = "vocab.trainer='sentencepiece'"
