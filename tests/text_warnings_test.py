@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from input_pipeline import corpus, sources, text_files, tokenization
+from input_pipeline import corpus, sources, text_files
 from input_pipeline.inspection import brief, files
 from input_pipeline.tasks.examples import TextExample
 from input_pipeline.tasks.features import text_features
@@ -26,10 +26,6 @@ UNICODE = (
     "ၵႂၢမ်းတႆး ပေႃးၸိူဝ်ႉ",
 )
 ZAWGYI = ("ျမန္မာႏိုင္ငံသည္ အေရွ႕ေတာင္အာရွ", "ကၽြန္ေတာ္တို႔ သြားၾကမည္။ ေနေကာင္းလား")
-
-
-def pages(seed: int, count: int, alphabet: str) -> list[str]:
-    return made_up(seed, count, alphabet=alphabet)
 
 
 class ZawgyiTest(parameterized.TestCase):
@@ -55,9 +51,9 @@ class BriefTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
         self.lines = {
-            "en": pages(0, 1500, "abcdefghijklm"),
-            "ru": pages(1, 1500, "абвгдежзиклмн"),
-            "sw": pages(2, 1500, "nopqrstuvwxyz"),
+            "en": made_up(0, 1500, alphabet="abcdefghijklm"),
+            "ru": made_up(1, 1500, alphabet="абвгдежзиклмн"),
+            "sw": made_up(2, 1500, alphabet="nopqrstuvwxyz"),
         }
 
     def warnings(self) -> list[str]:
@@ -73,8 +69,8 @@ class BriefTest(folders.FolderTest):
         cookie = "this site uses cookies to improve itself"
         self.lines["en"][::20] = [cookie] * 75
         self.lines["sw"][10:1500:25] = self.lines["en"][1:1500:25]
-        self.lines["zu"] = pages(0, 3000, "abcdefghijklm")[1500:]
-        self.lines["ru"][700] = " ".join(pages(1, 6000, "абвгдежзиклмн")[1500:])
+        self.lines["zu"] = made_up(0, 3000, alphabet="abcdefghijklm")[1500:]
+        self.lines["ru"][700] = " ".join(made_up(1, 6000, alphabet="абвгдежзиклмн")[1500:])
         found = self.warnings()
         for one, expected in zip(
             found,
@@ -89,15 +85,12 @@ class BriefTest(folders.FolderTest):
         ):
             self.assertRegex(one, f"^{expected}")
 
-    def test_compressed_files_and_parts_of_a_line_say_the_same(self):
-        self.lines["sw"][10:1500:25] = self.lines["en"][:60]
-        expected = self.warnings()
-        self.assertLen(expected, 1)
-        data = (self.folder / "sw.txt").read_bytes()
-        (self.folder / "sw.txt").unlink()
-        self.write("sw.txt.xz", lzma.compress(data))
-        spec = sources.CorpusSpec(root=str(self.folder))
-        self.assertEqual(brief.warnings(sources.find_text(spec)), expected)
+    def test_a_long_line_is_found_beyond_the_sample(self):
+        self.lines["ru"][700] = " ".join(made_up(1, 6000, alphabet="абвгдежзиклмн"))
+        with mock.patch.object(brief, "_SAMPLE_BYTES", 1 << 16):
+            self.assertRegex(
+                "\n".join(self.warnings()), "^ru Russian: one line of [0-9,]+ bytes is"
+            )
 
 
 class EmptyTest(folders.FolderTest):
@@ -127,18 +120,6 @@ class EmptyTest(folders.FolderTest):
 
 
 class UnknownTest(parameterized.TestCase):
-    def test_the_share_and_the_characters_are_named(self):
-        texts = ["ab ქკ ქ", "ა ab"]
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            return [[1 if c in "ქკა" else 5 for c in text] for text in texts]
-
-        found = tokenization.unknown_characters(encode, 1, texts)
-        names = ["ქ U+10E5 GEORGIAN LETTER KHAR", "კ U+10D9 GEORGIAN LETTER KAN",
-                 "ა U+10D0 GEORGIAN LETTER AN"]  # fmt: skip
-        self.assertEqual(list(found.items()), [*zip(names, (2, 1, 1), strict=True)])
-        self.assertEqual(tokenization.unknown_characters(encode, None, texts), {})
-
     def test_examples_of_tasks_are_counted_with_all_their_texts(self):
         tokenizer = Tokenizer(tiny_tasks.tokenizer())
         known = TextExample("0", "the cat runs .", "the dog sleeps .", None)
