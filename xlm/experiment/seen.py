@@ -93,10 +93,10 @@ def section(
     ]
     for line in lines if log else ():
         log("%s", line)
-    pairs = {"-".join(one): count for one, count in found.items() if one not in store.languages}
+    pairs = Seen({one: count for one, count in found.items() if one not in store.languages})
     if pairs and not config.robust.num_phases:  # which decides as it goes
-        shown = ", ".join(f"{one} {count:,}" for one, count in sorted(pairs.items()))
-        lines.append(f"{sum(pairs.values()):,} sentence pairs are seen: {shown}")
+        shown = ", ".join(f"{'-'.join(one)} {count:,}" for one, count in pairs.most_common(20))
+        lines.append(f"{pairs.total():,} sentence pairs of {len(pairs)} language pairs: {shown}")
     return [
         f"## How much is seen in {steps:,} steps",
         tables.markdown(rows, _FORMATS),
