@@ -10,6 +10,7 @@ import codecs
 import collections
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import gzip
 import io
@@ -32,16 +33,19 @@ _COMPRESSION = 4  # approximate bytes of text per compressed byte
 CONVERT = (
     "convert the file: iconv -f ENCODING -t utf-8, where ENCODING is often latin1, cp1252 or utf-16"
 )
+LEAVE_OUT = "or leave it out of text: clean.bad_lines, xlm clean"
 # Limits before memory is taken: a file of a kilobyte can hold a gigabyte of zeros.
 MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
-# Lines skipped by file, within `skipping_bad_lines`.
-_SKIPPED: contextvars.ContextVar[collections.Counter[pathlib.Path] | None] = contextvars.ContextVar(
+# What is skipped by file, within `skipping_bad_lines`.
+_SKIPPED: contextvars.ContextVar["dict[pathlib.Path, Taken] | None"] = contextvars.ContextVar(
     "skipped", default=None
 )
+_EXAMPLES, _EXAMPLE_CHARACTERS = 5, 240
+_BAD_LINE = type("_BadLine", (str,), {})()  # "", where a line is skipped
 # ISO 639 code with optional script and region, such as zh_Hant, aze-Latn, fra-CA.
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{1,8})*")
 _SHARD = re.compile(r"[-_.]([0-9]+)-of-([0-9]+)$")
@@ -152,34 +156,41 @@ def shard_of(stem: str) -> tuple[str, int, int] | None:
     return (stem[: found.start()], int(found[1]), int(found[2])) if found else None
 
 
+@dataclasses.dataclass
+class Taken:
+    """What is taken from text for one reason: its lines, bytes, and first examples."""
+
+    lines: int = 0
+    bytes: int = 0
+    examples: list[str] = dataclasses.field(default_factory=list)
+
+    def take(self, lines: int, size: int, *examples: str) -> None:
+        self.lines += lines
+        self.bytes += size
+        for one in examples[: _EXAMPLES - len(self.examples)]:
+            self.examples.append(one[:_EXAMPLE_CHARACTERS])
+
+
 @contextlib.contextmanager
-def skipping_bad_lines() -> Iterator[collections.Counter[pathlib.Path]]:
-    """Read lines as blank ones that are not UTF-8 or hold NUL or half characters; count them."""
-    counts: collections.Counter[pathlib.Path] = collections.Counter()
-    token = _SKIPPED.set(counts)
+def skipping_bad_lines() -> Iterator[dict[pathlib.Path, Taken]]:
+    """Leave out lines that are not UTF-8, hold NUL or half characters, or JSON without a text.
+
+    In aligned files they are blank lines. Empty files are left out, too. Yield both by file.
+    """
+    found: dict[pathlib.Path, Taken] = collections.defaultdict(Taken)
+    token = _SKIPPED.set(found)
     try:
-        yield counts
+        yield found
     finally:
         _SKIPPED.reset(token)
 
 
-def _is_skipped(path: pathlib.Path) -> bool:
-    if (counts := _SKIPPED.get()) is not None:
-        counts[path] += 1
-    return counts is not None
-
-
-def _decoded(line: bytes, path: pathlib.Path, where: str) -> str:
-    """Decode a line; raise UnicodeDecodeError, or ValueError for NUL, unless it is skipped."""
-    try:
-        text = line.decode("utf-8")
-        if "\0" in text:
-            raise ValueError(nul_message(where))
-        return text
-    except ValueError:
-        if _is_skipped(path):
-            return ""
-        raise
+def _refuse(path: pathlib.Path, message: str, line: str | bytes = b"") -> None:
+    """Raise ValueError, or count the line, or an empty file, as skipped."""
+    if (found := _SKIPPED.get()) is None:
+        raise ValueError(message)
+    size = len(line if isinstance(line, bytes) else line.encode())
+    found[path].take(bool(line), size, message)
 
 
 def has_text(path: pathlib.Path) -> bool:
@@ -219,17 +230,21 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
                 lines = _lines_of_range(file, file_type[1], start, end)
             for number, line in enumerate(lines, start=1):
                 left -= len(line)
+                where = f"{path}, line {number}{origin}"
                 if left < 0 or len(line) > MAX_LINE_BYTES:
-                    raise ValueError(too_large_message(f"{path}, line {number}{origin}"))
-                text = _decoded(line, path, f"{path}, line {number}{origin}")
+                    raise ValueError(too_large_message(where))
+                try:
+                    text, fault = line.decode("utf-8"), nul_message(where) if b"\0" in line else ""
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+                    fault = f"{where}: not UTF-8 ({byte}); {CONVERT}"
+                if fault:
+                    _refuse(path, f"{fault}, {LEAVE_OUT}", line)
+                    yield _BAD_LINE
+                    continue
                 # Some editors write a byte order mark at the start; it is not text.
                 is_first = number == 1 and not start
                 yield (text.removeprefix("\ufeff") if is_first else text).rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}{origin}: not UTF-8 (byte 0x{error.object[error.start]:02x} at "
-            f"position {error.start + 1}); {CONVERT}"
-        ) from error
     except DAMAGE as error:
         # Missing files and broken disks have an error number, damaged files do not.
         if getattr(error, "errno", None) is not None:
@@ -239,7 +254,7 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
             "damaged: copy or download it again"
         ) from error
     if number == 0 and end is None:
-        raise ValueError(f"{path}: the file is empty; add text or remove the file")
+        _refuse(path, f"{path}: the file is empty; add text or remove the file, {LEAVE_OUT}")
 
 
 def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator[bytes]:
@@ -308,7 +323,7 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
             f"{path}: this is parallel text; cut out one language's column, as in "
             "'cut -f 2 FILE > en.txt', and give that file"
         )
-    lines = read_lines(path, start, end)
+    lines = (line for line in read_lines(path, start, end) if line is not _BAD_LINE)
     if file_type is not None and file_type[1] == "jsonl":
         found = ((*document, "") for document in _read_jsonl(path, lines, start))
         sentences: Iterator[str] = itertools.chain.from_iterable(found)
@@ -319,8 +334,8 @@ def read_marked(path: pathlib.Path, start: int = 0, end: int | None = None) -> I
         is_blank = is_blank and not sentence
         yield sentence
     # A range may be blank: documents can be longer.
-    if is_blank and end is None:
-        raise ValueError(f"{path}: the file holds only blank lines; add text or remove the file")
+    if is_blank and end is None and path not in (_SKIPPED.get() or ()):
+        _refuse(path, f"{path}: the file holds only blank lines; add text or remove the file")
 
 
 def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterator[Document]:
@@ -328,32 +343,34 @@ def _read_jsonl(path: pathlib.Path, lines: Iterator[str], start: int) -> Iterato
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}{origin}"
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also for thousands of digits
-            raise ValueError(
-                f"{where}: not JSON ({error}); each line must be one JSON object"
-            ) from error
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{where}: no text field; each line must be an object such as "
-                '{"text": "First sentence.\\nSecond sentence."}'
-            )
-        try:
-            text.encode()
-            if "\0" in text and _is_skipped(path):
-                continue
-        except UnicodeEncodeError as error:
-            if _is_skipped(path):
-                continue
-            raise ValueError(
-                f"{where}: the text holds {text[error.start]!r}, half of a character; remove it"
-            ) from error
-        if "\0" in text:
-            raise ValueError(f"{where}: the text holds a NUL character, \\u0000; remove it")
-        yield [sentence.strip() for sentence in text.split("\n") if sentence.strip()]
+            document = _text_of(line)
+        except ValueError as error:
+            _refuse(path, f"{path}, line {number}{origin}: {error}, {LEAVE_OUT}", line)
+            continue
+        yield [sentence.strip() for sentence in document.split("\n") if sentence.strip()]
+
+
+def _text_of(line: str) -> str:
+    """Return the text of a JSON line; raise ValueError if there is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also for thousands of digits
+        raise ValueError(f"not JSON ({error}); each line must be one JSON object") from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(
+            "no text field; each line must be an object such as "
+            '{"text": "First sentence.\\nSecond sentence."}'
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        fault = f"the text holds {text[error.start]!r}, half of a character; remove it"
+        raise ValueError(fault) from error
+    if "\0" in text:
+        raise ValueError("the text holds a NUL character, \\u0000; remove it")
+    return text
 
 
 def json_line(sentences: Document) -> str:

@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
 from configs import quickstart, veco, xy_lent
+from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
 from tests import factories, folders, tiny_tasks
@@ -73,7 +74,9 @@ def section_of(config: ConfigDict, name: str, kind: type):
 
 
 SETTINGS = {
-    "corpus": data_builders.corpus_spec, "vocab": data_builders.vocabulary_settings,
+    "corpus": data_builders.corpus_spec,
+    "clean": functools.partial(section_of, name="clean", kind=CleaningSettings),
+    "vocab": data_builders.vocabulary_settings,
     "store": data_builders.packed_dataset_settings, "data": data_builders.data_settings,
     "evaluation": data_builders.evaluation_settings, "train": builders.train_settings,
     **dict.fromkeys(("model", "mask", "contrast", "output_layer", "mesh"), objective_of),

@@ -16,6 +16,7 @@ _TRAINING = {"jax", "flax", "optax", "orbax", "scipy"}
 _MODELS = {"safetensors"}
 _COMMANDS = {
     "build-vocab": (("xlm.experiment.vocabulary",), _VOCABULARY | {"matplotlib"}),
+    "clean": ((), _VOCABULARY),
     "count": ((), _VOCABULARY),
     "inspect": ((), _VOCABULARY),
     "prepare": (("xlm.experiment.rows",), {"scipy"}),

@@ -67,6 +67,5 @@ def _line(record: Mapping[str, Any], one: Mapping[str, Any]) -> str:
     shown = f", such as {one['examples'][0][:60]!r}" if one["examples"] else ""
     return (
         f"{label(record['language'])}: {one['title']}{other}: {one['share']:.1%} of a sample of "
-        f"{record['bytes'] / 1e6:.2f} MB, {one['number']:,} lines{shown}; remedy: {one['remedy']} "
-        "(corpus.clean)"
+        f"{record['bytes'] / 1e6:.2f} MB, {one['number']:,} lines{shown}; remedy: {one['remedy']}"
     )

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,12 +18,14 @@ from input_pipeline.inspection.language_identification import Identifier
 from xlm.common import artifacts, long_lines
 
 _BLOCK = 4 << 20
+_SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
+_SAMPLE_FILES = 64
 _SAMPLE_PIECE = 1 << 16
 _SAMPLE_READ = 32 << 20  # of what cannot be read from the middle
 _EXAMPLE_CHARACTERS = 240
 _CHECKED_FOR_NFC = 200  # lines of a block
 # Documents are cut into passages of about this size; shorter ones than the last are not compared.
-_PASSAGE, _LONGEST_PASSAGE, _SHORTEST_PASSAGE = 4096, 1 << 16, 300
+PASSAGE, LONGEST_PASSAGE, SHORTEST_PASSAGE = 4096, 1 << 16, 300
 MOST_PASSAGES = 1 << 21  # of a file that are compared, some 300 MB
 LENGTH_BINS = 8  # for each doubling of the length of a line
 EXAMPLES = 5
@@ -213,6 +215,18 @@ class Reader:
         return Block(data, codes, lines, documents)
 
 
+def sample_each(
+    found: Mapping[str, Sequence[pathlib.Path]],
+) -> tuple[dict[str, Block], dict[str, int]]:
+    """Return samples of the files of each language, and their main scripts, by number."""
+    blocks, scripts = {}, {}
+    for language, paths in found.items():
+        some = paths[:: len(paths) // _SAMPLE_FILES + 1]
+        blocks[language], letters = sample(some, _SAMPLE_BYTES)
+        scripts[language] = int(np.argmax(letters[1:])) + 1
+    return blocks, scripts
+
+
 def sample(paths: Sequence[pathlib.Path], most: int) -> tuple[Block, np.ndarray]:
     """Return some `most` bytes of text of several files, and letters by script.
 
@@ -283,7 +297,7 @@ def inspect(
 def _passages(block: Block, compare: bool) -> tuple[np.ndarray, np.ndarray]:
     lines = block.lines
     numbers = np.zeros(len(lines), np.int32)
-    count = scanning.find_passages(lines, numbers, _PASSAGE, _LONGEST_PASSAGE)
+    count = scanning.find_passages(lines, numbers, PASSAGE, LONGEST_PASSAGE)
     starts = np.searchsorted(numbers, np.arange(count))
     found = np.zeros((count, 3), np.int64)
     if count:
@@ -294,7 +308,7 @@ def _passages(block: Block, compare: bool) -> tuple[np.ndarray, np.ndarray]:
     bands = np.zeros((count, scanning.BANDS), np.int64)
     if compare:
         scanning.minhash_bands(block.codes, ch.tables().lower, lines, numbers, bands)
-    is_long = found[:, 1] >= _SHORTEST_PASSAGE
+    is_long = found[:, 1] >= SHORTEST_PASSAGE
     return found[is_long], bands[is_long]
 
 
@@ -312,16 +326,20 @@ def _count_kinds(report: FileReport, block: Block, script: int) -> None:
         _add(report, block, name, matched > 0, None if name in ("mojibake", "zawgyi") else matched)
     _add(report, block, "few_letters", (3 * lines["letters"] < seen) & (seen >= 20))
     _add(report, block, "long_lines", length > long_lines.LONGEST)
-    # Nine tenths of the letters: votes are those of one script less those of others.
-    is_other = (lines["script"] != script) & (lines["script"] > 0)
-    is_other &= (lines["votes"] * 5 >= lines["letters"] * 4) & (lines["letters"] >= 5)
-    _add(report, block, "other_script", is_other)
+    _add(report, block, "other_script", is_other_script(lines, script))
     _add(report, block, "crlf", block.codes[np.minimum(lines["end"], len(block.codes) - 1)] == 13)
     maybe = np.flatnonzero(flags & ch.MAYBE_NOT_NFC)
     checked = maybe[:: len(maybe) // _CHECKED_FOR_NFC + 1]
     is_not = [not unicodedata.is_normalized("NFC", block.text(i)) for i in checked]
     step = len(maybe) / max(len(checked), 1)
     _add(report, block, "not_nfc", np.isin(np.arange(len(lines)), checked[is_not]), scale=step)
+
+
+def is_other_script(lines: np.ndarray, script: int) -> np.ndarray:
+    """Return whether nine tenths of the letters of each line [n] are of one other script."""
+    # Votes are the letters of one script less those of others.
+    is_other = (lines["script"] != script) & (lines["script"] > 0)
+    return is_other & (lines["votes"] * 5 >= lines["letters"] * 4) & (lines["letters"] >= 5)
 
 
 def _add(

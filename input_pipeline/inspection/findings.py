@@ -16,7 +16,7 @@ _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 # Boilerplate stands in this share of the documents, and in so many.
 _BOILERPLATE_SHARE, _BOILERPLATE_DOCUMENTS = 0.005, 8
 _LEAST_JUDGED = 50  # lines of a language that is compared as a whole
-_SHORTEST_BOILERPLATE = 20  # bytes
+SHORTEST_BOILERPLATE = 20  # bytes
 _SUMMED = (
     "file_bytes", "num_bytes", "num_lines", "num_documents", "judged", "lengths", "letters",
 )  # fmt: skip
@@ -156,7 +156,7 @@ def _count_repetitions(
     kinds: dict[str, Kind], paths: Sequence[pathlib.Path], rows: np.ndarray, total: FileReport
 ) -> None:
     least = max(_BOILERPLATE_DOCUMENTS, _BOILERPLATE_SHARE * total.num_documents)
-    is_boilerplate = (rows["documents"] >= least) & (rows["size"] >= _SHORTEST_BOILERPLATE)
+    is_boilerplate = (rows["documents"] >= least) & (rows["size"] >= SHORTEST_BOILERPLATE)
     is_repeated = ~is_boilerplate & (rows["copies"] > 1)
     for name, chosen in (("boilerplate", is_boilerplate), ("repeated_lines", is_repeated)):
         if not chosen.any():

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags, logging
 from tqdm import tqdm
 
@@ -37,8 +36,6 @@ _OUTPUT = outputs.define_flags("The folder of the report.")
 OPTIONS = {"required": ("output",)}
 
 _FORMAT = 3  # of the parts that a killed inspection leaves
-_SAMPLE_BYTES = 1 << 20  # of a language, for the language identification
-_SAMPLE_FILES = 64
 _TOKENIZED_LINES = 2000
 
 
@@ -65,11 +62,7 @@ def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, A
     found: dict[str, dict[pathlib.Path, pathlib.Path]] = collections.defaultdict(dict)
     for i, one in enumerate(every):
         found[one.language][one.path] = folder / f"{i:06d}.npz"
-    blocks, scripts = {}, {}
-    for language, parts in found.items():
-        some = [*parts][:: len(parts) // _SAMPLE_FILES + 1]
-        blocks[language], letters = files.sample(some, _SAMPLE_BYTES)
-        scripts[language] = int(np.argmax(letters[1:])) + 1
+    blocks, scripts = files.sample_each({one: [*parts] for one, parts in found.items()})
     tokens = _tokenize(blocks) if _TOKENIZER.value else {}
     identifier = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
     identifier.save(model := folder / "identifier.npz")

@@ -18,6 +18,7 @@ VERBS = {
     "predict": "predict",
     "fetch": "fetch_text",
     "inspect": "inspect_text",
+    "clean": "clean_text",
     "count": "count_text",
     "score-tokenizer": "score_tokenizer",
     "export-tokenizer": "export_tokenizer",
@@ -58,7 +59,7 @@ def main(verb: str = "") -> None:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise
         of_vocabularies = (
-            "build-vocab", "count", "extend-tokenizer", "inspect", "score-tokenizer",
+            "build-vocab", "clean", "count", "extend-tokenizer", "inspect", "score-tokenizer",
         )  # fmt: skip
         extra = "vocab" if verb in of_vocabularies else "train"
         _fail(f"{verb} needs {error.name}: pip install '.[{extra}]' in a checkout", 2)

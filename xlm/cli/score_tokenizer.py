@@ -99,10 +99,10 @@ def _read_text() -> tuple[dict[str, list[str]], list[ParallelText]]:
                 for source in found
             ]
         finally:
-            for path, count in skipped.items():
+            for path, bad in skipped.items():
                 logging.warning(
                     "%s: skipped %d lines that are not UTF-8, or hold NUL or half a character; if "
-                    "these are many, %s", path, count, text_files.CONVERT,
+                    "these are many, %s", path, bad.lines, text_files.CONVERT,
                 )  # fmt: skip
     text = {language: corpus.sentences(language)[: _SENTENCES.value] for language in languages}
     return text, parallel

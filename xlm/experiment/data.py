@@ -35,6 +35,11 @@ class Folders:
     workdir: pathlib.Path
 
     @property
+    def text(self) -> pathlib.Path:
+        """Cleaned text, if the config has rules."""
+        return self.workdir / "text"
+
+    @property
     def vocab(self) -> pathlib.Path:
         return self.workdir / "vocab"
 
@@ -56,7 +61,7 @@ class Folders:
         return self.workdir / "report"
 
     @property
-    def text(self) -> pathlib.Path:
+    def text_record(self) -> pathlib.Path:
         """What was found in the text, see `text_warnings`."""
         return self.workdir / "text.json"
 
@@ -238,7 +243,7 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
 
 
 # Sections of a config that only earlier stages read and that do not affect training results.
-ELSEWHERE = ("corpus", "vocab", "store", "evaluation", "phases")
+ELSEWHERE = ("corpus", "clean", "vocab", "store", "evaluation", "phases")
 # Keys of `train` that change no results but with row-wise updates, where pending ones are rounded.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
 # Recorded and not compared: the digest `text` of the same record identifies what lies there.
@@ -301,7 +306,7 @@ def open_train_stage(
         before = now.changes()
         # The phase replaces the settings that it was checked against, and no others.
         stage = open_stage(begun, replace=lambda: now.changes() == before)
-    stages = {folders.vocab: ("vocab",), folders.rows: ("corpus", "store")}
+    stages = {folders.vocab: ("vocab",), folders.rows: ("corpus", "clean", "store")}
     warn_of_other_sections(config, stages)
     return stage
 

@@ -1,9 +1,9 @@
 """The packed dataset of a run, which training and evaluation read."""
 
-import dataclasses
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -16,8 +16,8 @@ from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
 from xlm.common import artifacts
+from xlm.experiment import cleaned_text, schema, text_warnings
 from xlm.experiment import data as builders
-from xlm.experiment import schema, text_warnings
 
 _MAX_LISTED = 20  # sources in a line of the log
 
@@ -36,12 +36,15 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
     """
     tokenizer = folders.read_tokenizer()
     check_tokenizer(tokenizer, folders.tokenizer)
-    builders.warn_of_other_sections(config, {folders.vocab: ("corpus", "vocab")})
-    spec, settings = builders.corpus_spec(config), builders.packed_dataset_settings(config)
+    builders.warn_of_other_sections(config, {folders.vocab: ("corpus", "clean", "vocab")})
+    spec, record = cleaned_text.run(config, folders)
+    settings = builders.packed_dataset_settings(config)
     job = Job(folders.rows.absolute(), spec, settings, tokenizer_hash(tokenizer))
-    if (job.folder / META).exists() and _stage(config, job, _recorded_text(config, job)).done:
-        logging.info("%s is up to date", folders.rows)
-        return
+    if (job.folder / META).exists():
+        recorded = _recorded_text(config, job, record)
+        if _stage(config, job, record, recorded).done:
+            logging.info("%s is up to date", folders.rows)
+            return
     if plans_only and not pathlib.Path(spec.root).is_absolute():
         raise ValueError(
             f"corpus.root is {spec.root}; with --plan it must be an absolute path, which the "
@@ -50,7 +53,7 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
     found = preparation.find(job)
     _check_parallel(config, job, found)
     with (
-        artifacts.Stage(job.folder, None, reads=[folders.vocab]).held(claims=False),
+        artifacts.Stage(job.folder, None, reads=[folders.vocab, folders.text]).held(claims=False),
         preparation.LocalProcesses(settings.num_workers) as execute,
     ):
         if folders.read_tokenizer() != tokenizer:
@@ -67,11 +70,11 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
             return
         seen = text_warnings.look(config, folders, spec)
         text = preparation.run(job, found, tokenizer, execute)
-        stage = _stage(config, job, text)
+        stage = _stage(config, job, record, text)
         stage.claim()
         store = preparation.finish(job, found)
         seen["unknown"] = text_warnings.unknown(spec, store, tokenizer)
-        artifacts.write_json(folders.text, seen)
+        artifacts.write_json(folders.text_record, seen)
         stage.finish()
         shutil.rmtree(job.work)
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
@@ -115,12 +118,12 @@ def _listed(shown: Sequence[str]) -> str:
     return ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
 
 
-def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
+def _stage(config: ConfigDict, job: Job, record: Mapping[str, Any], text: str) -> artifacts.Stage:
     """Open the folder for text of a digest, which a finished dataset of another one refuses."""
     return artifacts.open_stage(
         job.folder,
         {
-            "corpus": dataclasses.asdict(job.spec),
+            **record,
             "text": text,
             "tokenizer": job.tokenizer,
             "store": {k: v for k, v in config.store.items() if k != "num_workers"},
@@ -132,7 +135,7 @@ def _stage(config: ConfigDict, job: Job, text: str) -> artifacts.Stage:
     )
 
 
-def _recorded_text(config: ConfigDict, job: Job) -> str:
+def _recorded_text(config: ConfigDict, job: Job, record: Mapping[str, Any]) -> str:
     """Digest of the text as it is now, of which only what has changed is read.
 
     Raises:
@@ -142,6 +145,6 @@ def _recorded_text(config: ConfigDict, job: Job) -> str:
     if not path.exists():  # of a version that kept no records, and a digest of another kind
         return load_corpus(job.spec).digest()
     recorded = plans.read_inputs(path)
-    _stage(config, job, plans.text_digest(recorded))
+    _stage(config, job, record, plans.text_digest(recorded))
     shard_bytes = job.settings.shard_bytes
     return plans.text_digest(plans.read_again(recorded, job.spec, shard_bytes))

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from knn_sampling.settings import OutputLayerSettings
@@ -110,6 +111,7 @@ for _one in (_PreTraining, _Look, _Sources, _Start):
 PRETRAINING: Family = {
     "": section(_PreTraining),
     "corpus": section(CorpusSpec, _Look),
+    "clean": section(CleaningSettings),
     "vocab": section(_Sources, VocabularySettings),
     "store": section(PackedDatasetSettings, num_workers=2),
     "data": section(DataSettings),

@@ -68,4 +68,4 @@ def section(folders: Folders) -> list[str]:
 
 
 def _read(folders: Folders) -> dict[str, Any]:
-    return artifacts.read_object(folders.text) if folders.text.exists() else {}
+    return artifacts.read_object(folders.text_record) if folders.text_record.exists() else {}

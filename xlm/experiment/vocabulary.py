@@ -15,7 +15,7 @@ from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
 from vocap.text_rules import TextRules
 from xlm.common import artifacts
-from xlm.experiment import counted_text, schema, text_warnings
+from xlm.experiment import cleaned_text, counted_text, schema, text_warnings
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
 
@@ -60,7 +60,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         artifacts.write_bytes(path, chosen.built.model)
         other.unlink(missing_ok=True)
         report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
-        artifacts.write_json(folders.text, text)
+        artifacts.write_json(folders.text_record, text)
         stage.finish()
     logging.info("wrote %s with %d pieces", path, settings.target_size)
     print(f"report: {folders.vocab / 'report.md'}")
@@ -103,7 +103,7 @@ def _sources(
         train, heldout = builders.count_tables(config)
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
         return train, heldout, {"tables": digests}
-    spec = builders.corpus_spec(config)
+    spec, record = cleaned_text.run(config, folders)
     reader = ""
     if config.vocab.trainer == "sentencepiece":
         reader = "vocab.trainer='sentencepiece'"
@@ -116,14 +116,14 @@ def _sources(
             found = counted_text.count(
                 spec, cache / "counted", rules.rules, config.vocab.num_workers, _progress
             )
-        origin = {"corpus": dataclasses.asdict(spec), "text": found.digest}
+        origin = {**record, "text": found.digest}
         return found.train, found.heldout, origin
     corpus = load_corpus(spec)
     held_out = [language for language, some in corpus.heldout.items() if some]
     return (
         {language: corpus.sentences(language) for language in corpus.train},
         {language: corpus.sentences(language, "heldout") for language in held_out},
-        {"corpus": dataclasses.asdict(spec), "text": corpus.digest()},
+        {**record, "text": corpus.digest()},
     )
 
 

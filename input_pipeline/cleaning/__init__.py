@@ -1,0 +1,1 @@
+"""Cleaning of text: `settings` has the rules' keys, `rules` the rules, `tasks` the rounds."""
