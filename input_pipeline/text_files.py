@@ -167,8 +167,9 @@ class Taken:
     def take(self, lines: int, size: int, *examples: str) -> None:
         self.lines += lines
         self.bytes += size
-        for one in examples[: _EXAMPLES - len(self.examples)]:
-            self.examples.append(one[:_EXAMPLE_CHARACTERS])
+        for one in examples:
+            if len(self.examples) < _EXAMPLES and one[:_EXAMPLE_CHARACTERS] not in self.examples:
+                self.examples.append(one[:_EXAMPLE_CHARACTERS])
 
 
 @contextlib.contextmanager

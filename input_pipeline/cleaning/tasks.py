@@ -39,6 +39,7 @@ from xlm.common.processes import Workers
 MANIFEST = "cleaning.json"
 _FORMAT = 1  # of the files that a killed cleaning leaves
 _PART_BYTES = 128 << 20
+_BYTES_A_PROCESS = 4 << 20  # that one cleans while another one starts
 _MOST_ROWS = 1 << 24  # of a language, compared at a time
 # Languages are not told apart that clean text would confuse in a larger share of its lines.
 _MOST_CONFUSED = 0.002
@@ -68,11 +69,11 @@ class Job:
     def cleaner(self, language: str, table: np.ndarray) -> rules.Cleaner:
         if not self.scripts:
             return rules.Cleaner(self.settings, table)
-        model = _model(self.work / "identifier.npz")
-        own = model.languages.index(language)
-        is_judged = self.settings.other_language
-        script = self.scripts[language]
-        return rules.Cleaner(self.settings, table, script, own, model if is_judged else None)
+        model, own = None, 0
+        if self.settings.other_language:
+            model = _model(self.work / "identifier.npz")
+            own = model.languages.index(language)
+        return rules.Cleaner(self.settings, table, self.scripts[language], own, model)
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,11 +104,13 @@ def clean(
     job = Job(folder, own, _learn(found, folder) if states else {})
     tasks = plans.language_tasks(plans.group(pieces, part_bytes))
     parts = [(task, i) for task in tasks for i in range(len(task.parts))]
+    is_little = sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS
 
     def run(function: Callable, jobs: Sequence[tuple[LanguageTask, int]], suffix: str) -> None:
         name = function.__name__
         left = [(job, *one) for one in jobs if not job.path(name, *one, suffix).exists()]
-        for _ in tqdm(workers.run(function, left), name, len(left), unit="task", disable=not left):
+        results = itertools.starmap(function, left) if is_little else workers.run(function, left)
+        for _ in tqdm(results, name, len(left), unit="task", disable=not left):
             pass
 
     if job.compares:

@@ -142,7 +142,7 @@ class CleaningTest(FolderTest):
         separators = 3 if rule == "near_copies" else 0  # blank lines of whole documents
         of_rule = taken["en"]["rules"][rule]
         self.assertEqual(of_rule["bytes"] + separators, dirty - len(expected["en"]))
-        self.assertLen(of_rule["examples"], 5)
+        self.assertLen(of_rule["examples"], 1 if kind in ("boilerplate", "repeated_lines") else 5)
 
     def test_characters_are_rewritten_by_choice(self):
         self.texts = {"en": [["I don’t say ‘yes’ at 5’10 ٣٤ or ०१"]]}
