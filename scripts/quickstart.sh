@@ -32,7 +32,7 @@ if [ -n "$corpus" ]; then
 fi
 
 cd "$(dirname "$0")/.."
-config=${config:-configs/quickstart.py}
+config=${config:-configs/quickstart.py${corpus:+:$corpus}}  # which also cleans it
 name=$(basename "${config%%:*}" .py)
 workdir=${workdir:-runs/$name${corpus:+-$(basename "$corpus")}}
 source scripts/environment.sh

@@ -158,12 +158,11 @@ def _read(job: Job, part: Part, counts: rules.Counts) -> Iterator[str]:
 def scan(job: Job, task: LanguageTask, number: int) -> None:
     """Write copies and documents of each line of a part, or copies of its passages' bands."""
     cleaner = job.cleaner(task.id, np.zeros(0, rules.FATE))
-    tally, documents = tallies.Tally(1 << 62), 0
+    tally = tallies.Tally(1 << 62)
     for _, (rows, codes), fates in cleaner.blocks(_read(job, task.parts[number], cleaner.counts)):
         keys, owners, _ = rules.keys_of((rows, codes), fates, job.near)
-        places = documents + np.cumsum(rows["is_first"])[owners]
-        tally.add(tallies.line_rows(keys, rows["size"][owners], places))
-        documents += int(rows["is_first"].sum())
+        documents = np.cumsum(rows["is_first"])[owners]
+        tally.add(tallies.line_rows(keys, rows["size"][owners], documents))
     _save(job.path("scan", task, number), tally.rows())
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from input_pipeline.cleaning import tasks
+from input_pipeline.cleaning import rules, tasks
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
 from tests import commands
@@ -56,12 +56,10 @@ def added(make: Callable[[random.Random], str]) -> Callable[[Documents, random.R
     return plant
 
 
-def copied(change: Callable[[str], str]) -> Callable[[Documents, random.Random], None]:
-    def plant(text: Documents, rng: random.Random) -> None:
-        for i in (30, 40, 50):
-            copy = [one.replace(" ", f" {change(one)}", 1) if not n % 5 else one
-                    for n, one in enumerate(text[i - 25])]  # fmt: skip
-            text.insert(i, copy)
+def copied(more: str) -> Callable[[Documents, random.Random], None]:
+    def plant(text: Documents, _: random.Random) -> None:
+        for i in (30, 27, 24):  # every line differs: repeated lines are another rule
+            text.insert(i, [one.replace(" ", f" {more}", 1) for one in text[i - 15]])
 
     return plant
 
@@ -85,8 +83,8 @@ PLANTED = {
     "other_language": added(lambda rng: f"{rng.choice(_OTHER)} {rng.random()}"),
     "boilerplate": added(lambda _: "We use cookies on this site."),
     "repeated_lines": repeat,
-    "near_copies": copied(lambda _: "more "),
-    "copies": copied(lambda _: ""),
+    "near_copies": copied("a "),
+    "copies": copied(""),
 }  # fmt: skip
 
 
@@ -197,6 +195,7 @@ class CleaningTest(FolderTest):
     def test_results_depend_on_neither_workers_nor_cuts(self, num_workers, part_bytes):
         self.all_dirt()
         whole = self.clean("whole", **ALL)
+        self.assertIn("near_copies", whole["en"]["rules"])
         parts = self.clean("parts", num_workers, part_bytes, **ALL)
         self.assertEqual(self.found("parts"), self.found("whole"))
         self.assertGreater(len(parts["en"]["files"]), 3)
@@ -210,12 +209,34 @@ class CleaningTest(FolderTest):
             del found["kept_bytes"]  # of blank lines between parts
         self.assertEqual(parts, whole)
 
-    def test_rounds_that_are_small_in_memory_are_the_same(self):
+    def test_blocks_that_are_small_in_memory_are_the_same(self):
+        self.texts["en"][:30] = [[line for one in self.texts["en"][:30] for line in one]]
         self.all_dirt()
-        self.clean("whole", **ALL)
-        with mock.patch.object(tasks, "_MOST_ROWS", 50):
+        with mock.patch.object(rules, "_LONGEST_DOCUMENT", 5000):
+            self.clean("whole", **ALL)
+            self.enterContext(mock.patch.object(tasks, "_MOST_ROWS", 50))
+            self.enterContext(mock.patch.object(rules, "_BLOCK", 700))
             self.clean("small", part_bytes=9000, **ALL)
         self.assertEqual(self.found("small"), self.found("whole"))
+
+    def test_tables_of_numbers_are_no_copies_of_each_other(self):
+        rng = random.Random(0)
+        table = [[f"{rng.random()} {rng.random()} x" for _ in range(30)] for _ in range(8)]
+        self.texts = {"en": table, "sw": self.texts["sw"]}
+        self.write_text()
+        taken = self.clean(near_copies=True)
+        self.assertEqual(taken["en"]["rules"], {})
+
+    def test_a_changed_file_is_cleaned_again(self):
+        names = [f"text/en-{i:05d}-of-00002.txt" for i in range(2)]
+        for name, text in zip(names, (documents(1), documents(4)), strict=True):
+            self.write(name, joined(text))
+        limited = _killed_after(9, tasks.write)
+        with mock.patch.object(tasks, "write", limited), self.assertRaises(KeyboardInterrupt):
+            self.clean(part_bytes=9000, repeated_lines=1)
+        self.write(names[1], joined(documents(1)))
+        self.clean(part_bytes=9000, repeated_lines=1)
+        self.assertEqual(self.found(), {"en": joined(documents(1))})
 
     def test_cleaned_text_has_nothing_left_to_take(self):
         self.all_dirt()
