@@ -89,19 +89,34 @@ def clean(
 
     `work` keeps files of tasks. Raise ValueError if there is no text, or a file is refused.
     """
-    before: dict[str, Any] = {}
-    first = dataclasses.replace(settings, near_copies=False)
-    if settings.near_copies and first != CleaningSettings():
-        before = clean(spec, first, work, work / "lines", workers, part_bytes)
-        spec = CorpusSpec(root=str(work / "lines"), text=("",))
+    every = (dataclasses.replace(settings, near_copies=False),
+             CleaningSettings(near_copies=settings.near_copies))  # fmt: skip
+    cleanings, result = [one for one in every if one != CleaningSettings()], dict[str, Any]()
+    for one, target in zip(cleanings, [work / "lines", out][-len(cleanings) :], strict=True):
+        result = _clean(spec, one, work, target, workers, part_bytes, result)
+        spec = CorpusSpec(root=str(target), text=("",))
+    for language, one in result.items():
+        took = ", ".join(f"{name} {of['bytes']:,}" for name, of in one["rules"].items())
+        level = logging.INFO if one["kept_bytes"] else logging.WARNING
+        message = "%s: %d bytes of text stay; taken: %s"
+        logging.log(level, message, language, one["kept_bytes"], took or "nothing")
+    manifest = {"clean": dataclasses.asdict(settings), "languages": result}
+    artifacts.write_json(out / MANIFEST, manifest)
+    html_report.write(out, _report(result))
+    return result
+
+
+def _clean(
+    spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
+    workers: Workers, part_bytes: int, before: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     found = sources.find_text(spec)
     corpus.check_found(spec, {one.language for one in found})
     pieces = [piece for one in found for piece in plans.cut_file(*one, part_bytes)]
-    judges = first.other_script or first.other_language
-    states = [piece.state for piece in pieces] if judges and not before else []
-    own = CleaningSettings(near_copies=True) if before else settings
-    folder = work / artifacts.fingerprint(_FORMAT, dataclasses.asdict(own), states)
-    job = Job(folder, own, _learn(found, folder) if states else {})
+    judges = settings.other_script or settings.other_language
+    states = [piece.state for piece in pieces] if judges else []
+    folder = work / artifacts.fingerprint(_FORMAT, dataclasses.asdict(settings), states)
+    job = Job(folder, settings, _learn(found, folder) if judges else {})
     tasks = plans.language_tasks(plans.group(pieces, part_bytes))
     parts = [(task, i) for task in tasks for i in range(len(task.parts))]
     is_little = sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS
@@ -117,11 +132,7 @@ def clean(
         run(scan, parts, "npy")
         run(choose, [(task, len(task.parts) - 1) for task in tasks], "npy")
     run(write, parts, "json")
-    result = _finish(job, tasks, before, out)
-    manifest = {"clean": dataclasses.asdict(settings), "languages": result}
-    artifacts.write_json(out / MANIFEST, manifest)
-    html_report.write(out, _report(result))
-    return result
+    return _finish(job, tasks, before, out)
 
 
 def _learn(found: Sequence[sources.TextFile], folder: pathlib.Path) -> dict[str, int]:
@@ -246,9 +257,6 @@ def _finish(job: Job, tasks: Sequence[LanguageTask], before: Mapping, out: pathl
         size = sum(path.stat().st_size for path in kept)
         taken_of = {name: vars(counts[name]) for name in _RULES if name in counts}
         result[task.id] = {"kept_bytes": size, "rules": taken_of, "files": digests}
-        took = ", ".join(f"{name} {one['bytes']:,}" for name, one in taken_of.items())
-        level = logging.INFO if size else logging.WARNING
-        logging.log(level, "%s: %d bytes of text stay; taken: %s", task.id, size, took or "nothing")
     return result
 
 

@@ -195,6 +195,7 @@ class CleaningTest(FolderTest):
     def test_results_depend_on_neither_workers_nor_cuts(self, num_workers, part_bytes):
         self.all_dirt()
         whole = self.clean("whole", **ALL)
+        self.enterContext(mock.patch.object(tasks, "_BYTES_A_PROCESS", 0))
         self.assertIn("near_copies", whole["en"]["rules"])
         parts = self.clean("parts", num_workers, part_bytes, **ALL)
         self.assertEqual(self.found("parts"), self.found("whole"))
