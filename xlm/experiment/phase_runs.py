@@ -106,7 +106,8 @@ class PhasedExperiment:
         for phase in self._with_steps():
             folders = self._of(phase.name)
             _link(folders.vocab, self._folders.vocab)
-            content = repr([phase.config.corpus.to_dict(), phase.config.store.to_dict()])
+            sections = phase.config.corpus, phase.config.clean, phase.config.store
+            content = repr([one.to_dict() for one in sections])
             if (same := written.setdefault(content, phase.name)) != phase.name:
                 _link(folders.rows, self._of(same).rows)
                 continue

@@ -50,11 +50,9 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
-        text = (
-            {}
-            if config.vocab.tables
-            else text_warnings.look(config, folders, builders.corpus_spec(config))
-        )
+        text: dict[str, Any] = {}
+        if not config.vocab.tables:
+            text = text_warnings.look(config, folders, cleaned_text.run(config, folders)[0])
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
         artifacts.write_bytes(path, chosen.built.model)
