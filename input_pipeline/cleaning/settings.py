@@ -11,7 +11,7 @@ class CleaningSettings:
 
     Attributes:
       bad_lines: largest share of a file's bytes left out in lines that are no text: not UTF-8,
-        NUL, half characters, JSON without a text; also leaves out empty files; 0 for errors.
+        NUL, half characters, JSON without a text; 0 for errors.
       html: whether HTML tags are removed and entities decoded.
       urls: whether URLs and e-mail addresses are removed.
       odd_characters: whether control characters and invisible ones are removed.

@@ -263,12 +263,10 @@ class CleaningTest(FolderTest):
         with mock.patch.object(tasks, name, none):
             self.clean("killed", part_bytes=9000, **ALL)
 
-    def test_a_file_of_many_bad_lines_is_refused_and_an_empty_one_is_named(self):
+    def test_a_file_of_many_bad_lines_is_refused_and_an_empty_one_left_out(self):
         self.write_text()
         self.write("text/xh.txt", "")
         self.write("text/zu.txt", "\n \n")
-        with self.assertRaisesRegex(ValueError, "xh.txt: the file is empty.*xlm clean"):
-            self.clean(repeated_lines=1)
         bad = '[1]\n{"text": "a\\ud800"}\nno\n{"a": 1}\n'
         self.write("text/de.jsonl", f'{{"text": "good one"}}\n{bad}')
         pattern = r"de.jsonl: 4 lines, 32 bytes of 57, .*clean.bad_lines=0.5 .* line 2: no text"
@@ -277,9 +275,7 @@ class CleaningTest(FolderTest):
         taken = self.clean(bad_lines=0.7)
         self.assertEqual(self.found()["de"], b"good one\n")
         self.assertEqual(taken["de"]["rules"]["bad_lines"]["lines"], 4)
-        for language in ("xh", "zu"):
-            self.assertEqual((taken[language]["kept_bytes"], taken[language]["files"]), (0, {}))
-            self.assertRegex(taken[language]["rules"]["bad_lines"]["examples"][0], "the file ")
+        self.assertTrue({"xh", "zu"}.isdisjoint(taken))  # a warning names them
 
 
 class RunTest(FolderTest):
