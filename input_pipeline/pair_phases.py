@@ -24,6 +24,7 @@ class Phase:
       losses: mean loss of each pair; None for a pair not seen yet.
       divergence: chi-square divergence from the base distribution.
       eta: loss below which weights are least; None if the weights are those of the base.
+      errors, examples: standard error of each loss, and examples seen so far.
     """
 
     step: Count
@@ -31,6 +32,8 @@ class Phase:
     losses: Mapping[str, float | None]
     divergence: float
     eta: float | None
+    errors: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    examples: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

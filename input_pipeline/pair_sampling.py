@@ -35,14 +35,21 @@ class PairSamplingSettings:
       method: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike; "pivot":
         n^(1/T), only pairs with the language `pivot`; "m2m": Eq. 1; "sinkhorn": Eq. 2.
       temperature: T; under "m2m" and "sinkhorn" languages have marginals p^(1/T).
+      least: sentence pairs of a language in all pairs, without which it is left out.
     """
 
     method: str
     alpha: float
     temperature: float
     pivot: str
+    least: int = 0
 
     def __post_init__(self):
+        if self.least and self.method == "alpha":
+            raise ValueError(
+                f"data.pair_least is {self.least}, but data.pair_sampling 'alpha' draws by "
+                "set; set data.pair_sampling to another method, or data.pair_least to 0"
+            )
         if self.method not in METHODS:
             raise ValueError(f"data.pair_sampling is {self.method!r}, must be one of {METHODS}")
         if not 0 < self.temperature < math.inf:
@@ -97,16 +104,20 @@ class MissedShare(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PairSampling:
-    """Sampling of the N sorted `languages`; counts are [N, N] float64 sentence pairs."""
+    """Sampling of the N sorted `languages`; counts are [N, N] float64 sentence pairs.
+
+    Pairs that are `left_out`, with a language of too few, have the share 0.
+    """
 
     method: str
     languages: tuple[str, ...]
     counts: np.ndarray
     sampling: Sampling
+    left_out: tuple[Pair, ...] = ()
 
     def shares(self) -> dict[Pair, float]:
         """Return the share of each pair (a, b), a < b, that has sentence pairs; they sum to one."""
-        return {
+        return dict.fromkeys(self.left_out, 0.0) | {
             (self.languages[i], self.languages[j]): 2 * float(self.sampling.probabilities[i, j])
             for i, j in zip(*np.nonzero(np.triu(self.counts)), strict=True)
         }
@@ -165,8 +176,18 @@ def sample_pairs(
 ) -> PairSampling:
     """Sample language pairs, whose `sizes` are the sentence pairs in each set; none is empty.
 
-    Raise ValueError if there are no pairs, or none with `settings.pivot`.
+    Raise ValueError if there are no pairs, none with `settings.pivot`, or none of languages with
+    `settings.least`.
     """
+    of_languages = pair_matrix({pair: sum(of) for pair, of in sizes.items()})
+    has = dict(zip(of_languages[0], of_languages[1].sum(1) >= settings.least, strict=True))
+    left_out = tuple(pair for pair in sizes if not (has[pair[0]] and has[pair[1]]))
+    if len(left_out) == len(sizes):
+        raise ValueError(
+            f"data.pair_least is {settings.least}, but no two languages of a pair have so many "
+            f"sentence pairs; the most are {of_languages[1].sum(1).max():.0f}: lower it"
+        )
+    sizes = {pair: of for pair, of in sizes.items() if pair not in left_out}
     languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
     method, temperature, pivot = settings.method, settings.temperature, settings.pivot
     if method == "pivot" and pivot not in languages:
@@ -185,7 +206,7 @@ def sample_pairs(
         "m2m": lambda: m2m_sampling(counts, temperature),
         "sinkhorn": lambda: sinkhorn_sampling(counts, temperature),
     }
-    return PairSampling(method, languages, counts, samplers[method]())
+    return PairSampling(method, languages, counts, samplers[method](), left_out)
 
 
 def proportional_sampling(counts: np.ndarray) -> Sampling:

@@ -139,7 +139,7 @@ _EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
 _NOTES = {  # by kind
-    "source": _note(digest=Digest, tally=_Tally, files=_Files),
+    "source": _note(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
         sides=list[Digest],
@@ -260,7 +260,8 @@ def prepare_source(job: Job, task: SourceTask) -> None:
     digest = plans.source_digest(source)
     plans.check_unchanged(task.files)
     files = job.describe(*(name for column in columns for name in column.arrays))
-    job.write_note("source", task, digest=digest, tally=exclusion.tally(), files=files)
+    tally, taken = exclusion.tally(), source.taken()
+    job.write_note("source", task, digest=digest, tally=tally, files=files, taken=taken)
 
 
 class _Column:
@@ -418,7 +419,12 @@ def count(job: Job, task: LanguageTask) -> None:
 
 def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -> None:
     for task in tasks:
-        log_tally(task.name, *job.read_note("source", task.id).tally)
+        note = job.read_note("source", task.id)
+        log_tally(task.name, *note.tally)
+        for language, rules in note.taken.items():
+            counts = ", ".join(f"{name} {one['pairs']}" for name, one in rules.items())
+            message = "%s, %s: pairs taken by corpus.clean_pairs: %s"
+            logging.info(message, task.name, language, counts or "none")
     for language, of_parts in itertools.groupby(parts, key=lambda part: part.language):
         tallies = [job.read_note("scan", part.id).tally for part in of_parts]
         log_tally(language, *map(sum, zip(*tallies, strict=True)))
@@ -442,6 +448,9 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
+    if job.spec.clean_pairs:
+        taken = {task.name: job.read_note("source", task.id).taken for task in found.tasks}
+        artifacts.write_json(job.folder / "clean_pairs.json", taken)
     for path in job.folder.glob("*.npy"):  # left by an abandoned preparation
         if path.name not in files:
             path.unlink()

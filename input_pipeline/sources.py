@@ -9,13 +9,15 @@ import logging
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from input_pipeline import text_files
-from xlm.common import declarations, schema
+from xlm.common import declarations, packages, schema
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION, BY_DOCUMENT = "text", "position", "document"
+# See `inspection.pairs`.
+PAIR_RULES = ("length", "copies", "near_copies", "language", "hubs", "duplicates", "numbers")
 # Longer documents are cut, so that a file without blank lines can still be split.
 BLOCK_SENTENCES = 20
 # A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
@@ -50,6 +52,8 @@ class CorpusSpec:
       block_bytes: least size of the blocks that long documents are cut into; 0 for blocks of 20
         sentences whatever their size.
       parallel_as_text: whether each column of `parallel` is text of its language, too.
+      clean_pairs: rules that drop pairs of `parallel`, as `xlm inspect` counts them (see
+        `inspection.pairs`).
     """
 
     root: str = schema.key("", effect="place")
@@ -67,6 +71,7 @@ class CorpusSpec:
     deduplicate: bool = schema.key(True)
     block_bytes: int = schema.key(DEFAULT_BLOCK_BYTES, at_least=0)
     parallel_as_text: bool = schema.key(True)
+    clean_pairs: tuple[str, ...] = schema.key((), choices=PAIR_RULES)
     max_train_bytes_of: Mapping[str, int] = schema.key({})
 
     def limit_of(self, language: str) -> int:
@@ -104,6 +109,7 @@ class ParallelSource:
       languages: the columns.
       rows: returns an iterator of rows, one cell per language, "" for a missing translation; ()
         where a document ends.
+      taken: returns what `clean_pairs` took, by column and rule.
     """
 
     key: str
@@ -111,6 +117,7 @@ class ParallelSource:
     languages: tuple[str, ...]
     files: tuple[pathlib.Path, ...]
     rows: Callable[[], Iterable[Row]]
+    taken: Callable[[], Mapping[str, Any]] = dict
 
     def blocks(self) -> Iterator[list[Row]]:
         """Yield blocks of consecutive rows of a document."""
@@ -199,6 +206,10 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
             )
         if len(source.languages) > 1:
             found.append(source)
+    if spec.clean_pairs:
+        with packages.needed("corpus.clean_pairs", "vocab"):
+            from input_pipeline.inspection import pairs
+        found = pairs.cleaned(found, spec.clean_pairs)
     return found
 
 
@@ -340,6 +351,8 @@ def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
     columns = [i for i, language in enumerate(languages) if _is_wanted(language, spec)]
 
     def rows() -> Iterator[Row]:
+        if len(columns) == len(names):
+            return text_files.open_parallel(path)[1]
         return (row and tuple(row[i] for i in columns) for row in text_files.open_parallel(path)[1])
 
     wanted = tuple(languages[i] for i in columns)

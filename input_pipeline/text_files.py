@@ -413,7 +413,7 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
                     "and a missing translation keeps its empty cell"
                 )
             is_blank = False
-            yield tuple(cell.strip() for cell in cells[has_header:])
+            yield tuple(map(str.strip, cells[has_header:]))
         if is_blank:
             raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
 

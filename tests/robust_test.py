@@ -24,7 +24,7 @@ from xlm.objectives.settings import RobustSettings
 
 NAMES = ("b x-y", "a x-y", "c x-y", "a x-z")
 BASE = dict(zip(NAMES, (0.4, 0.3, 0.2, 0.1), strict=True))
-SETTINGS = RobustSettings(rho=0.1, rate=0.1)
+SETTINGS = RobustSettings(rho=0.1, rate=0.1, min_ratio=0.0)  # the plain form
 
 
 def named(values) -> dict[str, float]:

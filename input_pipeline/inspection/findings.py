@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from input_pipeline import sources
 from input_pipeline.inspection import files, tallies
 from input_pipeline.inspection.characters import scripts
 from input_pipeline.inspection.files import FileReport, Kind
@@ -186,6 +187,64 @@ def _count_copies(
             kinds[name] = Kind(int(chosen.sum()), size, size, found)
 
 
+_TAKE = "drop these pairs (corpus.clean_pairs: {})"
+PAIR_RULES = {
+    "length": Rule("lengths that do not fit", _TAKE.format("length"), 0.002),
+    "copies": Rule("copies of the other side", _TAKE.format("copies"), 0.002),
+    "near_copies": Rule("near copies of the other side", _TAKE.format("near_copies"), 0.005),
+    "language": Rule("not the language of the column", _TAKE.format("language"), 0.002),
+    "hubs": Rule("one sentence beside many", _TAKE.format("hubs"), 0.005),
+    "duplicates": Rule("rows that repeat", _TAKE.format("duplicates"), 0.005),
+    "numbers": Rule("numbers that differ", _TAKE.format("numbers"), 0.02),
+    "end_marks": Rule("a question on one side only", "none needed", 0.02, True),
+    "misaligned": Rule("runs of rows out of step", "align these rows again", 0),
+}
+
+
+def of_pairs(
+    name: str,
+    languages: tuple[str, str],
+    rows: int,
+    pairs: int,
+    taken: int,
+    kinds: Mapping[str, Kind],
+) -> dict[str, Any]:
+    """Return the record of two columns of parallel text; shares are of their pairs."""
+    found = []
+    for key, kind in kinds.items():
+        share = kind.lines / pairs
+        if share >= PAIR_RULES[key].least:
+            one = finding(key, PAIR_RULES[key], kind, share, 0)
+            is_dropped = key in sources.PAIR_RULES
+            found.append({**one, "taken_pairs": kind.lines * is_dropped, "unit": "pairs",
+                          "taken_share": one["share"] * is_dropped})  # fmt: skip
+    return {
+        "language": f"{name} {'-'.join(languages)}", "source": name, "languages": languages,
+        "rows": rows, "pairs": pairs, "taken_pairs": taken, "findings": ordered(found),
+        "counts": {key: kind.lines for key, kind in kinds.items()},
+    }  # fmt: skip
+
+
+def finding(
+    key: str, rule: Rule, kind: Kind, share: float, total_bytes: int, other: str = ""
+) -> dict[str, Any]:
+    """Return what a kind is, as data; `share` of a language's bytes or pairs."""
+    return {
+        "kind": key,
+        **({"other": other} if other else {}),
+        "title": rule.title,
+        "is_note": rule.is_note,
+        "stops": rule.stops,
+        "number": kind.lines,
+        "bytes": kind.bytes,
+        "share": round(share, 6),
+        "remedy": rule.remedy,
+        "taken_bytes": kind.taken,
+        "taken_share": round(kind.taken / max(total_bytes, 1), 6),
+        "examples": kind.examples[: files.EXAMPLES],
+    }
+
+
 def _findings(
     kinds: Mapping[str, Kind], total: FileReport, identifier: Identifier, own: int
 ) -> list[dict[str, Any]]:
@@ -200,22 +259,13 @@ def _findings(
         are_short = key == "long_lines" and total.longest < total.num_bytes / 100
         if excess <= 0 or share < rule.least or are_short:
             continue
-        found.append(
-            {
-                "kind": key,
-                **({"other": other} if other else {}),
-                "title": rule.title,
-                "is_note": rule.is_note,
-                "stops": rule.stops,
-                "number": round(kind.lines * excess),
-                "bytes": round(kind.bytes * excess),
-                "share": round(share, 6),
-                "remedy": rule.remedy,
-                "taken_bytes": round(kind.taken * excess),
-                "taken_share": round(excess * kind.taken / max(total.num_bytes, 1), 6),
-                "examples": kind.examples[: files.EXAMPLES],
-            }
-        )
+        lines, size, taken = (round(n * excess) for n in (kind.lines, kind.bytes, kind.taken))
+        counted = Kind(lines, size, taken, kind.examples)
+        found.append(finding(key, rule, counted, share, total.num_bytes, other))
+    return ordered(found)
+
+
+def ordered(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(
         found, key=lambda one: (one["is_note"], not one["stops"], -one["share"], one["kind"])
     )

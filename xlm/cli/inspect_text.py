@@ -1,8 +1,10 @@
 """Look at text before building on it: dirt of twenty kinds by language, with examples.
 
     xlm inspect TEXT --output=DIR [--tokenizer=FILE] [--fail_on=0.05]
+    xlm inspect TEXT --output=DIR --parallel='bitext/*.tsv' [--encoder=RUN]
 
-TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). DIR gets
+TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). Its TSV files, or what
+--parallel names in it, are parallel text, of which pairs are inspected. DIR gets
 report.html and report.md to read, and inspection.json, the same as data. The worst findings are
 printed. The same command after an interruption resumes with the files that are left.
 """
@@ -18,10 +20,10 @@ from absl import flags, logging
 from tqdm import tqdm
 
 from input_pipeline import corpus, sources, tokenization
-from input_pipeline.inspection import files, findings, page
+from input_pipeline.inspection import files, findings, page, pairs
 from input_pipeline.inspection import language_identification as identification
-from input_pipeline.sources import CorpusSpec, TextFile
-from xlm.common import artifacts, html_report, outputs
+from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
+from xlm.common import artifacts, html_report, outputs, packages
 from xlm.common.processes import Workers
 
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
@@ -31,27 +33,39 @@ _FAIL_ON = flags.DEFINE_float(
 )  # fmt: skip
 _NEAR_COPIES = flags.DEFINE_bool("near_copies", True, "Also look for nearly equal passages.")
 _WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that inspect files.", lower_bound=1)
+_PARALLEL = flags.DEFINE_list(
+    "parallel", None, "Parallel text as corpus.parallel names it, below TEXT; its .tsv files."
+)
+_ENCODER = flags.DEFINE_string(
+    "encoder", None, "Also score pairs by this encoder: a run of xlm train, or an exported folder."
+)
 _OUTPUT = outputs.define_flags("The folder of the report.")
 
 OPTIONS = {"required": ("output",)}
 
 _FORMAT = 3  # of the parts that a killed inspection leaves
 _TOKENIZED_LINES = 2000
+_SCORED_PAIRS = 1000  # of each pair of languages
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 2:
         raise ValueError(f"name one folder of text, not {argv[1:4]}: xlm inspect TEXT --output=DIR")
     spec = CorpusSpec(root=argv[1], text=("",))
-    found = sources.find_text(spec, with_empty=True)
-    corpus.check_found(spec, {one.language for one in found})
+    found, parallel = sources.find_text(spec, with_empty=True), _find_parallel(argv[1])
+    if not parallel:
+        corpus.check_found(spec, {one.language for one in found})
     with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
-        languages = _inspect(found, aside)
-        artifacts.write_json(aside / "inspection.json", {"languages": languages})
-        html_report.write(aside, page.report(languages))
-    print(page.summary(languages))
+        languages = _inspect(found, aside) if found else []
+        bitext = _inspect_pairs(parallel, aside) if parallel else []
+        artifacts.write_json(
+            aside / "inspection.json",
+            {"languages": languages, **({"pairs": bitext} if bitext else {})},
+        )
+        html_report.write(aside, page.report(languages, bitext))
+    print(page.summary([*languages, *bitext]))
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")
-    worst = page.worst(languages)
+    worst = page.worst([*languages, *bitext])
     if _FAIL_ON.value is not None and worst and worst[0][1]["share"] > _FAIL_ON.value:
         sys.exit(1)
 
@@ -84,6 +98,73 @@ def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, A
         )
         for language, parts in found.items()
     ]  # fmt: skip
+
+
+def _find_parallel(root: str) -> list[ParallelSource]:
+    if _PARALLEL.value is not None:
+        return sources.find_parallel(CorpusSpec(root=root, parallel=tuple(_PARALLEL.value)))
+    found = []
+    for path in sorted(pathlib.Path(root).glob("*.tsv*")):
+        try:
+            found += sources.find_parallel(CorpusSpec(root=root, parallel=(path.name,)))
+        except ValueError as error:
+            logging.warning("left out: %s", error)
+    return found
+
+
+def _inspect_pairs(found: Sequence[ParallelSource], aside: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the record of each pair of languages of each source."""
+    states = [(one.name, *map(str, one.files), *map(_state, one.files)) for one in found]
+    is_scored = _ENCODER.value is not None
+    folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, is_scored, states))
+    parts = [folder / f"pairs-{i:06d}.json" for i in range(len(found))]
+    if not all(part.exists() for part in parts):
+        known = pairs.learn_languages(found)
+        jobs = [
+            (one, part, known, is_scored)
+            for one, part in zip(found, parts, strict=True)
+            if not part.exists()
+        ]
+        for job in tqdm(jobs, "inspect pairs", unit="source"):
+            _inspect_source(*job)
+    records = [record for part in parts for record in artifacts.read_json(part)["pairs"]]
+    if is_scored:
+        _score(records)
+    return [{key: record[key] for key in record if key != "sample"} for record in records]
+
+
+def _score(records: Sequence[dict[str, Any]]) -> None:
+    """Add an encoder's scores to records of pairs, and the pairs of least margin."""
+    with packages.needed("--encoder"):
+        from xlm.evaluation.pair_scores import pair_scores
+        from xlm.experiment.encoder import Encoder
+    encoder = Encoder.load(_ENCODER.value)
+    for record in tqdm(records, "score pairs", unit="pair"):
+        found, margins = pair_scores(record["sample"], encoder.encode, encoder.loss)
+        worst = np.argsort(margins, kind="stable")[: files.EXAMPLES]
+        record["encoder"] = found
+        record["least_margins"] = [
+            [round(float(margins[i]), 3), *record["sample"][i]] for i in worst
+        ]
+
+
+def _inspect_source(
+    source: ParallelSource, part: pathlib.Path, known: pairs.Languages, is_scored: bool
+) -> None:
+    found = pairs.examine(source, known, sources.PAIR_RULES, _SCORED_PAIRS if is_scored else 0)
+    pivot = source.languages[pairs.pivot_of(source)]
+    records = [
+        {
+            **findings.of_pairs(
+                source.name, (pivot, language), found.num_rows, int(found.pairs[i]),
+                int(found.taken[i]), found.kinds[i],
+            ),
+            "sample": found.sample[i],
+        }
+        for i, language in enumerate(source.languages)
+        if language != pivot and found.pairs[i]
+    ]  # fmt: skip
+    artifacts.write_json(part, {"pairs": records})
 
 
 def _state(path: pathlib.Path) -> tuple[int, int]:

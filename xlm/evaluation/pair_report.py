@@ -19,6 +19,7 @@ from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
 from vocap import figures
 from xlm.common import artifacts, html_report, tables
+from xlm.objectives.best_response import shrunk
 
 PLOT, RESULTS = "pair_weights.png", "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
@@ -31,7 +32,8 @@ _LEAST_SHARE = 1e-6
 # (name of a pair, number) -> that many or fewer of its sentence pairs.
 Examples = Callable[[str, int], Sequence[tuple[str, str]]]
 # Of a pair: its name; base, its probability q before the first phase; ratio, its p / q in the last
-# phase; mean_ratio, the mean over the phases; loss in the last phase, None if it was not seen.
+# phase; mean_ratio, the mean over the phases; loss in the last phase, None if it was not seen; in
+# records of today its standard error, and the examples seen.
 PairWeight = dict[str, Any]
 
 
@@ -45,7 +47,7 @@ def ranked_pairs(record: PairRecord) -> list[PairWeight]:
             "no phase was recorded, so no pair was re-weighted; train past the first step of "
             "robust.num_phases"
         )
-    found = []
+    found, last = [], record.phases[-1]
     for pair, base in record.base.items():
         if base > 0:
             ratios = [phase.weights[pair] / base for phase in record.phases]
@@ -55,8 +57,13 @@ def ranked_pairs(record: PairRecord) -> list[PairWeight]:
                     "base": base,
                     "ratio": round(ratios[-1], _DIGITS),
                     "mean_ratio": round(tables.mean_of(ratios), _DIGITS),
-                    "loss": record.phases[-1].losses[pair],
+                    "loss": last.losses[pair],
                 }
+                | (
+                    {"error": last.errors[pair], "examples": last.examples[pair]}
+                    if last.errors
+                    else {}
+                )
             )
 
     def rank(one: PairWeight) -> tuple:
@@ -92,11 +99,14 @@ def mean_losses(record: PairRecord) -> dict[str, float]:
 
 
 def excess_losses(
-    losses: Mapping[str, float], languages: Mapping[str, Pair]
+    losses: Mapping[str, float],
+    languages: Mapping[str, Pair],
+    errors: Mapping[str, float | None] | None = None,
 ) -> dict[str, float | None]:
     """Return the loss of each pair less the one that all other pairs predict for its languages.
 
     None for a pair whose languages no other pairs determine, such as the only pair of a language.
+    With standard `errors` of the losses, excesses are shrunk towards their mean by their own.
     """
     if not losses:
         return {}
@@ -107,10 +117,16 @@ def excess_losses(
     fit = design @ np.linalg.pinv(design)
     # The residual of a least-squares fit to the others is 1 / (1 - h) times that of the fit to all.
     own_share = 1 - np.diag(fit)
-    left = values - fit @ values
+    is_known = own_share > _LEAST_SHARE
+    to_others = (np.eye(len(names)) - fit) / np.where(is_known, own_share, 1.0)[:, None]
+    found = np.where(is_known, to_others @ values, np.nan)
+    if errors:
+        noise = np.array([errors.get(name) or np.inf for name in names])
+        of_sums = np.where(to_others**2 > _LEAST_SHARE**2, to_others**2, 0.0)
+        found = shrunk(found, np.sqrt(np.where(of_sums > 0, of_sums * noise**2, 0.0).sum(1)))
     return {
-        name: float(one / share) if share > _LEAST_SHARE else None
-        for name, one, share in zip(names, left, own_share, strict=True)
+        name: None if math.isnan(one) else one
+        for name, one in zip(names, found.tolist(), strict=True)
     }
 
 
@@ -130,7 +146,7 @@ def write_pair_report(
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
-    excess = excess_losses(mean_losses(record), languages)
+    excess = excess_losses(mean_losses(record), languages, record.phases[-1].errors)
     known = ranked_by_excess(excess)
     high, low = list(known)[:number], list(known)[::-1][:number]
     ends = [up, down]
@@ -200,6 +216,7 @@ def _table(pairs: Sequence[PairWeight]) -> str:
             "mean p / q": one["mean_ratio"],
             "base weight": f"{one['base']:.3g}",
             "loss": _loss(one),
+            **({"examples": f"{one['examples']:.0f}"} if "examples" in one else {}),
         }
         for one in pairs
     ]
@@ -207,7 +224,8 @@ def _table(pairs: Sequence[PairWeight]) -> str:
 
 
 def _loss(one: PairWeight) -> str:
-    return tables.shown(one["loss"], ".3f") or "not seen"
+    error = "" if one.get("error") is None else f" ± {one['error']:.3f}"
+    return (tables.shown(one["loss"], ".3f") or "not seen") + error
 
 
 def _excess_table(known: Mapping[str, float], high: Sequence[str], low: Sequence[str]) -> str:

@@ -33,6 +33,8 @@ class DataSettings:
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
       pair_sampling, pair_temperature, pair_pivot: method that samples language pairs, its T and the
         language of its pairs, see `input_pipeline.pair_sampling.PairSamplingSettings`.
+      pair_least: sentence pairs of a language, summed over its pairs, below which all its pairs
+        are left out of training.
     """
 
     alpha: float = schema.key(0.7, at_least=0)
@@ -54,6 +56,7 @@ class DataSettings:
     pair_sampling: str = schema.key("alpha")
     pair_temperature: float = schema.key(2.0)
     pair_pivot: str = schema.key("en")
+    pair_least: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
         schema.check(self, "data")
@@ -88,4 +91,5 @@ class DataSettings:
             alpha=self.pair_alpha,
             temperature=self.pair_temperature,
             pivot=self.pair_pivot,
+            least=self.pair_least,
         )

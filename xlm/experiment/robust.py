@@ -24,9 +24,9 @@ from input_pipeline.pair_phases import (
 from xlm.common.schema import settings
 from xlm.experiment import streams
 from xlm.experiment.data import pair_shares
-from xlm.objectives.best_response import best_response
+from xlm.objectives.best_response import best_response, shrunk
 from xlm.objectives.objective import Extra
-from xlm.objectives.pair_losses import PairSums, mean_pair_losses
+from xlm.objectives.pair_losses import PairSums, mean_pair_losses, standard_errors
 from xlm.objectives.replaced_token import PAIR_LOSSES
 from xlm.objectives.settings import RobustSettings
 
@@ -39,6 +39,8 @@ def with_next_phase(
     losses: Mapping[str, float],
     settings: RobustSettings,
     baseline: Mapping[str, float] | None = None,
+    errors: Mapping[str, float] | None = None,
+    examples: Mapping[str, float] | None = None,
 ) -> PairRecord:
     """Solve for the worst distribution, and add it to the record as the phase from `step` on.
 
@@ -47,6 +49,7 @@ def with_next_phase(
       losses: mean loss of each pair, NaN if it was not seen.
       baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
         without one counts as not seen.
+      errors, examples: standard errors of the losses, which `settings.shrink` needs, and examples.
 
     Raises:
       ValueError: losses of other pairs, an infinite loss, or a step that is not after the last.
@@ -59,14 +62,19 @@ def with_next_phase(
         )
     pairs = sorted(record.base)
     subtracted = [0.0 if baseline is None else baseline.get(pair, math.nan) for pair in pairs]
-    found = best_response(
-        [losses[pair] for pair in pairs], [record.base[pair] for pair in pairs], settings.rho,
-        baseline=np.array(subtracted), min_ratio=settings.min_ratio,
-    )  # fmt: skip
+    values = np.array([losses[pair] for pair in pairs], np.float64) - subtracted
+    if settings.shrink and errors is not None and not np.isinf(values).any():
+        values = shrunk(values, [errors[pair] for pair in pairs])
+    base = [record.base[pair] for pair in pairs]
+    found = best_response(values, base, settings.rho, min_ratio=settings.min_ratio)
     phase = Phase(
         step=step,
         weights=dict(zip(pairs, found.weights.tolist(), strict=True)),
         losses={pair: None if math.isnan(loss) else float(loss) for pair, loss in losses.items()},
+        errors={
+            pair: float(one) if math.isfinite(one) else None for pair, one in (errors or {}).items()
+        },
+        examples=dict(examples or {}),
         divergence=found.divergence,
         eta=found.eta if math.isfinite(found.eta) else None,
     )
@@ -180,9 +188,14 @@ class ReweightedData:
                 "used; restore the file, or train in another --workdir"
             )
         if step in self._phase_steps and step not in {phase.step for phase in record.phases}:
-            found = np.asarray(mean_pair_losses(PairSums(*learned()[PAIR_LOSSES])), np.float64)
-            losses = dict(zip(map("-".join, self._pairs), found.tolist(), strict=True))
-            record = with_next_phase(record, step, losses, self.settings, self._baseline)
+            state, names = PairSums(*learned()[PAIR_LOSSES]), [*map("-".join, self._pairs)]
+            losses, errors, examples = (
+                dict(zip(names, np.asarray(one, np.float64).tolist(), strict=True))
+                for one in (mean_pair_losses(state), standard_errors(state), state.examples)
+            )
+            record = with_next_phase(
+                record, step, losses, self.settings, self._baseline, errors, examples
+            )
             logging.info(
                 "step %d: language pairs are re-weighted, divergence %.4g from the base",
                 step, record.phases[-1].divergence,

@@ -76,6 +76,32 @@ def best_response(
     return BestResponse(weights, divergence(weights, q), eta)
 
 
+def shrunk(values: ArrayLike, errors: ArrayLike) -> np.ndarray:
+    """Shrink values [N] with standard errors [N] towards their mean, by empirical Bayes.
+
+        v_i' = m + (v_i - m) t^2 / (t^2 + e_i^2),   m = sum_i v_i / (t^2 + e_i^2), normalised
+
+    t^2 is the variance of the true values by the method of moments (DerSimonian and Laird 1986),
+    0 if the values differ no more than their errors make them. NaN stays NaN. A value of infinite
+    error becomes the mean.
+    """
+    values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
+    known = np.isfinite(values) & ~np.isnan(errors)
+    if not np.isfinite(errors[known]).any():
+        return np.where(known, values[known].mean() if known.any() else np.nan, values)
+    noise = np.maximum(errors[known] ** 2, 1e-12)
+    precision = 1 / noise
+    mean = precision @ values[known] / precision.sum()
+    spread = precision @ (values[known] - mean) ** 2 - (np.isfinite(noise).sum() - 1)
+    scale = precision.sum() - (precision @ precision) / precision.sum()
+    between = max(spread / scale, 0.0) if scale > 0 else 0.0
+    precision = 1 / (between + noise)
+    mean = precision @ values[known] / precision.sum()
+    result = values.copy()
+    result[known] = mean + (values[known] - mean) * between / (between + noise)
+    return result
+
+
 def _normalised(base: ArrayLike) -> np.ndarray:
     q = np.asarray(base, np.float64)
     total = q.sum()

@@ -7,29 +7,36 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class PairSums(NamedTuple):
-    """Sums over each pair's examples, [N] float32: of loss times weight, and of weight."""
+    """Sums over each pair's examples, [N] float32.
+
+    Of loss times weight, of weight, of squared loss times weight, of squared weight, and of
+    examples; the last is never discounted.
+    """
 
     loss: jax.Array
     weight: jax.Array
+    square: jax.Array
+    weight_square: jax.Array
+    examples: jax.Array
 
 
 def init_pair_losses(num_pairs: int) -> PairSums:
     """Initialise the state: no pair has been seen."""
-    return PairSums(jnp.zeros(num_pairs), jnp.zeros(num_pairs))
+    return PairSums(*(jnp.zeros(num_pairs) for _ in PairSums._fields))
 
 
 def pair_sums(losses: jax.Array, weights: jax.Array, pair: jax.Array, num_pairs: int) -> PairSums:
     """Sum losses [B], with weights [B], by `pair` [B] int32; pairs outside [0, N) are left out."""
     # A loss of weight zero may be anything, NaN included.
-    weighted = jnp.where(weights > 0, losses * weights, 0.0)
-    loss, weight = (
-        jax.ops.segment_sum(x.astype(jnp.float32), pair, num_segments=num_pairs)
-        for x in (weighted, weights)
+    losses = jnp.where(weights > 0, losses, 0.0)
+    terms = (losses * weights, weights, losses**2 * weights, weights**2, weights > 0)
+    return PairSums(
+        *(jax.ops.segment_sum(x.astype(jnp.float32), pair, num_segments=num_pairs) for x in terms)
     )
-    return PairSums(loss, weight)
 
 
 def update_pair_losses(state: PairSums, observed: PairSums, rate: float) -> PairSums:
@@ -39,7 +46,8 @@ def update_pair_losses(state: PairSums, observed: PairSums, rate: float) -> Pair
     its examples, without a bias towards the start. `rate` is above 0 and at most 1.
     """
     kept = jnp.where(observed.weight > 0, 1.0 - rate, 1.0)
-    return PairSums(*(old * kept + new for old, new in zip(state, observed, strict=True)))
+    discounts = PairSums(kept, kept, kept, kept**2, jnp.ones_like(kept))
+    return jax.tree.map(lambda old, by, new: old * by + new, state, discounts, observed)
 
 
 def mean_pair_losses(state: PairSums) -> jax.Array:
@@ -48,3 +56,20 @@ def mean_pair_losses(state: PairSums) -> jax.Array:
     seen = state.weight > 0
     mean = state.loss / jnp.where(seen, state.weight, 1.0)
     return jnp.where(seen, jnp.where(jnp.isfinite(mean), mean, jnp.inf), jnp.nan)
+
+
+def standard_errors(state: PairSums) -> np.ndarray:
+    """Return the standard error of each pair's mean loss [N] float64, on the host; NaN if unseen.
+
+    e_i^2 = s^2 / n_i, with n_i = (sum w)^2 / sum w^2 examples after discounting, and one variance
+    s^2 of an example in its pair, pooled over pairs. Infinite if no pair has two examples.
+    """
+    loss, weight, square, weight_square, _ = (np.asarray(one, np.float64) for one in state)
+    seen = (weight > 0) & np.isfinite(square)
+    weight, weight_square = np.where(seen, weight, 1.0), np.where(seen, weight_square, 1.0)
+    number = np.where(seen, weight**2 / weight_square, 0.0)
+    with np.errstate(invalid="ignore"):
+        variance = np.where(seen, np.maximum(square / weight - (loss / weight) ** 2, 0.0), 0.0)
+    freedom = (number - seen).sum()
+    pooled = (number * variance).sum() / freedom if freedom > 0.5 else np.inf
+    return np.where(seen, np.sqrt(pooled / np.maximum(number, 1e-9)), np.nan)

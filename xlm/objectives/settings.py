@@ -135,8 +135,10 @@ class RobustSettings:
         no robust sampling.
       rate: share of the past that a batch, or each part of one in parts, displaces in the moving
         averages of losses, see `pair_losses.update_pair_losses`.
-      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none. A pair of weight 0
-        is not seen again, and keeps the loss that it had.
+      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none, as in the paper. A
+        pair of weight 0 is not seen again, and keeps the loss that it had.
+      shrink: whether losses are shrunk towards their mean by their standard errors, so that a few
+        examples do not move a pair, see `best_response.shrunk`; the paper does not.
       baseline: file of the phases of another run, whose last losses are subtracted from those of
         this one; "" for none. A run with rho = 0 writes one, and leaves the shares of the pairs.
     """
@@ -144,7 +146,8 @@ class RobustSettings:
     rho: float = schema.key(0.05, at_least=0)
     num_phases: int = schema.key(10, at_least=0)
     rate: float = schema.key(0.1, above=0, at_most=1)
-    min_ratio: float = schema.key(0.0, at_least=0, below=1)
+    min_ratio: float = schema.key(0.2, at_least=0, below=1)
+    shrink: bool = schema.key(True)
     baseline: str = schema.key("")
 
     def __post_init__(self):
