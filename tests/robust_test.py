@@ -1,5 +1,6 @@
 """Phases solved from losses: moving averages, best response and record together; their stream."""
 
+import dataclasses
 import re
 
 import jax
@@ -63,6 +64,24 @@ class PhasesTest(folders.FolderTest):
         self.assertEqual((unchanged.divergence, unchanged.eta), (0.0, None))
         for pair, weight in BASE.items():
             self.assertAlmostEqual(unchanged.weights[pair], weight, places=15)
+
+    def test_a_few_examples_do_not_move_a_pair(self):
+        losses, examples = named((5.0, 3.0, 2.9, 0.1)), named((900.0, 900.0, 900.0, 1.0))
+        errors = named((0.1, 0.1, 0.1, 3.0))
+        one, two = (
+            with_next_phase(
+                PairRecord(BASE), 7, losses,
+                dataclasses.replace(SETTINGS, rho=0.5, shrink=shrink), None, errors, examples,
+            ).phases[0]
+            for shrink in (False, True)
+        )  # fmt: skip
+        rare = NAMES[-1]
+        self.assertEqual(one.weights[rare], 0.0)
+        self.assertGreater(two.weights[rare], 0.5 * BASE[rare])
+        self.assertEqual((two.losses, two.errors, two.examples), (losses, errors, examples))
+        write_pair_record(self.path, PairRecord(BASE, (two,)))
+        self.assertEqual(load_pair_record(self.path).phases, (two,))
+        self.assertEqual(RobustSettings().min_ratio, 0.2)
 
     def test_baseline_of_another_run(self):
         losses = named((1.0, 3.0, 2.0, np.nan))

@@ -27,7 +27,7 @@ _ROWS = 4096  # of a block
 _MOST_CELLS = 1 << 23
 _SAMPLE_CHARACTERS = 1 << 20  # of a language, for the language identification
 _LEAST_LETTERS = 12  # of a copy: shorter ones are names and greetings
-_EDITS, _COMPARED = 0.2, 64  # near copies: most edits a letter, among so many letters
+_EDITS = 0.2  # a letter of the longer cell, of a near copy, among its first 64
 # A length is untypical beyond so many robust standard deviations, and a factor.
 _DEVIATIONS, _FACTOR, _SMOOTHING = 4.5, 2.2, 5.0
 _HUB = 10  # distinct translations, at least
@@ -141,41 +141,37 @@ def learn_languages(found: Sequence[ParallelSource]) -> Languages:
 
 
 @jit
+def _letters(codes, start, end, lower, found):
+    size = 0
+    for i in range(start, end):
+        if lower[codes[i]] and size < len(found):
+            found[size] = abs(lower[codes[i]]) & 1023
+            size += 1
+    return size
+
+
+@jit
 def _near_copies(codes, starts, ends, others, other_starts, other_ends, lower, rows, is_near):
-    """Find pairs of cells with few edits, by a band of the table of distances."""
-    one, two = np.empty(_COMPARED, np.int32), np.empty(_COMPARED, np.int32)
-    row, last = np.empty(_COMPARED + 1, np.int32), np.empty(_COMPARED + 1, np.int32)
+    """Find pairs of cells with few edits, 64 rows of the table at once (Myers 1999)."""
+    one, two = np.empty(64, np.int64), np.empty(64, np.int64)
+    places = np.zeros(1024, np.uint64)
+    bit = np.uint64(1)
     for n in rows:
-        size = other_size = 0
-        for i in range(starts[n], ends[n]):
-            if lower[codes[i]] and size < _COMPARED:
-                one[size] = lower[codes[i]]
-                size += 1
-        for i in range(other_starts[n], other_ends[n]):
-            if lower[others[i]] and other_size < _COMPARED:
-                two[other_size] = lower[others[i]]
-                other_size += 1
-        most = np.int32(_EDITS * max(size, other_size))
-        if abs(size - other_size) > most:
-            continue
-        row[:] = most + 1
-        for j in range(min(most, other_size) + 1):
-            row[j] = j
-        best = np.int32(0)
-        for i in range(1, size + 1):
-            last, row = row, last
-            low, high = max(1, i - most), min(other_size, i + most)
-            row[low - 1] = i if low == 1 else most + 1
-            best = row[low - 1]
-            for j in range(low, high + 1):
-                step = last[j - 1] + (one[i - 1] != two[j - 1])
-                row[j] = min(step, row[j - 1] + 1, last[j] + 1)
-                best = min(best, row[j])
-            if high < other_size:
-                row[high + 1] = most + 1
-            if best > most:
-                break
-        is_near[n] = best <= most and row[other_size] <= most
+        size = _letters(codes, starts[n], ends[n], lower, one)
+        other_size = _letters(others, other_starts[n], other_ends[n], lower, two)
+        for i in range(size):
+            places[one[i]] |= bit << np.uint64(i)
+        more, less, edits, last = ~np.uint64(0), np.uint64(0), size, bit << np.uint64(size - 1)
+        for j in range(other_size):
+            same = places[two[j]]
+            across = (((same & more) + more) ^ more) | same
+            rises, falls = less | ~(across | more), more & across
+            edits += (rises & last != 0) - (falls & last != 0)
+            rises, falls = rises << bit | bit, falls << bit
+            less, more = rises & (same | less), falls | ~(same | less | rises)
+        is_near[n] = edits <= np.int64(_EDITS * max(size, other_size))
+        for i in range(size):
+            places[one[i]] = 0
 
 
 @dataclasses.dataclass

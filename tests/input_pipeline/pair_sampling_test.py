@@ -148,6 +148,17 @@ class MarginalsTest(parameterized.TestCase):
 
 
 class MethodsTest(parameterized.TestCase):
+    def test_languages_of_few_sentence_pairs_are_left_out(self):
+        sizes = {("de", "en"): [60, 40], ("de", "sw"): [5], ("en", "sw"): [4], ("de", "fr"): [50]}
+        settings = dataclasses.replace(SETTINGS, least=10)
+        kept = {pair: of for pair, of in sizes.items() if "sw" not in pair}
+        expected = sample_pairs(kept, SETTINGS).shares() | {("de", "sw"): 0.0, ("en", "sw"): 0.0}
+        self.assertEqual(sample_pairs(sizes, settings).shares(), expected)
+        with self.assertRaisesRegex(ValueError, "data.pair_least is 999, .* most are 155: lower"):
+            sample_pairs(sizes, dataclasses.replace(SETTINGS, least=999))
+        with self.assertRaisesRegex(ValueError, "data.pair_least is 1, .*'alpha'"):
+            dataclasses.replace(SETTINGS, method="alpha", least=1)
+
     def test_shares_by_the_numbers_of_sentence_pairs(self):
         # The second pair has two sets.
         sizes = {("de", "en"): [400], ("de", "fr"): [100, 25], ("en", "fr"): [225]}

@@ -9,6 +9,7 @@ from xlm.objectives.pair_losses import (
     init_pair_losses,
     mean_pair_losses,
     pair_sums,
+    standard_errors,
     update_pair_losses,
 )
 
@@ -60,6 +61,29 @@ class PairLossesTest(absltest.TestCase):
             self.assertEqual((one.shape, one.dtype), ((N,), jnp.float32))
         is_seen = np.isfinite(mean_pair_losses(state)).tolist()
         self.assertEqual(is_seen, [True] * 4 + [False])
+
+    def test_errors_are_those_of_the_discounted_examples(self):
+        state, given = init_pair_losses(N), batches(40)
+        for batch in given:
+            state = updated(state, *batch)
+        squares = freedom = 0.0
+        numbers = []
+        for pair in range(N - 1):
+            weights, losses, age = [], [], 0
+            for one, weight, pairs in reversed(given):
+                chosen = pairs == pair
+                weights += ((1 - RATE) ** age * weight[chosen].astype(float)).tolist()
+                losses += one[chosen].tolist()
+                age += chosen.any()
+            numbers.append(np.sum(weights) ** 2 / np.sum(np.square(weights)))
+            squares += numbers[-1] * np.cov(losses, aweights=weights, ddof=0)
+            freedom += numbers[-1] - 1
+            self.assertEqual(float(state.examples[pair]), len(losses))
+        expected = np.sqrt(squares / freedom / np.array(numbers))
+        np.testing.assert_allclose(standard_errors(state)[:-1], expected, rtol=1e-3)
+        self.assertTrue(np.isnan(standard_errors(state)[-1]))
+        once = updated(init_pair_losses(N), *(one[:1] for one in given[0]))
+        self.assertEqual(np.nanmax(standard_errors(once)), np.inf)
 
     def test_absent_pair_keeps_its_sums_however_long(self):
         state = updated(init_pair_losses(N), *batches(1)[0])

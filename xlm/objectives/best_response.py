@@ -40,9 +40,8 @@ def divergence(weights: np.ndarray, base: np.ndarray) -> float:
 
 
 def best_response(
-    losses: ArrayLike, base: ArrayLike, rho: float, *, baseline: ArrayLike = 0.0,
-    min_ratio: float = 0.0,
-) -> BestResponse:  # fmt: skip
+    losses: ArrayLike, base: ArrayLike, rho: float, *, min_ratio: float = 0.0
+) -> BestResponse:
     """Solve for the worst distribution, max_p sum_i p_i l_i subject to D(p, q) <= rho.
 
     A loss of NaN stands for a group that was never seen: it keeps p_i = q_i, and the others are
@@ -55,21 +54,20 @@ def best_response(
       losses: [N] mean loss l_i of each group, NaN if unknown.
       base: [N] q at least 0, normalised to sum to one; where it is 0, p is 0.
       rho, min_ratio: finite and at least 0, c below 1, as `RobustSettings` ensures.
-      baseline: [N] or scalar, subtracted from the losses.
     """
     q = _normalised(base)
-    excess = np.asarray(losses, np.float64) - np.asarray(baseline, np.float64)
-    if excess.shape != q.shape or np.isinf(excess[q > 0]).any():
+    losses = np.asarray(losses, np.float64)
+    if losses.shape != q.shape or np.isinf(losses[q > 0]).any():
         raise ValueError(
             f"losses of shape {np.shape(losses)} for {q.size} pairs, of which "
-            f"{np.isinf(excess).sum()} are infinite; one finite loss or NaN is needed for each"
+            f"{np.isinf(losses).sum()} are infinite; one finite loss or NaN is needed for each"
         )
-    seen = (q > 0) & ~np.isnan(excess)
+    seen = (q > 0) & ~np.isnan(losses)
     mass = q[seen].sum()
-    if not (rho > 0 and mass > 0 and np.ptp(excess[seen]) > 0):
+    if not (rho > 0 and mass > 0 and np.ptp(losses[seen]) > 0):
         return BestResponse(q, 0.0, -np.inf)
     # Both constraints enlarge the ball of the remaining problem.
-    ratios, eta = _ratios(excess[seen], q[seen] / mass, rho / mass / (1 - min_ratio) ** 2)
+    ratios, eta = _ratios(losses[seen], q[seen] / mass, rho / mass / (1 - min_ratio) ** 2)
     weights = q.copy()
     weights[seen] *= min_ratio + (1 - min_ratio) * ratios
     weights /= weights.sum()  # to sum to one up to the last bit
