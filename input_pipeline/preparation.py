@@ -422,7 +422,7 @@ def _log_tallies(job: Job, tasks: Sequence[SourceTask], parts: Sequence[Part]) -
         note = job.read_note("source", task.id)
         log_tally(task.name, *note.tally)
         for language, rules in note.taken.items():
-            counts = ", ".join(f"{name} {one['pairs']}" for name, one in rules.items())
+            counts = ", ".join(f"{name} {one['lines']}" for name, one in rules.items())
             message = "%s, %s: pairs taken by corpus.clean_pairs: %s"
             logging.info(message, task.name, language, counts or "none")
     for language, of_parts in itertools.groupby(parts, key=lambda part: part.language):

@@ -12,6 +12,8 @@ from input_pipeline.inspection import files, tallies
 from input_pipeline.inspection.characters import scripts
 from input_pipeline.inspection.files import FileReport, Kind
 from input_pipeline.inspection.language_identification import Identifier
+from input_pipeline.inspection.pairs import Examined
+from input_pipeline.sources import ParallelSource
 
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 # Boilerplate stands in this share of the documents, and in so many.
@@ -201,28 +203,31 @@ PAIR_RULES = {
 }
 
 
-def of_pairs(
-    name: str,
-    languages: tuple[str, str],
-    rows: int,
-    pairs: int,
-    taken: int,
-    kinds: Mapping[str, Kind],
-) -> dict[str, Any]:
-    """Return the record of two columns of parallel text; shares are of their pairs."""
-    found = []
-    for key, kind in kinds.items():
-        share = kind.lines / pairs
-        if share >= PAIR_RULES[key].least:
-            one = finding(key, PAIR_RULES[key], kind, share, 0)
-            is_dropped = key in sources.PAIR_RULES
-            found.append({**one, "taken_pairs": kind.lines * is_dropped, "unit": "pairs",
-                          "taken_share": one["share"] * is_dropped})  # fmt: skip
-    return {
-        "language": f"{name} {'-'.join(languages)}", "source": name, "languages": languages,
-        "rows": rows, "pairs": pairs, "taken_pairs": taken, "findings": ordered(found),
-        "counts": {key: kind.lines for key, kind in kinds.items()},
-    }  # fmt: skip
+def of_pairs(source: ParallelSource, examined: Examined) -> list[dict[str, Any]]:
+    """Return the records of the pairs of the pivot and each other column; shares are of pairs."""
+    pivot, records = source.languages[examined.pivot], []
+    for i, (language, kinds) in enumerate(zip(source.languages, examined.kinds, strict=True)):
+        found, pairs = [], int(examined.pairs[i])
+        for key, kind in kinds.items():
+            share, rule = kind.lines / pairs, PAIR_RULES[key]
+            is_taken = key in sources.PAIR_RULES
+            if share >= rule.least:
+                one = finding(key, rule, kind, share, 0)
+                taken = {"taken_pairs": kind.lines * is_taken, "taken_share": share * is_taken}
+                found.append({**one, **taken, "unit": "pairs"})
+        if pairs:
+            records.append(
+                {
+                    "language": f"{source.name} {pivot}-{language}",
+                    "rows": examined.num_rows,
+                    "pairs": pairs,
+                    "taken_pairs": int(examined.taken[i]),
+                    "findings": ordered(found),
+                    "counts": {key: kind.lines for key, kind in kinds.items()},
+                    "sample": examined.sample[i],
+                }
+            )
+    return records
 
 
 def finding(

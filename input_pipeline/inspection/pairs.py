@@ -106,10 +106,6 @@ def column_of(cells: Sequence[str]) -> Column:
     return Column(codes, lines[:count], there, line, *found[:, line])
 
 
-def pivot_of(source: ParallelSource) -> int:
-    return source.languages.index("en") if "en" in source.languages else 0
-
-
 class Languages(NamedTuple):
     """Language identification of all columns, and which languages [own, other] it tells apart."""
 
@@ -179,12 +175,14 @@ class Examined:
     """What is wrong with a source, by column: pairs of it and the pivot.
 
     Attributes:
+      pivot: column that the others are compared with; it has no pairs of its own.
       pairs: [columns]; `taken` are those that the chosen rules take.
       kinds: what is wrong with them, in pairs and their bytes.
       is_kept: a bit for each cell, row by row.
       sample: texts of some pairs, the pivot's first.
     """
 
+    pivot: int
     pairs: np.ndarray
     taken: np.ndarray
     kinds: list[dict[str, files.Kind]]
@@ -197,11 +195,11 @@ def examine(
     source: ParallelSource, languages: Languages, rules: Sequence[str], num_sampled: int = 0
 ) -> Examined:
     """Find the cells that the `rules` take; a row that keeps fewer than two goes as a whole."""
-    width, pivot = len(source.languages), pivot_of(source)
+    width = len(source.languages)
+    pivot = source.languages.index("en") if "en" in source.languages else 0
     kinds: list[dict[str, files.Kind]] = [{} for _ in source.languages]
-    found = Examined(
-        *np.zeros((2, width), np.int64), kinds, [[] for _ in kinds], np.zeros(0, np.uint8)
-    )
+    counts = np.zeros((2, width), np.int64)
+    found = Examined(pivot, *counts, kinds, [[] for _ in kinds], np.zeros(0, np.uint8))
     shown: dict[int, list[tuple[list, int]]] = {}  # by row: where its pairs go, and their columns
     own = [languages.identifier.languages.index(one) for one in source.languages]
     rows, kept = filter(None, source.rows()), []
@@ -357,53 +355,43 @@ def cleaned(found: Sequence[ParallelSource], rules: tuple[str, ...]) -> list[Par
     """Return the sources, of which those of `parallel` have lost what the rules take."""
     trained = [one for one in found if one.key == "parallel"]
     # All sources teach the languages.
-    states = tuple((str(path), path.stat().st_mtime_ns) for one in trained for path in one.files)
-    columns = tuple(one.languages for one in trained)
+    states = [
+        (one.languages, path, path.stat().st_mtime_ns) for one in trained for path in one.files
+    ]
 
-    def known(key: tuple, make: Callable[[], Any]) -> Any:
-        if (key := (states, columns, *key)) not in _found:
+    def known(make: Callable[..., Any], *key: Any) -> Any:
+        if (key := (*states, *key)) not in _found:
             _found[key] = make()
         return _found[key]
 
-    def of(source: ParallelSource) -> Examined:
-        languages = known((), lambda: learn_languages(trained))
-        return known((source.files, rules), lambda: examine(source, languages, rules))
+    def examined(source: ParallelSource) -> Examined:
+        languages = known(lambda: learn_languages(trained))
+        return known(lambda: examine(source, languages, rules), source.files, rules)
 
     def rows(source: ParallelSource) -> Iterator[Row]:
-        width, place, bits = len(source.languages), 0, of(source).is_kept
+        width, bits, place = len(source.languages), examined(source).is_kept, 0
         for row in source.rows():
-            if not row:
-                yield row
-                continue
-            if place % _ROWS == 0:
-                part = slice(place * width // 8, (place + _ROWS) * width // 8 + 1)
-                is_kept = np.unpackbits(bits[part]).tolist()
-            first = place % _ROWS * width
-            kept = [
-                cell * there
-                for cell, there in zip(row, is_kept[first : first + width], strict=True)
-            ]
-            if any(kept):
-                yield tuple(kept)
-            place += 1
+            if row:
+                if not place % _ROWS:
+                    first = place * width // 8
+                    is_kept = np.unpackbits(bits[first : first + _ROWS * width // 8]).tolist()
+                    wanted = zip(*[iter(is_kept)] * width, strict=False)
+                row, place = tuple(map(str.__mul__, row, next(wanted))), place + 1
+                if not any(row):
+                    continue
+            yield row
 
     def taken(source: ParallelSource) -> dict[str, Any]:
-        kinds = zip(source.languages, of(source).kinds, strict=True)
+        by_language = zip(source.languages, examined(source).kinds, strict=True)
         return {
-            language: {
-                name: {"pairs": kind.lines, "examples": kind.examples}
-                for name, kind in some.items()
-                if name in rules
-            }
-            for language, some in kinds
-            if some
+            language: {name: dataclasses.asdict(kinds[name]) for name in rules if name in kinds}
+            for language, kinds in by_language
+            if kinds
         }
 
     return [
-        dataclasses.replace(
-            one, rows=functools.partial(rows, one), taken=functools.partial(taken, one)
-        )
-        if one.key == "parallel"
+        dataclasses.replace(one, **{f.__name__: functools.partial(f, one) for f in (rows, taken)})
+        if one in trained
         else one
         for one in found
     ]

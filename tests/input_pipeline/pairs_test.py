@@ -18,7 +18,7 @@ from tests.folders import FolderTest
 from tests.input_pipeline import preparation_test
 from tests.input_pipeline.inspection_test import made_up
 
-COUNT = 600
+COUNT = 601
 ALPHABETS = ("abcdefghijklm", "nopqrstuvwxyz", "абвгдежзиклмн")
 
 
@@ -87,7 +87,7 @@ class PairsTest(FolderTest, parameterized.TestCase):
         self.write_rows(rows)
         expected = [row for i, row in enumerate(rows) if i not in bad]
         self.assertEqual(self.kept(kind), expected)
-        self.assertEqual(self.taken["bb"][kind]["pairs"], len(bad))
+        self.assertEqual(self.taken["bb"][kind]["lines"], len(bad))
         self.assertEqual(self.kept(*PAIR_RULES), expected)
         # In another order the same rows stay, and of equal ones the first.
         shuffled = random.Random(1).sample(rows, len(rows))
@@ -177,7 +177,7 @@ class PairsTest(FolderTest, parameterized.TestCase):
             files[-1]["text"] = load_corpus(spec).digest()
         self.assertEqual(*files)
         taken = json.loads((self.folder / "dirty-out" / "clean_pairs.json").read_text())
-        self.assertEqual(taken["aa-bb"]["bb"]["language"]["pairs"], len(bad))
+        self.assertEqual(taken["aa-bb"]["bb"]["language"]["lines"], len(bad))
         self.assertFalse((self.folder / "clean-out" / "clean_pairs.json").exists())
 
     def test_unknown_rules_are_named(self):

@@ -13,7 +13,7 @@ import collections
 import functools
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags, logging
@@ -53,15 +53,12 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError(f"name one folder of text, not {argv[1:4]}: xlm inspect TEXT --output=DIR")
     spec = CorpusSpec(root=argv[1], text=("",))
     found, parallel = sources.find_text(spec, with_empty=True), _find_parallel(argv[1])
-    if not parallel:
+    if found or not parallel:
         corpus.check_found(spec, {one.language for one in found})
     with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
         languages = _inspect(found, aside) if found else []
         bitext = _inspect_pairs(parallel, aside) if parallel else []
-        artifacts.write_json(
-            aside / "inspection.json",
-            {"languages": languages, **({"pairs": bitext} if bitext else {})},
-        )
+        artifacts.write_json(aside / "inspection.json", {"languages": languages, "pairs": bitext})
         html_report.write(aside, page.report(languages, bitext))
     print(page.summary([*languages, *bitext]))
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")
@@ -115,56 +112,29 @@ def _find_parallel(root: str) -> list[ParallelSource]:
 def _inspect_pairs(found: Sequence[ParallelSource], aside: pathlib.Path) -> list[dict[str, Any]]:
     """Return the record of each pair of languages of each source."""
     states = [(one.name, *map(str, one.files), *map(_state, one.files)) for one in found]
-    is_scored = _ENCODER.value is not None
-    folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, is_scored, states))
-    parts = [folder / f"pairs-{i:06d}.json" for i in range(len(found))]
-    if not all(part.exists() for part in parts):
-        known = pairs.learn_languages(found)
-        jobs = [
-            (one, part, known, is_scored)
-            for one, part in zip(found, parts, strict=True)
-            if not part.exists()
-        ]
-        for job in tqdm(jobs, "inspect pairs", unit="source"):
-            _inspect_source(*job)
-    records = [record for part in parts for record in artifacts.read_json(part)["pairs"]]
-    if is_scored:
-        _score(records)
-    return [{key: record[key] for key in record if key != "sample"} for record in records]
+    number = _SCORED_PAIRS if _ENCODER.value else 0
+    folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, number, states))
+    learn, records = functools.cache(lambda: pairs.learn_languages(found)), []
+    for i, one in enumerate(tqdm(found, "inspect pairs", unit="source")):
+        if not (part := folder / f"pairs-{i:06d}.json").exists():
+            examined = pairs.examine(one, learn(), sources.PAIR_RULES, number)
+            artifacts.write_json(part, {"pairs": findings.of_pairs(one, examined)})
+        records += artifacts.read_json(part)["pairs"]
+    for record in tqdm(records, "score pairs", unit="pair", disable=not number):
+        if sample := record.pop("sample"):
+            record["encoder"], margins = _encoder_scores()(sample)
+            worst = np.argsort(margins, kind="stable")[: files.EXAMPLES].tolist()
+            record["least_margins"] = [[float(margins[i]), *sample[i]] for i in worst]
+    return records
 
 
-def _score(records: Sequence[dict[str, Any]]) -> None:
-    """Add an encoder's scores to records of pairs, and the pairs of least margin."""
+@functools.cache
+def _encoder_scores() -> Callable[[Sequence], tuple[dict[str, float], np.ndarray]]:
     with packages.needed("--encoder"):
         from xlm.evaluation.pair_scores import pair_scores
         from xlm.experiment.encoder import Encoder
     encoder = Encoder.load(_ENCODER.value)
-    for record in tqdm(records, "score pairs", unit="pair"):
-        found, margins = pair_scores(record["sample"], encoder.encode, encoder.loss)
-        worst = np.argsort(margins, kind="stable")[: files.EXAMPLES]
-        record["encoder"] = found
-        record["least_margins"] = [
-            [round(float(margins[i]), 3), *record["sample"][i]] for i in worst
-        ]
-
-
-def _inspect_source(
-    source: ParallelSource, part: pathlib.Path, known: pairs.Languages, is_scored: bool
-) -> None:
-    found = pairs.examine(source, known, sources.PAIR_RULES, _SCORED_PAIRS if is_scored else 0)
-    pivot = source.languages[pairs.pivot_of(source)]
-    records = [
-        {
-            **findings.of_pairs(
-                source.name, (pivot, language), found.num_rows, int(found.pairs[i]),
-                int(found.taken[i]), found.kinds[i],
-            ),
-            "sample": found.sample[i],
-        }
-        for i, language in enumerate(source.languages)
-        if language != pivot and found.pairs[i]
-    ]  # fmt: skip
-    artifacts.write_json(part, {"pairs": records})
+    return lambda sample: pair_scores(sample, encoder.encode, encoder.loss)
 
 
 def _state(path: pathlib.Path) -> tuple[int, int]:
