@@ -198,15 +198,15 @@ def examine(
     width = len(source.languages)
     pivot = source.languages.index("en") if "en" in source.languages else 0
     kinds: list[dict[str, files.Kind]] = [{} for _ in source.languages]
-    counts = np.zeros((2, width), np.int64)
-    found = Examined(pivot, *counts, kinds, [[] for _ in kinds], np.zeros(0, np.uint8))
+    pairs, taken = np.zeros((2, width), np.int64)
+    found = Examined(pivot, pairs, taken, kinds, [[] for _ in kinds], np.zeros(0, np.uint8))
     shown: dict[int, list[tuple[list, int]]] = {}  # by row: where its pairs go, and their columns
     own = [languages.identifier.languages.index(one) for one in source.languages]
     rows, kept = filter(None, source.rows()), []
+    number = max(_MOST_CELLS // width // _ROWS, 1)  # of blocks
     while True:
-        part = itertools.islice(rows, max(_MOST_CELLS // width // _ROWS, 1) * _ROWS)
-        blocks = iter(lambda part=part: list(itertools.islice(part, _ROWS)), [])
-        cells = [_cells(block, pivot, own, languages) for block in blocks]
+        blocks = (list(itertools.islice(rows, _ROWS)) for _ in range(number))
+        cells = [_cells(some, pivot, own, languages) for some in itertools.takewhile(len, blocks)]
         if not cells:
             break
         table = np.concatenate(cells)
@@ -239,7 +239,7 @@ def _count(
     shown: dict[int, list[tuple[list, int]]], num_sampled: int,
 ) -> None:  # fmt: skip
     bits, sizes = pair["bits"][:, 0] | pair["bits"][:, 1], pair["size"].sum(1)
-    wanted = []
+    wanted: list[tuple[int, list[Any]]] = []
     for name in KINDS:
         bit = _BITS[name]
         if len(hits := np.flatnonzero(is_pair & (bits & bit > 0))):
@@ -279,18 +279,17 @@ def _cells(rows: Sequence[Row], pivot: int, own: Sequence[int], languages: Langu
                 lines, models = one.lines[one.line[copies]], languages.identifier.models
                 scores, _ = identification.score(one.codes, lines, models, models.shape[2])
                 marks["is_own"][copies] = scores[:, own[number]] > scores[:, own[pivot]]
-            more, less = _differences(first.numbers, one.numbers)
-            marks["numbers"] = both & more & less
+            marks["numbers"] = both & _disagree(first.numbers, one.numbers)
             marks["end_marks"] = both & (one.mark + first.mark == 3)
         for name, chosen in marks.items():
             cells["bits"] |= np.where(chosen, _BITS[name], 0).astype("u2")
     return table
 
 
-def _differences(one: np.ndarray, two: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether any digit is more often in the first, and any in the second, [n] each."""
+def _disagree(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """Return whether each side has more of some digit than the other [n]."""
     counts = [side[:, None] >> np.arange(0, 63, 7) & 127 for side in (one, two)]
-    return (counts[0] > counts[1]).any(1), (counts[0] < counts[1]).any(1)
+    return (counts[0] > counts[1]).max(1) & (counts[0] < counts[1]).max(1)
 
 
 def _row_digests(table: np.ndarray) -> np.ndarray:
@@ -390,7 +389,9 @@ def cleaned(found: Sequence[ParallelSource], rules: tuple[str, ...]) -> list[Par
         }
 
     return [
-        dataclasses.replace(one, **{f.__name__: functools.partial(f, one) for f in (rows, taken)})
+        dataclasses.replace(
+            one, rows=functools.partial(rows, one), taken=functools.partial(taken, one)
+        )
         if one in trained
         else one
         for one in found

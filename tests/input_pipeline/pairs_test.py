@@ -153,8 +153,8 @@ class PairsTest(FolderTest, parameterized.TestCase):
             ("7", "seven"), ("10/5/2020", "5.10.2020"), ("35", "5"), ("3 of 44", "44"),
         ]  # fmt: skip
         one, two = map(pairs.column_of, zip(*cells, strict=True))
-        more, less = pairs._differences(one.numbers, two.numbers)
-        self.assertEqual(np.flatnonzero(more & less).tolist(), [3])
+        found = pairs._disagree(one.numbers, two.numbers)
+        self.assertEqual(np.flatnonzero(found).tolist(), [3])
 
     def test_a_dataset_is_that_of_the_cleaned_file(self):
         settings = PackedDatasetSettings(length=64, parallel_length=32, num_workers=2)
