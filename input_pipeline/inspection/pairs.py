@@ -203,9 +203,9 @@ def examine(
     shown: dict[int, list[tuple[list, int]]] = {}  # by row: where its pairs go, and their columns
     own = [languages.identifier.languages.index(one) for one in source.languages]
     rows, kept = filter(None, source.rows()), []
-    number = max(_MOST_CELLS // width // _ROWS, 1)  # of blocks
+    num_blocks = max(_MOST_CELLS // width // _ROWS, 1)
     while True:
-        blocks = (list(itertools.islice(rows, _ROWS)) for _ in range(number))
+        blocks = (list(itertools.islice(rows, _ROWS)) for _ in range(num_blocks))
         cells = [_cells(some, pivot, own, languages) for some in itertools.takewhile(len, blocks)]
         if not cells:
             break
@@ -245,7 +245,8 @@ def _count(
         if len(hits := np.flatnonzero(is_pair & (bits & bit > 0))):
             kind = found.kinds[number].setdefault(name, files.Kind())
             size = int(sizes[hits].sum())
-            kind.add(files.Kind(len(hits), size, size))
+            kind.lines += len(hits)
+            kind.bytes = kind.taken = kind.bytes + size
             wanted += [(row, kind.examples) for row in hits[: files.EXAMPLES]]
     if num_sampled and not found.num_rows:
         rows = np.flatnonzero(is_pair)

@@ -3,6 +3,7 @@
 import collections
 import json
 import random
+from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
@@ -105,6 +106,20 @@ class PairsTest(FolderTest, parameterized.TestCase):
         del expected[13]  # one cell is no pair
         self.assertEqual(self.kept(kind, name="set.tsv"), expected)
 
+    @parameterized.parameters("copies", "numbers", "hubs")
+    def test_a_source_may_have_several_tables(self, kind):
+        rows, bad = planted(translations(2), kind)
+        self.write_rows(rows)
+        expected = self.kept(kind)
+        shown = self.taken["bb"][kind]["examples"][:5]
+        self.assertEqual(shown, [" ||| ".join(s[:120] for s in rows[i]) for i in sorted(bad)[:5]])
+        self.write_rows(rows)  # another state of the file
+        with mock.patch.object(pairs, "_ROWS", 64), mock.patch.object(pairs, "_MOST_CELLS", 512):
+            several = self.kept(kind)
+        # Tables of 256 rows have fewer than ten of a hub each.
+        self.assertEqual(several, rows if kind == "hubs" else expected)
+        self.assertEqual(self.taken.get("bb", {}).get(kind, {}).get("examples", shown)[:5], shown)
+
     def test_what_inspection_counts_is_what_the_key_takes(self):
         rows = translations(2)
         for kind in PAIR_RULES:
@@ -127,7 +142,9 @@ class PairsTest(FolderTest, parameterized.TestCase):
         twos[200:300] = twos[201:301]
         self.write_rows(list(zip(ones, twos, strict=True)))
         done = commands.execute("inspect_text", str(self.folder), f"--output={self.folder / 'out'}")
-        self.assertRegex(done.stdout, r"aa-bb aa-bb: runs of rows out of step: (80|100|120), ")
+        self.assertRegex(
+            done.stdout, r"aa-bb aa-bb: runs of rows out of step: (80|100|120), .*again \(0 pairs, "
+        )
 
     def test_near_copies_are_those_of_the_edit_distance(self):
         rng, rows = random.Random(0), []

@@ -7,7 +7,7 @@ import numpy as np
 from xlm.evaluation.metrics.retrieval import MARGINS, nearest_accuracy, nearest_neighbours
 
 _NEIGHBOURS = 4
-_LOSS_PAIRS = 200
+_LOSS_PAIRS = 64
 _LEAST_PAIRS = 8
 
 
