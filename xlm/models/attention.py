@@ -7,16 +7,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xlm.models.layers import dense
+from xlm.models.layers import dense, norm
 from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from xlm.models.positions import DistanceBias, RowGate, rotate
 from xlm.models.segment_attention import segment_attention
-from xlm.models.segments import causal_mask
+from xlm.models.segments import causal_mask, in_reach, segment_mask, window_mask
 from xlm.models.settings import Kernel
 from xlm.models.softmax_attention import attend, attention_weights
 
 # Most queries per block of `_blockwise` attention.
 _BLOCK = 128
+# Longest sequence within segments whose weights of all pairs the plain kernel holds at a time.
+LONGEST_AT_ONCE = 1024
 
 
 class KeysValues(NamedTuple):
@@ -75,7 +77,10 @@ class Attention(nn.Module):
         and with dropout by blocks of queries.
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
-      initializer: of kernels, see `layers.dense`.
+      initializer, depth: of kernels, see `layers.dense`.
+      half_window: tokens before a query, and behind it, that it sees; 0 for all.
+      use_bias: whether projections have a bias.
+      qk_norm, norm_epsilon: of `layers.norm` over each head of queries and keys, "" for none.
     """
 
     hidden_size: int
@@ -86,13 +91,22 @@ class Attention(nn.Module):
     rotary_theta: float = 0.0
     is_gated: bool = False
     initializer: str = "normal"
+    depth: int = 0
+    half_window: int = 0
+    use_bias: bool = True
+    qk_norm: str = ""
+    norm_epsilon: float = 1e-5
 
     def setup(self):
-        self.query, self.key, self.value = (
-            dense(self.hidden_size, ("embed", "heads"), self.dtype, self.initializer)
-            for _ in range(3)
+        build = functools.partial(
+            dense, self.hidden_size, dtype=self.dtype, kind=self.initializer, use_bias=self.use_bias
         )
-        self.output = dense(self.hidden_size, ("heads", "embed"), self.dtype, self.initializer)
+        self.query, self.key, self.value = (build(axes=("embed", "heads")) for _ in range(3))
+        self.output = build(axes=("heads", "embed"), depth=self.depth)
+        if self.qk_norm:
+            self.query_norm, self.key_norm = (
+                norm(self.qk_norm, self.dtype, self.norm_epsilon, axis=None) for _ in range(2)
+            )
         if self.is_gated:
             self.gate = RowGate()
 
@@ -105,6 +119,7 @@ class Attention(nn.Module):
     def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:
         """Project [B, K, D] to keys, rotated by any positions [B, K] int32, and values."""
         keys = self._by_head(self.key(x))
+        keys = self.key_norm(keys) if self.qk_norm else keys
         return KeysValues(self._rotated(keys, positions), self._by_head(self.value(x)))
 
     def _rotated(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
@@ -130,8 +145,9 @@ class Attention(nn.Module):
           bias: float that broadcasts to [B, H, Q, K], or its factors; added to the scores, scaled
             by any gate.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
-          segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else; kernels
-            that mask by segments read them in place of the mask. None for any other mask.
+          segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else, or
+            None for `LONGEST_AT_ONCE` and above; what masks by segments reads them in place of the
+            mask. None for any other mask.
           cache: of the tokens before `x`. Attention over `x` is then causal, and K is the capacity
             C.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
@@ -140,29 +156,47 @@ class Attention(nn.Module):
             raise ValueError("attention to another sequence takes its keys_values, not a cache")
         source = x if context is None else context
         query = self._by_head(self.query(x))
+        query = self.query_norm(query) if self.qk_norm else query
         gate = self.gate(query) if self.is_gated and bias is not None else None
         query = self._rotated(query, positions)
         pair = source if isinstance(source, KeysValues) else self.keys_values(source, positions)
         if cache is not None:
             so_far = causal_mask(x.shape[1], cache.capacity, first=cache.length)
             mask = so_far if mask is None else mask & so_far
+            if self.half_window:
+                sizes = x.shape[1], cache.capacity
+                mask &= window_mask(*sizes, self.half_window, first=cache.length)
             cache = cache.appended(pair)
             pair = cache.keys_values()
         # GPU kernels are skipped for initialisation, so that shapes can be derived without a GPU,
         # and in decoding, where a single query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
-        mixed = self._mixed(query, pair, mask, bias, gate, segments, deterministic, kernel)
+        mixed = self._mixed(
+            query, pair, mask, bias, gate, segments, deterministic, kernel, cache is not None
+        )
         return self.output(mixed.reshape(x.shape)), cache
 
     def _mixed(
         self, query: jax.Array, pair: KeysValues, mask: jax.Array | None,
         bias: jax.Array | DistanceBias | None, gate: jax.Array | None, segments: jax.Array | None,
-        deterministic: bool, kernel: Kernel,
+        deterministic: bool, kernel: Kernel, is_cached: bool,
     ) -> jax.Array:  # fmt: skip
         """Return values averaged by attention weights, [B, Q, H, D / H]."""
-        has_dropout = self.dropout_rate and not deterministic
-        if kernel == "splash" and segments is not None and bias is None and not has_dropout:
-            return _splash(query, pair, segments)
+        has_dropout = bool(self.dropout_rate) and not deterministic
+        if segments is not None and bias is None:
+            if kernel == "splash" and not has_dropout:
+                return _splash(query, pair, segments, self.half_window)
+            near = in_reach(query, *pair, segments, self.half_window) if self.half_window else None
+            if near is not None:
+                mixed = self._with_dropout(*near) if has_dropout else attend(*near)
+                return mixed.reshape(len(query), -1, *query.shape[2:])[:, : query.shape[1]]
+            if query.shape[1] > LONGEST_AT_ONCE:
+                key = self.make_rng("dropout") if has_dropout else None
+                seen = Seen(segments, self.half_window)
+                return _blockwise(query, *pair, None, None, None, key, self.dropout_rate, seen)
+        if self.half_window and not is_cached:
+            window = window_mask(query.shape[1], query.shape[1], self.half_window)
+            mask = window if mask is None else mask & window
         if isinstance(bias, DistanceBias):
             # One for all examples: JAX adds the mask before it calls cuDNN's kernel, which so gets
             # a bias [B, H, Q, K] and has a gradient as large.
@@ -173,25 +207,47 @@ class Attention(nn.Module):
             bias = jnp.broadcast_to(bias, shape)
         inputs = (query, *pair, mask, bias, gate)
         if has_dropout and kernel == "xla":
-            weights = attention_weights(query, pair.keys, mask, bias, gate)
-            weights = nn.Dropout(self.dropout_rate)(weights, deterministic=False)
-            return jnp.einsum("bhqk,bkhd->bqhd", weights, pair.values)
+            return self._with_dropout(*inputs)
         if has_dropout:
             return _blockwise(*inputs, self.make_rng("dropout"), self.dropout_rate)
         # JAX refuses the kernel's gradient for odd lengths.
         is_even = query.shape[1] % 2 == 0 and pair.keys.shape[1] % 2 == 0
         return _cudnn(*inputs) if kernel == "cudnn" and is_even else attend(*inputs)
 
+    def _with_dropout(
+        self, query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
+        bias: jax.Array | None = None, gate: jax.Array | None = None,
+    ) -> jax.Array:  # fmt: skip
+        weights = attention_weights(query, keys, mask, bias, gate)
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=False)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
+
     def _by_head(self, projected: jax.Array) -> jax.Array:
         """Reshape [B, L, D] to [B, L, H, D / H]."""
         return projected.reshape(*projected.shape[:2], self.num_heads, -1)
 
 
-def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array) -> jax.Array:
+class Seen(NamedTuple):
+    """Mask of a sequence as its segments [B, L] int32 and the half of a window, 0 for none."""
+
+    segments: jax.Array
+    half_window: int
+
+    def mask(self, first: jax.Array, size: int) -> jax.Array:
+        """Return the mask [B, 1, size, L] of the queries from index `first` on."""
+        own = jax.lax.dynamic_slice_in_dim(self.segments, first, size, axis=1)
+        seen = segment_mask(own, self.segments)
+        if self.half_window:
+            seen &= window_mask(size, self.segments.shape[1], self.half_window, first)
+        return seen
+
+
+def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array, half_window: int) -> jax.Array:
     """Return attention [B, Q, H, D / H] within segments by splash on each device's shard."""
     by_head = (SEQUENCES, None, HEADS)
     axes = (by_head, by_head, by_head, (SEQUENCES,))
-    return on_each_shard(segment_attention, (query, *pair, segments), axes, out_axes=by_head)
+    attention = functools.partial(segment_attention, half_window=half_window)
+    return on_each_shard(attention, (query, *pair, segments), axes, out_axes=by_head)
 
 
 def _cudnn(
@@ -210,9 +266,13 @@ def _cudnn(
 
 def _blockwise(
     query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
-    bias: jax.Array | None, gate: jax.Array | None, key: jax.Array, dropout_rate: float,
+    bias: jax.Array | None, gate: jax.Array | None, key: jax.Array | None, dropout_rate: float,
+    seen: Seen | None = None,
 ) -> jax.Array:  # fmt: skip
-    """Return attention [B, Q, H, D / H] with dropout, holding the weights of a block at a time."""
+    """Return attention [B, Q, H, D / H], holding the weights of a block of queries at a time.
+
+    With a `key` weights have dropout. `seen` is in place of a mask.
+    """
     # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
     # dropout depends on the number of calls on the device instead of a key: in a scan over layers,
     # whose backward pass starts at the last layer, it would use the mask of another layer.
@@ -226,7 +286,10 @@ def _blockwise(
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def of_block(block) -> jax.Array:
-        query, (mask, bias, gate), key = block
+        number, query, (mask, bias, gate), key = block
+        mask = mask if seen is None else seen.mask(number * size, size)
+        if key is None:
+            return attend(query, keys, values, mask, bias, gate)
         weights = attention_weights(query, keys, mask, bias, gate)
         is_kept = jax.random.bernoulli(key, 1 - dropout_rate, weights.shape)
         weights = jnp.where(is_kept, weights / (1 - dropout_rate), 0)
@@ -237,7 +300,9 @@ def _blockwise(
         None if bias is None else blocks(bias, 2),
         None if gate is None else blocks(gate, 1),
     )
-    by_block = (blocks(query, 1), rows, jax.random.split(key, num_queries // size))
+    number = num_queries // size
+    keys_of_blocks = None if key is None else jax.random.split(key, number)
+    by_block = (jnp.arange(number), blocks(query, 1), rows, keys_of_blocks)
     mixed = jnp.moveaxis(jax.lax.map(of_block, by_block), 0, 1)  # [B, Q / size, size, H, D / H]
     return mixed.reshape(*query.shape[:2], *mixed.shape[3:])
 

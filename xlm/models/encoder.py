@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_partitioning
 
-from xlm.models.attention import Cache
-from xlm.models.layers import INIT_STDDEV, dense, gelu, layer_norm
+from xlm.models.attention import LONGEST_AT_ONCE, Cache
+from xlm.models.layers import dense, gelu, initializer, norm
 from xlm.models.layout import embedded, split_batch
 from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
 from xlm.models.segments import causal_mask, segment_mask
@@ -47,7 +47,10 @@ class Embeddings(nn.Module):
         if table is None:
             table = self.param(
                 "table",
-                with_logical_partitioning(nn.initializers.normal(INIT_STDDEV), ("vocab", "embed")),
+                with_logical_partitioning(
+                    initializer("normal" if s.initializer == "fan_in" else s.initializer),
+                    ("vocab", "embed"),
+                ),
                 (s.vocab_size, s.embedding_size),
             )
         first, *others = table if isinstance(table, tuple) else (table,)
@@ -56,16 +59,19 @@ class Embeddings(nn.Module):
             x = x + embedded(other, tokens)
         x = x.astype(s.dtype)
         if s.embedding_size != s.hidden_size:
-            x = dense(s.hidden_size, ("embed", "embed_out"), s.dtype, s.initializer, "project")(x)
+            axes = ("embed", "embed_out")
+            x = dense(
+                s.hidden_size, axes, s.dtype, s.initializer, "project", use_bias=s.bias
+            )(x)  # fmt: skip
         if s.position == "learned":
             x = x + self.learned_positions(positions)  # [B, L, D]
         if s.embedding_norm:
-            x = layer_norm(s.dtype, s.norm_epsilon, "norm")(x)
+            x = norm(s.norm, s.dtype, s.norm_epsilon, "norm")(x)
         return nn.Dropout(s.dropout_rate)(x, deterministic=deterministic)
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, GELU and LayerNorm in front of the output layer, and the output layer's bias."""
+    """Dense, GELU and norm in front of the output layer, and the output layer's bias."""
 
     settings: EncoderSettings
 
@@ -76,10 +82,12 @@ class MaskedLMHead(nn.Module):
             "bias", with_logical_partitioning(nn.initializers.zeros, ("vocab",)), (s.vocab_size,)
         )
         hidden = split_batch(hidden)
-        hidden = dense(s.embedding_size, ("embed", "embed_out"), s.dtype, s.initializer, "dense")(
-            hidden
-        )
-        return split_batch(layer_norm(s.dtype, s.norm_epsilon, "norm")(gelu(hidden)))
+        axes = ("embed", "embed_out")
+        hidden = dense(
+            s.embedding_size, axes, s.dtype, s.initializer, "dense", use_bias=s.bias,
+            depth=s.num_layers,
+        )(hidden)  # fmt: skip
+        return split_batch(norm(s.norm, s.dtype, s.norm_epsilon, "norm")(gelu(hidden)))
 
 
 class Encoder(nn.Module):
@@ -97,7 +105,7 @@ class Encoder(nn.Module):
                 s.num_heads, s.distance_buckets, s.max_distance, s.distance_slope, s.max_length
             )
         if self.settings.norm_position == "pre":
-            self.final_norm = layer_norm(s.dtype, s.norm_epsilon)
+            self.final_norm = norm(s.norm, s.dtype, s.norm_epsilon)
         self.head = MaskedLMHead(self.settings)
 
     def encode(
@@ -125,7 +133,8 @@ class Encoder(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
-            layers = layer_loop(self.settings, num_layers)
+            is_initializing = self.is_initializing()
+            layers = layer_loop(self.settings, num_layers, is_initializing=is_initializing)
             order = self._order(segments, positions, positions_restart)
             x, _ = layers(self.layers, x, order, deterministic, None, None)
         if num_layers == total and self.settings.norm_position == "pre":
@@ -161,7 +170,7 @@ class Encoder(nn.Module):
             if is_causal:
                 mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
                 order = order._replace(mask=mask, segments=None)
-            layers = layer_loop(s, s.num_layers)
+            layers = layer_loop(s, s.num_layers, is_initializing=self.is_initializing())
             x, _ = layers(self.layers, x, order, deterministic, context, None)
         return self.final_norm(x) if s.norm_position == "pre" else x
 
@@ -205,7 +214,8 @@ class Encoder(nn.Module):
                 self.distances(), segments, positions if positions_restart else None
             )
         rotated_by = positions if s.position == "rotary" else None
-        return Order(segment_mask(segments), bias, rotated_by, segments)
+        is_long = segments.shape[1] > LONGEST_AT_ONCE and not s.has_bias
+        return Order(None if is_long else segment_mask(segments), bias, rotated_by, segments)
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """Apply the masked-LM head, [..., D] -> [..., E], the input of the output layer."""

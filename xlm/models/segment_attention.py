@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     BlockSizes,
     FullMask,
+    LocalMask,
     SegmentIds,
     make_splash_mha,
 )
@@ -27,12 +28,13 @@ _NO_SEGMENT = -(2**31)
 
 def segment_attention(
     query: jax.Array, keys: jax.Array, values: jax.Array, segments: jax.Array, *,
-    interpret: bool = False,
+    half_window: int = 0, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
     """Return self-attention [B, L, H, D] in the dtype of `values`; no gradient for `segments`.
 
     Query, keys and values are [B, L, H, D], all float32 or all bfloat16. A query sees the keys of
-    its own segment, [B, L] int32 above the smallest int32. Scores are q . k / sqrt(D), and their
+    its own segment, [B, L] int32 above the smallest int32, or of these at a distance of at most any
+    `half_window`. Scores are q . k / sqrt(D), and their
     softmax is in float32. `interpret` runs the kernel without a TPU, slowly. On a mesh, call this
     inside `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not
     partition kernels. Raises ValueError if shapes differ, as in attention to another sequence.
@@ -50,12 +52,12 @@ def segment_attention(
         for x in (query, keys, values)
     )
     segments = jnp.pad(segments, ((0, 0), (0, padding)), constant_values=_NO_SEGMENT)
-    attend = _kernel(shape[1] + padding, shape[2], interpret)
+    attend = _kernel(shape[1] + padding, shape[2], half_window, interpret)
     out = jax.vmap(attend)(*by_head, SegmentIds(segments, segments))
     return out.swapaxes(1, 2)[:, : shape[1]].astype(values.dtype)
 
 
-def _kernel(length: int, num_heads: int, interpret: bool):
+def _kernel(length: int, num_heads: int, half_window: int, interpret: bool):
     """Build attention of one example, [H, L, D] three times and segments -> [H, L, D]."""
     block = next(n for n in range(_MAX_BLOCK, 0, -_LANES) if length % n == 0)
     make = functools.partial(make_splash_mha, head_shards=1, q_seq_shards=1, interpret=interpret)
@@ -64,4 +66,6 @@ def _kernel(length: int, num_heads: int, interpret: bool):
         block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
         block_q_dq=block, block_kv_dq=block,
     )  # fmt: skip
-    return make(MultiHeadMask([FullMask((length, length))] * num_heads), block_sizes=sizes)
+    window = (half_window, half_window)
+    mask = LocalMask((length, length), window, 0) if half_window else FullMask((length, length))
+    return make(MultiHeadMask([mask] * num_heads), block_sizes=sizes)

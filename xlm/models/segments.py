@@ -3,6 +3,10 @@
 import jax
 import jax.numpy as jnp
 
+# Queries of a block of local attention, at least.
+_LEAST_BLOCK = 64
+_NO_SEGMENT = -(2**31)  # of padding added here, distinct from those of tokens
+
 
 def packed_segments(
     tokens: jax.Array, *, bos: int, pad: int, across_documents: bool
@@ -62,6 +66,63 @@ def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> 
     """Return the mask [1, 1, Q, K] of tokens that see themselves and all tokens before them."""
     queries = first + jnp.arange(num_queries)  # as indices of the keys
     return (queries[:, None] >= jnp.arange(num_keys)[None, :])[None, None]
+
+
+def window_mask(
+    num_queries: int, num_keys: int, half: int, first: jax.Array | int = 0
+) -> jax.Array:
+    """Return the mask [1, 1, Q, K] of tokens that see tokens at a distance of at most `half`."""
+    queries = first + jnp.arange(num_queries)  # as indices of the keys
+    return (jnp.abs(queries[:, None] - jnp.arange(num_keys)[None, :]) <= half)[None, None]
+
+
+def in_reach(
+    query: jax.Array, keys: jax.Array, values: jax.Array, segments: jax.Array, half: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array] | None:
+    """Regroup self-attention by blocks of C queries with the keys in their reach.
+
+    None if a block reaches over as many keys as the sequence has, so that nothing is gained.
+
+    Args:
+      query, keys, values: [B, L, H, D].
+      segments: [B, L] int32; tokens see their segment only.
+      half: distance up to which a token sees others.
+
+    Returns:
+      Queries [B N, C, H, D], keys and values [B N, C + 2 half, H, D] and the mask
+      [B N, 1, C, C + 2 half] of N blocks, the last of which is padded.
+    """
+    num_sequences, length = segments.shape
+    parts = -(-_LEAST_BLOCK // half)  # of a block, each of `half` tokens
+    size = parts * half
+    if size + 2 * half >= length:
+        return None
+    padding = -length % size
+    number = (length + padding) // size
+
+    def own(x: jax.Array, fill: int = 0) -> jax.Array:
+        """Split [B, L, ...] into blocks [B, N, C, ...]."""
+        x = _padded(x, 0, padding, fill)
+        return x.reshape(num_sequences, number, size, *x.shape[2:])
+
+    def near(x: jax.Array, fill: int = 0) -> jax.Array:
+        """Return the tokens in reach of each block, [B, N, C + 2 half, ...]."""
+        x = _padded(x, half, half + padding, fill)
+        x = x.reshape(num_sequences, -1, half, *x.shape[2:])
+        # Slices, whose gradient is a sum of slices; that of a gather would be a scatter.
+        shifted = [x[:, i : i + parts * number : parts] for i in range(parts + 2)]
+        return jnp.concatenate(shifted, axis=2)
+
+    of_queries, of_keys = own(segments, _NO_SEGMENT), near(segments, _NO_SEGMENT)
+    mask = of_queries[:, :, :, None] == of_keys[:, :, None, :]
+    mask &= window_mask(size, size + 2 * half, half, first=half)
+    blocks = (own(query), near(keys), near(values), mask[:, :, None])
+    return tuple(x.reshape(-1, *x.shape[2:]) for x in blocks)  # type: ignore[return-value]
+
+
+def _padded(x: jax.Array, before: int, behind: int, fill: int) -> jax.Array:
+    padding = ((0, 0), (before, behind), *[(0, 0)] * (x.ndim - 2))
+    return jnp.pad(x, padding, constant_values=fill)
 
 
 def mean_state(hidden: jax.Array, is_used: jax.Array) -> jax.Array:

@@ -9,7 +9,9 @@ from xlm.common import schema
 
 Kernel = Literal["xla", "cudnn", "splash"]
 KERNELS = get_args(Kernel)
-INITIALIZERS = ("normal", "fan_in")
+INITIALIZERS = ("normal", "fan_in", "megatron")
+MLPS = ("gelu", "geglu", "swiglu")
+NORMS = ("layer", "layer_no_bias", "rms")
 
 Position = Literal["learned", "rotary", "relative", "gated"]
 POSITIONS = get_args(Position)
@@ -38,6 +40,9 @@ class EncoderSettings:
       max_length: longest sequence in tokens, number of positions.
       norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
         for LayerNorm before each sub-layer and once at the end, which converges earlier.
+      norm: "layer" for LayerNorm, "layer_no_bias" for it with a scale alone, as in ModernBERT, or
+        "rms" for the root of the mean square.
+      first_norm: whether the first layer's attention has a norm before it; ModernBERT's has none.
       embedding_norm: whether there is a LayerNorm after the embeddings; XLM-R XL has none.
       norm_epsilon: added to the variance by LayerNorm; 1e-5 in XLM-R.
       dropout_rate: after embeddings and after each sub-layer.
@@ -57,10 +62,20 @@ class EncoderSettings:
         query.
       rotary_theta: bound of the wavelengths of rotary embeddings, over 2 pi; see
         `positions.rotate`.
+      local_window: keys that a query of a local layer sees, half of them on each side of its own;
+        0 for no local layers.
+      global_every: layers 0, n, 2n, ... see whole segments if there are local layers; 3 in
+        ModernBERT.
+      local_rotary_theta: `rotary_theta` of local layers.
+      qk_norm: whether queries and keys have a norm for each head, before they are rotated.
+      mlp: feed-forward layers: "gelu", or the gated "geglu" or "swiglu", whose `mlp_size` is the
+        width of the gate.
+      bias: whether dense layers have a bias; the output layer has one in any case.
       distance_buckets, max_distance: of a bias, see `positions.distance_buckets`.
       distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
         zeros.
-      initializer: of kernels of dense layers, "normal" or "fan_in", see `layers.dense`.
+      initializer: of kernels of dense layers, "normal", "fan_in" or ModernBERT's "megatron", see
+        `layers.initializer`.
       cross_attention: whether layers have cross-attention as well, so that they can `decode`.
     """
 
@@ -87,6 +102,23 @@ class EncoderSettings:
     cross_attention: bool = schema.key(False)
     embedding_norm: bool = schema.key(True)
     norm_epsilon: float = schema.key(1e-05, above=0)
+    norm: str = schema.key("layer", choices=NORMS)
+    first_norm: bool = schema.key(True)
+    mlp: str = schema.key("gelu", choices=MLPS)
+    bias: bool = schema.key(True)
+    qk_norm: bool = schema.key(False)
+    local_window: int = schema.key(0, at_least=0)
+    global_every: int = schema.key(1, at_least=1)
+    local_rotary_theta: float = schema.key(10_000.0, above=1)
+
+    @property
+    def period(self) -> int:
+        """Number of layers after which global and local ones repeat; 1 if all are alike."""
+        return self.global_every if self.local_window else 1
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer, or one of the same place in its period, is local."""
+        return layer % self.period > 0
 
     @property
     def head_size(self) -> int:
@@ -121,6 +153,7 @@ class EncoderSettings:
                 f"{self.num_heads}"
             )
         self._check_positions()
+        self._check_local()
         self._check_attention()
 
     def _check_attention(self):
@@ -145,6 +178,24 @@ class EncoderSettings:
                 'model.attention "splash" has no bias of the scores, which model.position '
                 f'{self.position!r} is; set model.attention to "xla", or model.position to '
                 '"learned" or "rotary"'
+            )
+
+    def _check_local(self):
+        if self.local_window % 2 or (self.local_window and self.has_bias):
+            raise ValueError(
+                f"model.local_window is {self.local_window} and model.position {self.position!r}; "
+                "a window is even, as half of it is on each side, and local layers have no bias by "
+                'distance: set model.position to "rotary" or "learned"'
+            )
+        if self.local_window and self.global_every == 1:
+            raise ValueError(
+                f"model.local_window is {self.local_window}, but model.global_every 1 makes all "
+                "layers global; set it to 3, as in ModernBERT, or model.local_window to 0"
+            )
+        if not self.first_norm and self.norm_position == "post":
+            raise ValueError(
+                'model.first_norm is False, but with model.norm_position "post" the first norm '
+                'follows the residual sum; set model.norm_position to "pre"'
             )
 
     def _check_positions(self):

@@ -1,5 +1,6 @@
 """Layers of an encoder and of a decoder, and the scan over them."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from xlm.models.attention import Attention, Cache, KeysValues
-from xlm.models.layers import dense, gelu, layer_norm
+from xlm.models.layers import dense, gelu, norm
 from xlm.models.layout import split_batch
 from xlm.models.positions import DistanceBias
 from xlm.models.settings import EncoderSettings
@@ -22,27 +23,30 @@ _POLICIES = {
 
 
 class FeedForward(nn.Module):
-    """Dense, GELU, dense, position by position."""
+    """Dense, GELU, dense, position by position; gated, another dense layer scales the middle."""
 
     settings: EncoderSettings
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         s = self.settings
-        hidden = dense(s.mlp_size, ("embed", "mlp"), s.dtype, s.initializer, "wide")(x)
-        return dense(s.hidden_size, ("mlp", "embed"), s.dtype, s.initializer, "output")(
-            gelu(hidden)
-        )
+        build = functools.partial(dense, dtype=s.dtype, kind=s.initializer, use_bias=s.bias)
+        hidden = build(s.mlp_size, ("embed", "mlp"), name="wide")(x)
+        hidden = nn.silu(hidden) if s.mlp == "swiglu" else gelu(hidden)
+        if s.mlp != "gelu":
+            hidden = hidden * build(s.mlp_size, ("embed", "mlp"), name="gate")(x)
+        return build(s.hidden_size, ("mlp", "embed"), name="output", depth=s.num_layers)(hidden)
 
 
 class Order(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
-      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`; None: all see all.
+      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`; None: all see all, or
+        their segment of `segments`.
       bias: of the scores; None if the position encoding has none.
       positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
-      segments: [B, L] int32, if tokens see their segment and the mask says nothing else, or None.
+      segments: [B, L] int32, if tokens see their segment and a mask says nothing else, or None.
     """
 
     mask: jax.Array | None
@@ -84,17 +88,20 @@ class EncoderLayer(nn.Module):
     @nn.compact
     def __call__(
         self, x: jax.Array, order: Order, deterministic: bool, context: Context | None = None,
-        cache: LayerCache | None = None,
+        cache: LayerCache | None = None, is_local: bool = False, is_first: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply the layer to hidden states [B, L, D], as a step of `nn.scan`.
 
         An encoder has no context. With a cache, L hypotheses of an example have one token each in
         `x`, which sees the tokens in the cache. Returns [B, L, D], and the cache's `own` part with
-        the tokens of `x`, None without a cache.
+        the tokens of `x`, None without a cache. `is_first`, bool, skips the norm before attention.
         """
         s = self.settings
-        theta = s.rotary_theta if s.position == "rotary" else 0.0
-        attention = _attention(s, "attention", rotary_theta=theta, is_gated=s.position == "gated")
+        theta = s.local_rotary_theta if is_local else s.rotary_theta
+        attention = _attention(
+            s, "attention", rotary_theta=theta if s.position == "rotary" else 0.0,
+            is_gated=s.position == "gated", half_window=s.local_window // 2 if is_local else 0,
+        )  # fmt: skip
         feed_forward = FeedForward(s, name="mlp")
         dropout = nn.Dropout(s.dropout_rate, deterministic=deterministic)
 
@@ -124,11 +131,14 @@ class EncoderLayer(nn.Module):
 
         x = split_batch(x)
         for name, sublayer in sublayers:
-            norm = layer_norm(s.dtype, s.norm_epsilon, name)
-            if s.norm_position == "pre":
-                x = x + dropout(sublayer(norm(x)))
-            else:
-                x = norm(x + dropout(sublayer(x)))
+            scaled = norm(s.norm, s.dtype, s.norm_epsilon, name)
+            if s.norm_position == "post":
+                x = scaled(x + dropout(sublayer(x)))
+                continue
+            y = scaled(x)
+            if is_first is not None and name == "attention_norm":
+                y = jnp.where(is_first, x, y)
+            x = x + dropout(sublayer(y))
         return split_batch(x), own
 
 
@@ -137,7 +147,8 @@ def _attention(settings: EncoderSettings, name: str | None = None, **positions: 
     s = settings
     return Attention(
         s.hidden_size, s.num_heads, s.attention_dropout_rate, s.dtype, s.kernel,
-        initializer=s.initializer, name=name, **positions,
+        initializer=s.initializer, depth=s.num_layers, use_bias=s.bias,
+        qk_norm=s.norm if s.qk_norm else "", norm_epsilon=s.norm_epsilon, name=name, **positions,
     )  # fmt: skip
 
 
@@ -173,16 +184,21 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
         return EncoderLayer(settings)
     # XLA does not merge a loop with its recomputation, so `prevent_cse` is not needed.
     remat = nn.remat(
-        EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3,)
+        EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3, 6)
     )
     return remat(settings)
 
 
-def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
+def layer_loop(
+    settings: EncoderSettings, num_layers: int, *, is_initializing: bool = False
+) -> Callable[..., Any]:
     """Build a scan over the first `num_layers` layers, a function of a layer and its arguments."""
+    differ = settings.period > 1 or not settings.first_norm
+    if differ and not is_initializing:  # parameters are the same for all kinds of layers
+        return functools.partial(_loop_over_periods, settings, num_layers)
 
     def step(layer: nn.Module, *args):
-        return layer(*args)
+        return layer(*args, False, None)  # neither local nor without a norm
 
     # The layer is compiled once; its parameters have a leading axis of layers.
     loop = nn.scan(
@@ -201,3 +217,45 @@ def layer_loop(settings: EncoderSettings, num_layers: int) -> Any:
     return nn.map_variables(
         loop, "params", lambda params: jax.tree.map(lambda x: x[:num_layers], params)
     )
+
+
+def _loop_over_periods(
+    settings: EncoderSettings, num_layers: int, layer: nn.Module, x: jax.Array, order: Order,
+    deterministic: bool, context: Context | None, cache: LayerCache | None,
+) -> tuple[jax.Array, Cache | None]:  # fmt: skip
+    """Apply layers of several kinds: a scan over periods of `settings.period` layers, and the rest.
+
+    A period is a global layer and then local ones, each with a program of its own, so a local layer
+    costs no more than it computes. The first layer of all, whose norm may be skipped, is chosen by
+    its number.
+    """
+    module, variables = layer.unbind()
+    keys = None
+    if layer.has_rng("dropout"):
+        keys = jax.random.split(layer.make_rng("dropout"), num_layers)
+    params = jax.tree.map(lambda x: x[:num_layers], variables["params"])
+    of_layers = (jnp.arange(num_layers), keys, params, cache)
+
+    def apply(x: jax.Array, place: int, of_layer: Any) -> tuple[jax.Array, Cache | None]:
+        number, key, params, cache = of_layer
+        is_first = None if settings.first_norm or place else number == 0
+        arguments = (x, order, deterministic, context, cache, settings.is_local(place), is_first)
+        rngs = None if key is None else {"dropout": key}
+        return module.apply({"params": params}, *arguments, rngs=rngs)
+
+    def apply_all(x: jax.Array, of_layers: Any) -> tuple[jax.Array, Cache | None]:
+        own = []
+        for place in range(len(of_layers[0])):
+            x, one = apply(x, place, jax.tree.map(lambda x, i=place: x[i], of_layers))
+            own.append(one)
+        return x, jax.tree.map(lambda *caches: jnp.stack(caches), *own)
+
+    n = settings.period
+    whole = num_layers - num_layers % n
+    periods = jax.tree.map(lambda x: x[:whole].reshape(-1, n, *x.shape[1:]), of_layers)
+    x, own = jax.lax.scan(apply_all, x, periods, unroll=max(settings.unroll // n, 1))
+    own = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
+    if whole < num_layers:
+        x, last = apply_all(x, jax.tree.map(lambda x: x[whole:], of_layers))
+        own = jax.tree.map(lambda *parts: jnp.concatenate(parts), own, last)
+    return x, own
