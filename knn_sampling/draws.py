@@ -41,12 +41,13 @@ class Draws(NamedTuple):
 class DrawingLayer:
     """Output layer that draws in blocks of `block_size` classes.
 
-    Table rows from `num_valid` on are padding.
+    Table rows from `num_valid` on are padding. `z_loss` is the weight of `losses.with_z_loss`.
     """
 
     num_valid: int
     sharding: TableSharding = ONE_DEVICE
     block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
+    z_loss: float = 0.0
 
     def draw(
         self,

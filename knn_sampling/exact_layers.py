@@ -5,7 +5,7 @@ import jax
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import NeighbourIndex
-from knn_sampling.losses import full_softmax_loss
+from knn_sampling.losses import full_softmax_loss, with_z_loss
 from knn_sampling.samples import Sample, TokenStatistics
 
 
@@ -44,13 +44,14 @@ class FullSoftmax(_ExactSoftmax):
     """Softmax over all classes at once, with logits [W, V] in memory."""
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
-        return full_softmax_loss(*arguments, num_valid=self.num_valid)
+        loss = with_z_loss(full_softmax_loss, self.z_loss)
+        return loss(*arguments, num_valid=self.num_valid)
 
 
 class BlockwiseSoftmax(_ExactSoftmax):
     """Softmax over all classes by blocks, without an array [W, V]."""
 
     def _losses(self, *arguments: jax.Array) -> jax.Array:
-        return blockwise_softmax_loss(
+        return with_z_loss(blockwise_softmax_loss, self.z_loss)(
             *arguments, num_valid=self.num_valid, block_size=self.block_size, sharding=self.sharding
         )

@@ -5,11 +5,32 @@ states [W, D] and targets [W] int32 are arbitrary. Matrix products take the dtyp
 states and accumulate in float32.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 # Logit of an absent class. Finite, so that no gradient becomes NaN.
 ABSENT = -1e30
+
+
+def with_z_loss(loss: Callable[..., jax.Array], weight: float) -> Callable[..., jax.Array]:
+    """Add `weight` (log Z)^2 to a softmax's `loss`, Z its partition function (PaLM, Section 5).
+
+    log Z is the loss plus the target's logit, so the softmax is computed once.
+    """
+    if not weight:
+        return loss
+
+    def total(hidden, targets, weights, table, bias, **options) -> jax.Array:
+        losses, counts = loss(hidden, targets, weights, table, bias, **options), weights > 0
+        hidden = jnp.where(counts[:, None], hidden, 0)
+        rows, targets = table.astype(hidden.dtype), jnp.where(counts, targets, 0)
+        logits = jnp.einsum("wd,wd->w", hidden, rows[targets], preferred_element_type=jnp.float32)
+        log_z = losses / jnp.where(counts, weights, 1) + logits + bias[targets]
+        return losses + jnp.where(counts, weight * weights * log_z**2, 0)
+
+    return total
 
 
 def full_softmax_loss(

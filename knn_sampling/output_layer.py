@@ -5,6 +5,7 @@ that the caller can gather their table rows before differentiation. `loss` then 
 against these rows, and `draw` draws classes from their distribution.
 """
 
+import dataclasses
 from typing import Any, Protocol
 
 import jax
@@ -107,7 +108,7 @@ def make_output_layer(
         return NCE(num_negatives=settings.num_negatives, **common)
     if settings.kind == "neg":
         return NegativeSampling(num_negatives=settings.num_negatives, **common)
-    common["log_q_correction"] = settings.log_q_correction
+    common |= {"log_q_correction": settings.log_q_correction, "z_loss": settings.z_loss}
     if settings.kind == "target_sampling":
         return TargetSampling(num_negatives=settings.num_negatives, **common)
     if settings.kind == "knn":
@@ -122,6 +123,11 @@ def make_output_layer(
     )
 
 
+def without_z_loss(layer: OutputLayer) -> OutputLayer:
+    """Return the layer whose loss is the negative log-likelihood alone, for evaluation."""
+    return dataclasses.replace(layer, z_loss=0.0) if getattr(layer, "z_loss", 0.0) else layer
+
+
 def make_exact_layer(
     settings: OutputLayerSettings,
     *,
@@ -132,4 +138,6 @@ def make_exact_layer(
 ) -> OutputLayer:
     """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
     exact_layer = FullSoftmax if settings.kind == "full" else BlockwiseSoftmax
-    return exact_layer(num_valid, TableSharding(mesh, vocab_axes, embed_axes))
+    return exact_layer(
+        num_valid, TableSharding(mesh, vocab_axes, embed_axes), z_loss=settings.z_loss
+    )

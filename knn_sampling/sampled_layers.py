@@ -21,7 +21,7 @@ from knn_sampling.inclusion import (
     same_group_share,
     staleness,
 )
-from knn_sampling.losses import candidate_softmax_loss
+from knn_sampling.losses import candidate_softmax_loss, with_z_loss
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import draw_distinct, nce_loss, neg_loss, sample_classes
 from knn_sampling.samples import (
@@ -100,7 +100,7 @@ class _CandidateSoftmax(_SampledLayer):
         largest = sample.candidates.union_size.max()
         if not self.sharding.splits_rows:
             in_blocks = functools.partial(
-                blockwise_softmax_loss,
+                with_z_loss(blockwise_softmax_loss, self.z_loss),
                 num_valid=capacity,
                 block_size=self.block_size,
                 num_used=largest,
@@ -111,7 +111,8 @@ class _CandidateSoftmax(_SampledLayer):
         def over_slots(hidden, table, bias, size):
             part = first_slots(sample, size)
             inputs = group_inputs(part, hidden, weights, table, bias, self.sharding)
-            return jax.vmap(candidate_softmax_loss)(**inputs).reshape(weights.shape)
+            loss = with_z_loss(candidate_softmax_loss, self.z_loss)
+            return jax.vmap(loss)(**inputs).reshape(weights.shape)
 
         sizes = bucket_sizes(capacity, self.num_buckets)
         return loss_in_bucket(over_slots, sizes, largest, hidden, table, bias)

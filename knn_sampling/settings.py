@@ -35,6 +35,8 @@ class OutputLayerSettings:
         over the whole vocabulary; 0 in the paper.
       frequency_bias: initialise the output bias with the log frequency of each piece instead of
         zero, so that classes not yet sampled have their unigram probability.
+      z_loss: weight of the squared log partition function in the training loss, with a softmax;
+        1e-5 in ModernBERT's code, 0 for none. The logged training loss has it, evaluation not.
       row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
         can need, V or more to always read the whole table. See `working_rows`.
     """
@@ -48,6 +50,7 @@ class OutputLayerSettings:
     log_q_correction: bool = _key(False)
     full_softmax_fraction: float = _key(0.0, at_least=0, at_most=1)
     frequency_bias: bool = _key(False)
+    z_loss: float = _key(0.0, at_least=0)
     row_capacity: int = _key(0, at_least=0)
 
     def __post_init__(self):
@@ -64,6 +67,8 @@ class OutputLayerSettings:
             require(self.k >= 1, "k", self.k, "at least 1")
         if self.kind in ("nce", "neg"):
             require(self.num_negatives >= 1, "num_negatives", self.num_negatives, "at least 1")
+            limit = f"0 with kind {self.kind!r}, which has no partition function"
+            require(not self.z_loss, "z_loss", self.z_loss, limit)
 
     @property
     def is_sampled(self) -> bool:

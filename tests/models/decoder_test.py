@@ -15,7 +15,7 @@ from tests.models.factories import boxed_shapes, random_params
 from xlm.models.encoder import Context, Encoder, EncoderSettings, without_cross_attention
 
 ALL = tuple(dataclasses.replace(settings, cross_attention=True) for settings in encoder_test.ALL)
-POST, PRE, _, _, GATED = ALL
+POST, PRE, _, _, GATED, *_ = ALL
 L, K = 12, 5
 TOKENS = np.arange(5, 5 + L)[None]  # each once
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0]])

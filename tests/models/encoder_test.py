@@ -20,7 +20,16 @@ ROTARY, RELATIVE, GATED = (
     encoder_settings(norm_position="pre", position=kind, distance_buckets=8, max_distance=6)
     for kind in ("rotary", "relative", "gated")
 )
-ALL = (POST, PRE, ROTARY, RELATIVE, GATED)
+# ModernBERT's blocks: two layers of four are local, and the last one begins a period.
+MODERN = encoder_settings(
+    norm_position="pre", position="rotary", num_layers=4, mlp="geglu", norm="layer_no_bias",
+    bias=False, first_norm=False, local_window=4, global_every=3, rotary_theta=160.0,
+    initializer="megatron",
+)  # fmt: skip
+RMS = encoder_settings(
+    norm_position="pre", position="rotary", mlp="swiglu", norm="rms", qk_norm=True, first_norm=False
+)
+ALL = (POST, PRE, ROTARY, RELATIVE, GATED, MODERN, RMS)
 FIRST, SECOND = [BOS, 10, 11, 12, EOS], [BOS, 20, 21, EOS]
 
 
@@ -50,19 +59,27 @@ def encode_packed(*documents: list[int], **kwargs) -> np.ndarray:
     return np.asarray(encode(tokens, *inputs, **kwargs))[0]
 
 
-def slow_norm(x: np.ndarray, p) -> np.ndarray:
-    x = x - x.mean(axis=-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+def slow_norm(x: np.ndarray, p, kind: str = "layer") -> np.ndarray:
+    x = x if kind == "rms" else x - x.mean(axis=-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * p["scale"]
+    return x + p["bias"] if kind == "layer" else x
 
 
 def slow_dense(x: np.ndarray, p) -> np.ndarray:
-    return x @ p["kernel"] + p["bias"]
+    return x @ p["kernel"] + p.get("bias", 0)
 
 
-def slow_rotate(x: np.ndarray, position: int) -> np.ndarray:
+def slow_mlp(x: np.ndarray, p, kind: str) -> np.ndarray:
+    x, middle = (slow_dense(x, p[name]) if name in p else 1 for name in ("gate", "wide"))
+    if kind == "swiglu":
+        return slow_dense(middle / (1 + np.exp(-middle)) * x, p["output"])
+    return slow_dense(middle * (1 + np.vectorize(math.erf)(middle / 2**0.5)) / 2 * x, p["output"])
+
+
+def slow_rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
     """A query or key of a head, its halves the parts of complex numbers."""
     half = len(x) // 2
-    turns = np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    turns = np.exp(1j * position * theta ** (-np.arange(half) / half))
     numbers = (x[:half] + 1j * x[half:]) * turns
     return np.concatenate([numbers.real, numbers.imag])
 
@@ -77,17 +94,27 @@ def slow_gate(query: np.ndarray, p, h: int) -> float:
     return 1 + update + (1 - update) * p["scale"][h] * reset
 
 
-def slow_attention(x: np.ndarray, p, settings: EncoderSettings, bias) -> np.ndarray:
-    """Attention of one document, head by head, query by query."""
+def slow_attention(x: np.ndarray, p, settings: EncoderSettings, bias, number: int) -> np.ndarray:
+    """Attention of one document in a layer, head by head, query by query."""
+    is_local = settings.local_window > 0 and number % settings.global_every > 0
+    theta = settings.local_rotary_theta if is_local else settings.rotary_theta
     query, key, value = (slow_dense(x, p[name]) for name in ("query", "key", "value"))
+    heads = np.split(np.arange(x.shape[1]), settings.num_heads)
+    if settings.qk_norm:
+        for head in heads:
+            for one, name in ((query, "query_norm"), (key, "key_norm")):
+                one[:, head] = slow_norm(one[:, head], p[name], settings.norm)
     mixed = np.zeros_like(x)
-    for h, head in enumerate(np.split(np.arange(x.shape[1]), settings.num_heads)):
+    for h, head in enumerate(heads):
         for i in range(len(x)):
             scores = key[:, head] @ query[i, head]
             if settings.position == "rotary":
-                keys = np.stack([slow_rotate(one, j) for j, one in enumerate(key[:, head])])
-                scores = keys @ slow_rotate(query[i, head], i)
+                keys = np.stack([slow_rotate(one, j, theta) for j, one in enumerate(key[:, head])])
+                scores = keys @ slow_rotate(query[i, head], i, theta)
             scores = scores / math.sqrt(len(head))
+            if is_local:
+                far = np.abs(np.arange(len(x)) - i) > settings.local_window / 2
+                scores = np.where(far, -np.inf, scores)
             if bias is not None:
                 of_row = np.array([bias[slow_bucket(j - i), h] for j in range(len(x))])
                 is_gated = settings.position == "gated"
@@ -97,12 +124,15 @@ def slow_attention(x: np.ndarray, p, settings: EncoderSettings, bias) -> np.ndar
     return slow_dense(mixed, p["output"])
 
 
-def slow_cross_attention(x: np.ndarray, states: np.ndarray, p, num_heads: int) -> np.ndarray:
+def slow_cross_attention(x: np.ndarray, states: np.ndarray, p, s: EncoderSettings) -> np.ndarray:
     """Attention of one document to all of `states`, head by head."""
     query = slow_dense(x, p["query"])
     key, value = (slow_dense(states, p[name]) for name in ("key", "value"))
     mixed = np.zeros_like(x)
-    for head in np.split(np.arange(x.shape[1]), num_heads):
+    for head in np.split(np.arange(x.shape[1]), s.num_heads):
+        if s.qk_norm:
+            query[:, head] = slow_norm(query[:, head], p["query_norm"], s.norm)
+            key[:, head] = slow_norm(key[:, head], p["key_norm"], s.norm)
         exps = np.exp(query[:, head] @ key[:, head].T / np.sqrt(len(head)))
         mixed[:, head] = exps / exps.sum(axis=1, keepdims=True) @ value[:, head]
     return slow_dense(mixed, p["output"])
@@ -114,34 +144,37 @@ def slow_encode(document, settings: EncoderSettings, states=None, is_causal=Fals
     x = slow_dense(p["embeddings"]["table"][document], p["embeddings"]["project"])
     if settings.position == "learned":
         x += p["embeddings"]["positions"][: len(document)]
-    x = slow_norm(x, p["embeddings"]["norm"])
+    x = slow_norm(x, p["embeddings"]["norm"], settings.norm)
     bias = p["distances"]["bias"] if settings.has_bias else None
     for i in range(settings.num_layers):
         layer = jax.tree.map(lambda x, i=i: x[i], p["layers"])
 
-        def attend(x, p=layer["attention"]):
+        def attend(x, p=layer["attention"], i=i):
             if not is_causal:
-                return slow_attention(x, p, settings, bias)
+                return slow_attention(x, p, settings, bias, i)
             # The last token of a prefix is one that sees no later ones.
-            prefixes = [slow_attention(x[: n + 1], p, settings, bias) for n in range(len(x))]
+            prefixes = [slow_attention(x[: n + 1], p, settings, bias, i) for n in range(len(x))]
             return np.stack([prefix[-1] for prefix in prefixes])
 
         def cross(x, layer=layer):
-            return slow_cross_attention(x, states, layer["cross_attention"], settings.num_heads)
+            return slow_cross_attention(x, states, layer["cross_attention"], settings)
 
         def mlp(x, p=layer["mlp"]):
-            x = slow_dense(x, p["wide"])
-            return slow_dense(x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2, p["output"])
+            return slow_mlp(x, p, settings.mlp)
 
         for norm, sublayer in (("attention", attend), ("cross_attention", cross), ("mlp", mlp)):
             if norm == "cross_attention" and states is None:
                 continue
             scale = layer[f"{norm}_norm"]
             if settings.norm_position == "post":
-                x = slow_norm(x + sublayer(x), scale)
+                x = slow_norm(x + sublayer(x), scale, settings.norm)
+            elif norm == "attention" and i == 0 and not settings.first_norm:
+                x = x + sublayer(x)
             else:
-                x = x + sublayer(slow_norm(x, scale))
-    return x if settings.norm_position == "post" else slow_norm(x, p["final_norm"])
+                x = x + sublayer(slow_norm(x, scale, settings.norm))
+    if settings.norm_position == "post":
+        return x
+    return slow_norm(x, p["final_norm"], settings.norm)
 
 
 def assert_close(actual, expected):
@@ -185,19 +218,24 @@ class NumLayersTest(parameterized.TestCase):
         same = (other == expected).all(axis=1)
         np.testing.assert_array_equal(np.flatnonzero(~same), [2, 3])
 
-    @parameterized.parameters(
-        {}, {"dropout_rate": 0.3, "attention_dropout_rate": 0.3}, {"remat": "full"}, {"unroll": 2}
-    )
-    def test_fewer_layers_equal_a_shallower_model(self, **change):
-        settings = dataclasses.replace(POST, **change)
+    @parameterized.product(
+        settings=(POST, MODERN),
+        change=({}, {"dropout_rate": 0.3, "attention_dropout_rate": 0.3}, {"remat": "full"},
+                {"unroll": 4}),
+        num_layers=(1, 3),
+    )  # fmt: skip
+    def test_fewer_layers_equal_a_shallower_model(self, settings, change, num_layers):
+        params, num_layers = random_params(settings), min(num_layers, settings.num_layers - 1)
+        settings = dataclasses.replace(settings, **change)
         key = jax.random.key(0) if settings.dropout_rate else None
-        shallow = dataclasses.replace(settings, num_layers=1)
-        first = jax.tree.map(lambda x: x[:1], random_params(POST)["layers"])
-        params = random_params(POST) | {"layers": first}
-        expected = encode_packed(FIRST, settings=shallow, params=params, key=key)
-        found = encode_packed(
-            FIRST, settings=settings, params=random_params(POST), key=key, num_layers=1
-        )
+        shallow = dataclasses.replace(settings, num_layers=num_layers)
+        first = jax.tree.map(lambda x: x[:num_layers], params["layers"])
+        options = {"params": params | {"layers": first}, "key": key}
+        expected = encode_packed(FIRST, settings=shallow, **options)
+        options["params"] = params
+        found = encode_packed(FIRST, settings=settings, num_layers=num_layers, **options)
+        if settings.norm_position == "pre":  # which is behind all layers only
+            found = slow_norm(found, params["final_norm"], settings.norm)
         assert_close(found, expected)
 
     def test_layers_that_are_not_asked_for_are_not_computed(self):

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
+from knn_sampling.output_layer import without_z_loss
 from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.masked_lm import MaskedLM
 
@@ -104,7 +105,8 @@ class ExactMaskedLM:
         inputs = jnp.where(masked, self._objective.mask_id, tokens)
         hidden = self._objective.predictions(params, inputs, positions)
         table, bias = self._objective.output_table(params)
-        losses = self._objective.exact_layer.loss(hidden, targets, weights, table, bias, None)
+        layer = without_z_loss(self._objective.exact_layer)
+        losses = layer.loss(hidden, targets, weights, table, bias, None)
         return losses.sum(axis=1)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from knn_sampling.output_layer import without_z_loss
 from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, gathered_rows, means
@@ -62,6 +63,8 @@ class SampledLoss:
         """Return both losses of a batch [B, L] at the same positions, masked as in step `step`."""
 
         def found(objective: MaskedLM) -> LossAndMetrics:
+            layer = without_z_loss(objective.output_layer)
+            objective = dataclasses.replace(objective, output_layer=layer)
             plan, touched = objective.plan(extra, Batch({"tokens": tokens}, PACKED), key, step)
             return objective.loss(params, gathered_rows(params, touched), plan, None)[0]
 

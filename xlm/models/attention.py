@@ -192,8 +192,8 @@ class Attention(nn.Module):
                 return mixed.reshape(len(query), -1, *query.shape[2:])[:, : query.shape[1]]
             if query.shape[1] > LONGEST_AT_ONCE:
                 key = self.make_rng("dropout") if has_dropout else None
-                seen = Seen(segments, self.half_window)
-                return _blockwise(query, *pair, None, None, None, key, self.dropout_rate, seen)
+                options = (key, self.dropout_rate, segments, self.half_window)
+                return _blockwise(query, *pair, None, None, None, *options)
         if self.half_window and not is_cached:
             window = window_mask(query.shape[1], query.shape[1], self.half_window)
             mask = window if mask is None else mask & window
@@ -227,21 +227,6 @@ class Attention(nn.Module):
         return projected.reshape(*projected.shape[:2], self.num_heads, -1)
 
 
-class Seen(NamedTuple):
-    """Mask of a sequence as its segments [B, L] int32 and the half of a window, 0 for none."""
-
-    segments: jax.Array
-    half_window: int
-
-    def mask(self, first: jax.Array, size: int) -> jax.Array:
-        """Return the mask [B, 1, size, L] of the queries from index `first` on."""
-        own = jax.lax.dynamic_slice_in_dim(self.segments, first, size, axis=1)
-        seen = segment_mask(own, self.segments)
-        if self.half_window:
-            seen &= window_mask(size, self.segments.shape[1], self.half_window, first)
-        return seen
-
-
 def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array, half_window: int) -> jax.Array:
     """Return attention [B, Q, H, D / H] within segments by splash on each device's shard."""
     by_head = (SEQUENCES, None, HEADS)
@@ -267,11 +252,11 @@ def _cudnn(
 def _blockwise(
     query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
     bias: jax.Array | None, gate: jax.Array | None, key: jax.Array | None, dropout_rate: float,
-    seen: Seen | None = None,
+    segments: jax.Array | None = None, half_window: int = 0,
 ) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D / H], holding the weights of a block of queries at a time.
 
-    With a `key` weights have dropout. `seen` is in place of a mask.
+    With a `key` weights have dropout. Segments [B, L], and any window, are in place of a mask.
     """
     # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
     # dropout depends on the number of calls on the device instead of a key: in a scan over layers,
@@ -287,7 +272,14 @@ def _blockwise(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def of_block(block) -> jax.Array:
         number, query, (mask, bias, gate), key = block
-        mask = mask if seen is None else seen.mask(number * size, size)
+        if segments is not None:
+            # The barrier makes the mask depend on the layer. JAX would take what is the same for
+            # all layers, and so the masks of all blocks, out of the scan over layers.
+            query, number = jax.lax.optimization_barrier((query, number))
+            own = jax.lax.dynamic_slice_in_dim(segments, number * size, size, axis=1)
+            mask = segment_mask(own, segments)
+            if half_window:
+                mask &= window_mask(size, segments.shape[1], half_window, number * size)
         if key is None:
             return attend(query, keys, values, mask, bias, gate)
         weights = attention_weights(query, keys, mask, bias, gate)
