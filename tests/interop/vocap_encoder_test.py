@@ -91,7 +91,7 @@ class RoundTripTest(OwnFormTest):
 
     @parameterized.parameters(
         ({}, ""),
-        ({"position": "relative"}, "LayerNorms, and model.position is 'relative', there 'learn"),
+        ({"position": "relative"}, "XLMRoberta, model.position is 'relative', there 'learn"),
         ({"norm_position": "pre", "embedding_size": 8},
          "model.norm_position is 'pre', there 'post'; model.embedding_size is 8 and "
          "model.hidden_size 16, there equal$"),

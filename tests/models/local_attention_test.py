@@ -144,6 +144,7 @@ class CostTest(parameterized.TestCase):
         of_local = (matmul_flops(mixed.jaxpr) - 3 * of_projections - one_global) / 2
         # 192 keys a query in place of 8,192; global layers recompute their scores as well.
         self.assertLess(of_local, one_global / 8192 * 192)
+
         # Twice as long costs twice as much.
         def local_part(length):
             more = self.traced(length, num_layers=3), self.traced(length, num_layers=1)

@@ -1,7 +1,8 @@
-"""Model folders, with config.json, safetensors and a tokenizer, in one of two formats.
+"""Model folders, with config.json, safetensors and a tokenizer, in one of three formats.
 
-An encoder that is an XLM-R of `transformers` is stored as one (`xlm.interop.xlm_roberta`), any
-other in our own format (`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart.
+An encoder that is an XLM-R or a ModernBERT of `transformers` is stored as one
+(`xlm.interop.xlm_roberta`, `xlm.interop.modern_bert`), any other in our own format
+(`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart.
 Nothing is unpickled, and neither torch nor transformers is needed.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 import sentencepiece as spm
 
 from xlm.common import artifacts, declarations
-from xlm.interop import huggingface, parameters, vocap_encoder, weights, xlm_roberta
+from xlm.interop import huggingface, modern_bert, parameters, vocap_encoder, weights, xlm_roberta
 from xlm.interop.task_heads import TaskHead
 from xlm.interop.vocabulary import TOKENIZER, parse
 from xlm.interop.weights import WEIGHTS, Weights, read_seal
@@ -27,7 +28,8 @@ _CONFIG, _CARD = "config.json", "README.md"
 # Settings that a run must share with its initial model, and further ones by `position`.
 _ARCHITECTURE = (
     "embedding_size", "hidden_size", "num_layers", "num_heads", "mlp_size", "max_length",
-    "norm_position", "embedding_norm", "norm_epsilon", "position",
+    "norm_position", "embedding_norm", "norm_epsilon", "position", "norm", "first_norm", "mlp",
+    "bias", "qk_norm", "local_window",
 )  # fmt: skip
 _OF_POSITION = {
     "learned": (),
@@ -44,7 +46,7 @@ _NO_HEAD = (
 
 
 class _Form(Protocol):
-    """Interface of the two formats: sizes as in `EncoderSettings`, `config` as in config.json."""
+    """Interface of the formats: sizes as in `EncoderSettings`, `config` as in config.json."""
 
     @property
     def MODEL_TYPE(self) -> str: ...
@@ -70,7 +72,8 @@ class _Form(Protocol):
     def read_arrays(self, folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]: ...
 
 
-_OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL)
+_OfTransformers = xlm_roberta.XLMRoberta | modern_bert.ModernBert
+_OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL, modern_bert.MODERN_BERT)
 _FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS, vocap_encoder)}
 
 
@@ -99,21 +102,22 @@ def why_not_transformers(
     sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
 ) -> str:
     """Return why `transformers` cannot load a model, without a full stop, or "" if it can."""
-    found = [] if _class_of(sizes) else [xlm_roberta.XLM_R.differences(sizes)]
-    if task_head is None and not has_head:
-        found.append("this encoder has no masked-LM head")
-    if task_head is not None and (not task_head.class_suffix or task_head.pooling != "first"):
-        found.append(f"no class of theirs computes the head of this task, of kind {task_head.kind}")
-    if not found:
+    form: _OfTransformers | None = _class_of(sizes)
+    if form is None:
+        is_rotary = sizes["position"] == "rotary"
+        form = modern_bert.MODERN_BERT if is_rotary else xlm_roberta.XLM_R
+    reasons = form.differences(sizes), form.refusal(has_head=has_head, task_head=task_head)
+    if not any(reasons):
         return ""
     return (
         "transformers loads this model with trust_remote_code=True, by modeling_vocap.py in its "
-        "folder: its own classes that models are exported to are XLM-R, and XLM-R XL with its "
-        f"order of LayerNorms, and {'; '.join(found)}"
+        "folder: its own classes that models are exported to are ModernBERT, XLM-R, and XLM-R XL "
+        f"with its order of LayerNorms, and compared with {form.prefix}, "
+        f"{'; '.join(filter(None, reasons))}"
     )
 
 
-def _class_of(sizes: Mapping[str, Any]) -> xlm_roberta.XLMRoberta | None:
+def _class_of(sizes: Mapping[str, Any]) -> _OfTransformers | None:
     return next((one for one in _OF_TRANSFORMERS if not one.differences(sizes)), None)
 
 
@@ -123,11 +127,11 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write a model folder, absent or empty before; commands write it to one of `outputs.folder`.
 
-    `AutoTokenizer` reads it, and if the model is an XLM-R, so does `AutoModelForMaskedLM`, or the
-    class of its task head. If the tokenizer cannot be exported (`huggingface.why_not_exported`),
-    only the SentencePiece model is written, with a logged warning. Raises ValueError if the folder
-    is not empty, the tokenizer is neither unigram nor BPE, or a parameter's shape does not match
-    the sizes.
+    `AutoTokenizer` reads it, and if the model is an XLM-R or a ModernBERT, so does
+    `AutoModelForMaskedLM`, or the class of its task head. If the tokenizer cannot be exported
+    (`huggingface.why_not_exported`), only the SentencePiece model is written, with a logged
+    warning. Raises ValueError if the folder is not empty, the tokenizer is neither unigram nor BPE,
+    or a parameter's shape does not match the sizes.
 
     Args:
       params: those of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of table and
@@ -203,6 +207,8 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
         )
     form, _, sizes = _read_config(folder)
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
+    if sizes["local_window"]:
+        keys += ("global_every", "local_rotary_theta")
     differing = [key for key in keys if settings[key] != sizes[key]]
     if differing:
         lines = (f"  model.{key}: there {sizes[key]!r}, now {settings[key]!r}" for key in differing)
@@ -260,8 +266,8 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, Any, dict[str, Any]]:
     if model_type not in tuple(_FORMS):  # a list is not hashable
         raise ValueError(
             f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
-            "masked language models of XLM-R's architecture, and those that xlm export "
-            "wrote, can be read"
+            "masked language models of XLM-R's or ModernBERT's architecture, and those that xlm "
+            "export wrote, can be read"
         )
     form = _FORMS[model_type]
     config = parse_as(form.DECLARATION, remedy=form.REMEDY)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from xlm.common.declarations import Artefact, one_of
+from xlm.common.declarations import Artefact, Count, one_of
 
 _Shapes = dict[str, tuple[int, ...]]
 
@@ -24,7 +24,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Slope = Annotated[float, msgspec.Meta(ge=0)]
 Position = Annotated[str, one_of("learned", "rotary", "relative", "gated")]
-Initializer = Annotated[str, one_of("normal", "fan_in")]
+Initializer = Annotated[str, one_of("normal", "fan_in", "megatron")]
 
 
 class Architecture(Artefact, frozen=True, kw_only=True):
@@ -49,6 +49,14 @@ class Architecture(Artefact, frozen=True, kw_only=True):
     cross_attention: bool = False
     embedding_norm: bool = True
     norm_epsilon: Positive = 1e-5
+    norm: Annotated[str, one_of("layer", "layer_no_bias", "rms")] = "layer"
+    first_norm: bool = True
+    mlp: Annotated[str, one_of("gelu", "geglu", "swiglu")] = "gelu"
+    bias: bool = True
+    qk_norm: bool = False
+    local_window: Count = 0
+    global_every: Size = 1
+    local_rotary_theta: Positive = 10_000.0
 
 
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
@@ -77,6 +85,10 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
                 f"{name}.{one}": (width, width) for one in ("query", "key", "value", "output")
             }
             norms[f"{name}_norm"] = width
+            if sizes.get("qk_norm"):
+                norms |= {f"{name}.{one}_norm": width // num_heads for one in ("query", "key")}
+        if sizes.get("mlp", "gelu") != "gelu":
+            dense["layers.mlp.gate"] = width, sizes["mlp_size"]
         dense["layers.mlp.wide"] = width, sizes["mlp_size"]
         dense["layers.mlp.output"] = sizes["mlp_size"], width
         norms["layers.mlp_norm"] = width
@@ -87,9 +99,13 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
                 found[f"layers.attention.gate.{gate}"] = (num_heads, width // num_heads)
             found["layers.attention.gate.scale"] = (num_heads,)
     for name, shape in dense.items():
-        found |= {f"{name}.kernel": shape, f"{name}.bias": shape[1:]}
+        found[f"{name}.kernel"] = shape
+        if sizes.get("bias", True):
+            found[f"{name}.bias"] = shape[1:]
     for name, size in norms.items():
-        found |= {f"{name}.scale": (size,), f"{name}.bias": (size,)}
+        found[f"{name}.scale"] = (size,)
+        if sizes.get("norm", "layer") == "layer":
+            found[f"{name}.bias"] = (size,)
     return {
         name: (sizes["num_layers"], *shape) if name.startswith("layers.") else shape
         for name, shape in found.items()

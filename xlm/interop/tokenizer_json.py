@@ -79,16 +79,22 @@ class _AnyTokenizer(msgspec.Struct, frozen=True):
     model: _AnyModel = _AnyModel()
 
 
+GIVEN = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
+
+
+def kind(text: bytes) -> Any:
+    """Return the type of the model of a tokenizer.json; ValueError if it is malformed."""
+    return declarations.parse(text, _AnyTokenizer, **GIVEN).model.type
+
+
 def read(text: bytes) -> Tokenizer:
     """Parse a tokenizer.json; ValueError if it is malformed or of another model than Unigram."""
-    given = {"place": "", "remedy": "copy or download it again, or write it with save_pretrained"}
-    kind = declarations.parse(text, _AnyTokenizer, **given).model.type
-    if kind != "Unigram":
+    if kind(text) != "Unigram":
         raise ValueError(
-            f"the model is of type {kind!r}, must be Unigram as XLM-R's; a WordPiece or BPE "
-            "tokenizer, such as multilingual BERT's, has no SentencePiece model"
+            f"the model is of type {kind(text)!r}, must be Unigram as XLM-R's, or BPE as mmBERT's; "
+            "a WordPiece tokenizer, such as multilingual BERT's, has no SentencePiece model"
         )
-    found: Tokenizer = declarations.parse(text, Tokenizer, **given)
+    found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
     return found
 
 

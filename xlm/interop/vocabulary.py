@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from vocap import model_proto
 from vocap.settings import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, declarations
-from xlm.interop import tokenizer_json
+from xlm.interop import bpe_json, tokenizer_json
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
@@ -151,9 +151,9 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
     tokenizer.json are left out, since SentencePiece does not match them in text.
 
     `path` is a SentencePiece model, with special tokens of this project or of SentencePiece, a
-    tokenizer.json of the Unigram kind, or a folder with spm.model, sentencepiece.bpe.model or
-    tokenizer.json, of which the first is used. Raises ValueError if there is no such file, or it
-    cannot be read or is neither unigram nor BPE.
+    tokenizer.json of the Unigram kind or of a BPE as Gemma's, or a folder with spm.model,
+    sentencepiece.bpe.model or tokenizer.json, of which the first is used. Raises ValueError if
+    there is no such file, or it cannot be read or is neither unigram nor BPE.
     """
     remedy = (
         "write the model's tokenizer into it with save_pretrained, or give a --vocabulary for the "
@@ -312,6 +312,8 @@ def _parse_fairseq(model: bytes) -> Message:
 
 def _parse_json(text: bytes) -> Message:
     """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
+    if tokenizer_json.kind(text) == "BPE":
+        return bpe_json.sentencepiece_model(bpe_json.read(text))
     value = tokenizer_json.read(text)
     if exported := tokenizer_json.exported(value):
         return exported
@@ -340,7 +342,9 @@ def _of_fairseq(model: bytes) -> ModelVocabulary:
 
 
 def _of_json(text: bytes) -> ModelVocabulary:
-    """Return the vocabulary of a tokenizer.json: the Unigram model's pieces, then added tokens."""
+    """Return the vocabulary of a tokenizer.json: the model's pieces, and added tokens."""
+    if tokenizer_json.kind(text) == "BPE":
+        return _vocabulary(*bpe_json.pieces(bpe_json.read(text)), BPE)
     value = tokenizer_json.read(text)
     if exported := tokenizer_json.exported(value):
         return _of_proto(exported)

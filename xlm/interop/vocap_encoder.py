@@ -3,11 +3,11 @@
 config.json holds the settings of `xlm.models.encoder.EncoderSettings`, except those of how to
 compute (`dtype`, `attention`, `remat`, `unroll`). `masked_lm_head` is false for an encoder without
 one, such as a discriminator. `auto_map` names the classes of modeling_vocap.py, which lies beside
-it, for `from_pretrained(folder, trust_remote_code=True)`. Defaults of `cross_attention` (false),
-`embedding_norm` (true) and `norm_epsilon` (1e-5) are omitted. Each tensor is a parameter with its
-name and shape in `xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels,
-the names and shapes of the head's tensors, which begin with "task.". Readers of encoders leave
-these out.
+it, for `from_pretrained(folder, trust_remote_code=True)`. Settings from `cross_attention` on in
+`parameters.Architecture` are omitted at their defaults. Each tensor is a parameter with its name
+and shape in `xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels, the
+names and shapes of the head's tensors, which begin with "task.". Readers of encoders leave these
+out.
 """
 
 import pathlib

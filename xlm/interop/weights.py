@@ -210,8 +210,8 @@ class Weights:
         array = self._read(name, shape)
         if tied != name and tied in self._files and (array != self._read(tied, shape)).any():
             raise ValueError(
-                f"{self._folder}: {name} and {tied} differ, but XLM-R's output layer is tied to "
-                "its embeddings; such a model cannot be read"
+                f"{self._folder}: {name} and {tied} differ, but the output layer must be tied to "
+                "the embeddings; such a model cannot be read"
             )
         return array
 

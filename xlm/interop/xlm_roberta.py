@@ -182,6 +182,15 @@ class XLMRoberta:
             )
         return "; ".join(found)
 
+    def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
+        """Say why no class of theirs has the model's head; "" if one has."""
+        if task_head is None and not has_head:
+            return "this encoder has no masked-LM head"
+        is_theirs = task_head is None or (task_head.class_suffix and task_head.pooling == "first")
+        if task_head is not None and not is_theirs:
+            return f"no class of theirs computes the head of this task, of kind {task_head.kind}"
+        return ""
+
     def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
 
@@ -289,7 +298,8 @@ class XLMRoberta:
 XLM_R = XLMRoberta(
     "xlm-roberta", "XLMRoberta", _POST_NORMS,
     {"position": "learned", "norm_position": "post", "embedding_norm": True,
-     "cross_attention": False},
+     "cross_attention": False, "norm": "layer", "mlp": "gelu", "bias": True, "qk_norm": False,
+     "local_window": 0, "first_norm": True},
     {"type_vocab_size": 2, "layer_norm_eps": 1e-12},
 )  # fmt: skip
 XLM_R_XL = XLMRoberta(

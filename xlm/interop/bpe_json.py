@@ -1,0 +1,155 @@
+"""BPE tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json.
+
+Those made from SentencePiece models, as Gemma's, which mmBERT has, become such models again. Those
+of bytes, as ModernBERT's, have none: their pieces are read for the embeddings alone.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from google.protobuf.message import Message
+
+from vocap import model_proto
+from vocap.byte_tokens import CHARACTERS, token_bytes
+from vocap.settings import SPECIALS
+from xlm.common import declarations
+from xlm.common.declarations import Count
+from xlm.interop.normalizer_json import BYTE, SPACE
+from xlm.interop.tokenizer_json import GIVEN, Step, steps
+
+_KINDS = model_proto.ModelProto.SentencePiece
+# Other names of `SPECIALS`, in their order.
+_NAMES = (("<bos>", "[CLS]"), ("[PAD]",), ("<eos>", "[SEP]"), ("[UNK]",), ("[MASK]",))
+_BLANK = {"String": " "}
+_REMEDY = "give a --vocabulary for the model to continue with"
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: dict[str, Count]
+    merges: list[str | tuple[str, str]]
+    byte_fallback: bool = False
+
+
+class _Added(msgspec.Struct, frozen=True):
+    id: Count
+    content: str
+    special: bool = False
+
+
+class Tokenizer(msgspec.Struct, frozen=True):
+    """The part of a tokenizer.json of the BPE kind that is read."""
+
+    model: _Model
+    added_tokens: list[_Added] | None = None
+    normalizer: Step | None = None
+    pre_tokenizer: Step | None = None
+
+    @property
+    def is_of_bytes(self) -> bool:
+        found = (*steps(self.normalizer), *steps(self.pre_tokenizer))
+        return any(step.type == "ByteLevel" for step in found)
+
+    def merges(self) -> dict[tuple[str, str], int]:
+        """Return the pairs that are merged, and their ranks."""
+        pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in self.model.merges)
+        return {(left, right): rank for rank, (left, right) in enumerate(pairs)}
+
+
+class _Piece(NamedTuple):
+    name: str
+    score: float  # negated rank of the first merge that makes it
+    kind: int
+
+
+def read(text: bytes) -> Tokenizer:
+    """Parse a tokenizer.json of a BPE; ValueError if it is malformed."""
+    found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
+    return found
+
+
+def pieces(value: Tokenizer) -> tuple[list[str], list[float]]:
+    """Return pieces by id, as SentencePiece spells them, and scores, -inf for added tokens."""
+    found = _pieces(value)
+    scores = [one.score if one.kind == _KINDS.NORMAL else -np.inf for one in found]
+    return [one.name for one in found], scores
+
+
+def sentencepiece_model(value: Tokenizer) -> Message:
+    """Build a SentencePiece model, without special tokens, that segments alike.
+
+    Raises ValueError if there is none.
+    """
+    if value.is_of_bytes:
+        raise ValueError(f"a BPE of bytes, as ModernBERT's, has no SentencePiece model; {_REMEDY}")
+    kinds = [step.type for step in (*steps(value.normalizer), *steps(value.pre_tokenizer))]
+    normalizers = list(steps(value.normalizer))
+    prepends = bool(normalizers) and normalizers[0].type == "Prepend"
+    replaced = [(step.type, step.pattern, step.content) for step in normalizers[prepends:]]
+    splits = [step for step in steps(value.pre_tokenizer) if step.pattern != _BLANK]
+    if replaced != [("Replace", _BLANK, SPACE)] or splits:
+        raise ValueError(
+            f"the tokenizer's steps are {' and '.join(kinds) or 'none'}, must be a Replace of the "
+            f"blank by {SPACE!r}, as in Gemma's and mmBERT's, with or without a Prepend; {_REMEDY}"
+        )
+    _check_merges(value)
+    proto = model_proto.ModelProto()
+    proto.trainer_spec.model_type = model_proto.TrainerSpec.BPE
+    proto.trainer_spec.byte_fallback = value.model.byte_fallback
+    spec = proto.normalizer_spec
+    spec.name, spec.add_dummy_prefix, spec.remove_extra_whitespaces = "identity", prepends, False
+    for name, score, kind in _pieces(value):
+        if name not in SPECIALS and kind != _KINDS.UNUSED:
+            proto.pieces.add(piece=name, score=score, type=kind)
+    return proto
+
+
+def _pieces(value: Tokenizer) -> list[_Piece]:
+    """Return the pieces by id; special tokens have our names, and gaps are unused."""
+    names = {number: piece for piece, number in value.model.vocab.items()}
+    added = {one.id: one for one in value.added_tokens or ()}
+    names |= {number: one.content.replace(" ", SPACE) for number, one in added.items()}
+    ours, present = {}, set(names.values())
+    for special, others in zip(SPECIALS, _NAMES, strict=True):
+        ours[next((name for name in (special, *others) if name in present), special)] = special
+    ranks: dict[str, int] = {}
+    for (left, right), rank in value.merges().items():
+        ranks.setdefault(left + right, rank)
+
+    def piece(number: int) -> _Piece:
+        name = names.get(number, "")
+        if number in added or name in ours:
+            is_special = name in ours or added[number].special
+            kind = _KINDS.CONTROL if is_special else _KINDS.USER_DEFINED
+            return _Piece(ours.get(name, name), 0.0, kind)
+        if value.model.byte_fallback and BYTE.fullmatch(name):
+            return _Piece(name, 0.0, _KINDS.BYTE)
+        spelled = _spelled(name) if value.is_of_bytes else name
+        if not spelled:
+            return _Piece(f"<unused_{number}>", 0.0, _KINDS.UNUSED)
+        return _Piece(spelled, -float(ranks.get(name, len(ranks))), _KINDS.NORMAL)
+
+    return [piece(number) for number in range(max(names, default=-1) + 1)]
+
+
+def _spelled(piece: str) -> str:
+    """Return the text of a piece of bytes with visible spaces; "" if it is no whole text."""
+    try:
+        return token_bytes(piece).decode().replace(" ", SPACE) if set(piece) <= _SHOWN else ""
+    except UnicodeDecodeError:
+        return ""
+
+
+_SHOWN = set(CHARACTERS)
+
+
+def _check_merges(value: Tokenizer) -> None:
+    """Raise ValueError unless all pairs of pieces that make a piece are merges."""
+    merges, own = value.merges(), value.model.vocab.keys()
+    for piece in {left + right for left, right in merges}:
+        for pair in ((piece[:i], piece[i:]) for i in range(1, len(piece))):
+            if pair not in merges and own >= {*pair}:
+                raise ValueError(
+                    f"{pair[0]!r} and {pair[1]!r} make the piece {piece!r} by no merge, so the BPE "
+                    f"was not made from a SentencePiece model; {_REMEDY}"
+                )

@@ -1,0 +1,279 @@
+"""ModernBERT's format of a model folder, as in `transformers`, which mmBERT has too.
+
+Theirs and our parameters differ in layout alone. Their kernels are [out, in], and those of query,
+key and value, and of the two halves of a gated MLP, are one tensor. The first layer has no norm
+before its attention. Ours has a row for it that nothing reads.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from vocap.settings import BOS_ID, EOS_ID, PAD_ID
+from xlm.common.declarations import Count
+from xlm.interop import parameters
+from xlm.interop.parameters import Layers, Positive, Rate, Size
+from xlm.interop.task_heads import TaskHead
+from xlm.interop.weights import Weights
+
+_SAVE_AGAIN = "load it as ModernBertForMaskedLM in float32 and write it with save_pretrained"
+_PREFIX = "model."  # of an encoder's tensors; a folder of only the encoder lacks it
+_TABLE = "model.embeddings.tok_embeddings.weight"
+_LAYER = "model.layers.{}."
+_FIRST_NORM, _NORMS = "attn_norm.weight", "layers.attention_norm.scale"
+
+# Their tensors, with {} for the number of a layer, and our parameters, one behind the other.
+_ENCODER: dict[str, tuple[str, ...]] = {
+    _TABLE: ("embeddings.table",),
+    "model.embeddings.norm.weight": ("embeddings.norm.scale",),
+    "model.final_norm.weight": ("final_norm.scale",),
+    _LAYER + _FIRST_NORM: (_NORMS,),
+    _LAYER + "attn.Wqkv.weight": tuple(
+        f"layers.attention.{name}.kernel" for name in ("query", "key", "value")
+    ),
+    _LAYER + "attn.Wo.weight": ("layers.attention.output.kernel",),
+    _LAYER + "mlp_norm.weight": ("layers.mlp_norm.scale",),
+    _LAYER + "mlp.Wi.weight": ("layers.mlp.wide.kernel", "layers.mlp.gate.kernel"),
+    _LAYER + "mlp.Wo.weight": ("layers.mlp.output.kernel",),
+}
+_HEAD: dict[str, tuple[str, ...]] = {
+    "head.dense.weight": ("head.dense.kernel",),
+    "head.norm.weight": ("head.norm.scale",),
+    "decoder.bias": ("head.bias",),
+}
+_GATES = {"gelu": "geglu", "silu": "swiglu"}  # activations, and our MLPs
+_KINDS = ("full_attention", "sliding_attention")
+_THETAS = ("global_rope_theta", "local_rope_theta")
+
+
+class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of config.json with their only supported value."""
+
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
+    decoder_bias: bool = True
+    tie_word_embeddings: bool = True
+
+
+class _Rotary(msgspec.Struct, frozen=True):
+    rope_theta: Positive | None = None
+    rope_type: str = "default"
+
+
+class Config(_Fixed, frozen=True, kw_only=True):
+    """The keys of config.json that are read, with the defaults of the class."""
+
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Layers
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size
+    hidden_activation: str = "gelu"
+    norm_eps: Positive = 1e-5
+    embedding_dropout: Rate = 0.0
+    attention_dropout: Rate = 0.0
+    local_attention: Count = 128
+    # Of transformers 5, and below of 4.
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    rope_parameters: dict[str, _Rotary] | None = None
+    global_attn_every_n_layers: Size = 3
+    global_rope_theta: Positive = 160_000.0
+    local_rope_theta: Positive | None = 10_000.0
+
+    def thetas(self) -> list[float]:
+        """Return the bases of rotary positions of global and of local layers."""
+        local = self.local_rope_theta or self.global_rope_theta
+        given = self.rope_parameters or {}
+        found = (given.get(kind, _Rotary()).rope_theta for kind in _KINDS)
+        return [a or b for a, b in zip(found, (self.global_rope_theta, local), strict=True)]
+
+    def period(self) -> int:
+        """Return n if layers 0, n, 2n, ... are the global ones; 0 if they are others."""
+        size = self.num_hidden_layers
+        counts = (self.global_attn_every_n_layers, *range(1, size + 1))
+        wanted = self.layer_types
+        return next((n for n in counts if wanted is None or wanted == _types(size, n)), 0)
+
+
+_FIXED = msgspec.structs.asdict(_Fixed())
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_size": "intermediate_size",
+    "max_length": "max_position_embeddings",
+    "norm_epsilon": "norm_eps",
+    "dropout_rate": "embedding_dropout",
+    "attention_dropout_rate": "attention_dropout",
+}
+_ARCHITECTURE: dict[str, Any] = {
+    "position": "rotary", "norm_position": "pre", "embedding_norm": True, "norm": "layer_no_bias",
+    "first_norm": False, "bias": False, "qk_norm": False, "cross_attention": False,
+}  # fmt: skip
+
+
+def _types(num_layers: int, every: int) -> list[str]:
+    return [_KINDS[i % every > 0] for i in range(num_layers)]
+
+
+class ModernBert:
+    """Format of the folders of `ModernBertForMaskedLM` and `ModernBertModel`."""
+
+    MODEL_TYPE = "modernbert"
+    DECLARATION = Config
+    REMEDY = "write the folder again with save_pretrained"
+    HEAD = "decoder."
+    prefix = "ModernBert"
+
+    def differences(self, sizes: Mapping[str, Any]) -> str:
+        """Describe the settings of a model that the class does not support; "" for none."""
+        found = [
+            f"model.{key} is {sizes.get(key)!r}, there {theirs!r}"
+            for key, theirs in _ARCHITECTURE.items()
+            if sizes.get(key) != theirs
+        ]
+        if sizes.get("mlp") not in _GATES.values():
+            found.append(f"model.mlp is {sizes.get('mlp')!r}, there 'geglu' or 'swiglu'")
+        if sizes["embedding_size"] != sizes["hidden_size"]:
+            found.append("model.embedding_size is not model.hidden_size")
+        return "; ".join(found)
+
+    def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
+        """Say why no class of theirs has the model's head; "" if one has."""
+        del has_head  # without one it is a ModernBertModel
+        return "" if task_head is None else "their task heads have a prediction head in front"
+
+    def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
+        return Weights.open(folder, _SAVE_AGAIN, tied={_TABLE: "decoder.weight"})
+
+    def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
+        """Read the parameters by name, float32; those of the masked-LM head if there is one.
+
+        `config` was validated by `read_sizes`. Raises ValueError if a file is missing or damaged,
+        or a tensor is missing, unknown, or of another shape.
+        """
+        with self.open_weights(folder) as weights:
+            has_head = weights.has(self.HEAD)
+            drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
+            shapes = parameters.shapes(self._sizes(config), has_head=has_head)
+            arrays = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+            places = dict(_places(arrays, has_head))
+            others = () if has_head else ("head.", "classifier.")  # a task's head
+            unused = [name for name in weights.names if others and name.startswith(others)]
+            weights.check_names({name.removeprefix(drop) for name in places}, unused)
+            if config.num_hidden_layers:
+                arrays[_NORMS][0] = 1
+            for name, parts in places.items():
+                shape = (sum(map(len, parts)), *parts[0].shape[1:])
+                tensor = weights.read(name.removeprefix(drop), shape)
+                ends = np.cumsum([len(part) for part in parts])[:-1]
+                for part, read in zip(parts, np.split(tensor, ends), strict=True):
+                    part[...] = read
+        return arrays
+
+    def tensors(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Any],
+        task_head: TaskHead | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return all tensors of the file from parameters by name."""
+        del sizes, task_head
+        has_head = "head.bias" in arrays
+        drop = "" if has_head else _PREFIX
+        places = _places(arrays, has_head)
+        return {name.removeprefix(drop): np.concatenate(parts) for name, parts in places}
+
+    def config(
+        self, sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
+    ) -> dict[str, Any]:
+        """Return the value of config.json; the special ids are those of all exported tokenizers."""
+        del task_head
+        every = sizes["global_every"] if sizes["local_window"] else 1
+        thetas = sizes["rotary_theta"], sizes["local_rotary_theta"]
+        rotary = {
+            kind: {"rope_type": "default", "rope_theta": theta}
+            for kind, theta in zip(_KINDS, thetas, strict=True)
+        }
+        (activation,) = (theirs for theirs, ours in _GATES.items() if ours == sizes["mlp"])
+        return {
+            "architectures": ["ModernBertForMaskedLM" if has_head else "ModernBertModel"],
+            "model_type": self.MODEL_TYPE, **_FIXED,
+            **{theirs: sizes[ours] for ours, theirs in _SIZES.items()},
+            "mlp_dropout": sizes["dropout_rate"], "hidden_activation": activation,
+            "local_attention": sizes["local_window"] or 128,
+            "layer_types": _types(sizes["num_layers"], every), "rope_parameters": rotary,
+            "global_attn_every_n_layers": every, **dict(zip(_THETAS, thetas, strict=True)),
+            "bos_token_id": BOS_ID, "cls_token_id": BOS_ID, "pad_token_id": PAD_ID,
+            "eos_token_id": EOS_ID, "sep_token_id": EOS_ID,
+        }  # fmt: skip
+
+    def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
+        """Return the sizes of config.json; ValueError if a setting is not supported."""
+        scaled = {one.rope_type for one in (config.rope_parameters or {}).values()} - {"default"}
+        heads, width = config.num_attention_heads, config.hidden_size
+        faults = {
+            **{
+                f"{key} is {getattr(config, key)!r}, must be {wanted!r}": wanted
+                != getattr(config, key)
+                for key, wanted in _FIXED.items()
+            },
+            f"hidden_activation is {config.hidden_activation!r}, must be 'gelu' or 'silu'": (
+                config.hidden_activation not in _GATES
+            ),
+            f"layer_types are {config.layer_types}, must be full_attention for the first layer "
+            "and each n-th after it, and sliding_attention for the others": not config.period(),
+            f"rope_type is {' '.join(scaled)!r}, must be 'default'": bool(scaled),
+            f"hidden_size is {width}, must be a multiple of twice num_attention_heads {heads}": (
+                width % (2 * heads) > 0
+            ),
+            f"local_attention is {config.local_attention}, must be even": (
+                config.local_attention % 2 > 0
+            ),
+        }
+        for fault, is_found in faults.items():
+            if is_found:
+                raise ValueError(
+                    f"{path}: {fault} as in the published ModernBERT and mmBERT; a model with "
+                    "other settings cannot be read"
+                )
+        return self._sizes(config)
+
+    def _sizes(self, config: Config) -> dict[str, Any]:
+        rotary, local = config.thetas()
+        every = config.period()
+        return {
+            **{ours: getattr(config, theirs) for ours, theirs in _SIZES.items()}, **_ARCHITECTURE,
+            "embedding_size": config.hidden_size, "mlp": _GATES[config.hidden_activation],
+            "local_window": config.local_attention if every > 1 else 0, "global_every": every,
+            "rotary_theta": rotary, "local_rotary_theta": local, "initializer": "megatron",
+        }  # fmt: skip
+
+
+def _places(
+    arrays: Mapping[str, np.ndarray], has_head: bool
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yield their tensors and views of our parameters in their order of axes, to be joined."""
+    num_layers = len(arrays.get(_NORMS, ()))
+    for name, ours in (_ENCODER | (_HEAD if has_head else {})).items():
+        if "{}" not in name:
+            yield name, [_turned(one, arrays[one]) for one in ours]
+            continue
+        for i in range(name.endswith(_FIRST_NORM), num_layers):
+            yield name.format(i), [_turned(one, arrays[one][i]) for one in ours]
+
+
+def _turned(name: str, array: np.ndarray) -> np.ndarray:
+    return array.T if name.endswith(".kernel") else array
+
+
+MODERN_BERT = ModernBert()
