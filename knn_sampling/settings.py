@@ -35,8 +35,8 @@ class OutputLayerSettings:
         over the whole vocabulary; 0 in the paper.
       frequency_bias: initialise the output bias with the log frequency of each piece instead of
         zero, so that classes not yet sampled have their unigram probability.
-      z_loss: weight of the squared log partition function in the training loss, with a softmax;
-        1e-5 in ModernBERT's code, 0 for none. The logged training loss has it, evaluation not.
+      z_loss: weight of the squared log partition function in the training loss of a softmax, such
+        as 1e-5; 0 for none. The logged training loss has it, evaluation has not.
       row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
         can need, V or more to always read the whole table. See `working_rows`.
     """

@@ -8,8 +8,9 @@ import numpy as np
 from absl.testing import parameterized
 from jax.test_util import check_grads
 
+from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, union_of_neighbours
-from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss
+from knn_sampling.losses import ABSENT, candidate_softmax_loss, full_softmax_loss, with_z_loss
 from knn_sampling.neighbours import nearest_neighbours
 from tests.knn_sampling.batches import assert_close, check_unused_positions, with_gradients
 
@@ -149,3 +150,25 @@ class EitherLossTest(parameterized.TestCase):
         products = np.abs(hidden) @ np.abs(table).T
         bound = 2 * (2 * 2**-8 + 2**-16) * products.max(axis=1) * WEIGHTS
         np.testing.assert_array_less(np.abs(losses - exact)[USED], bound[USED])
+
+
+class ZLossTest(parameterized.TestCase):
+    @parameterized.parameters(
+        full_softmax_loss, functools.partial(blockwise_softmax_loss, block_size=8)
+    )
+    def test_adds_the_squared_log_of_the_sum(self, loss):
+        def total(hidden, table, bias):
+            found = with_z_loss(loss, 0.1)(hidden, TARGETS, WEIGHTS, table, bias, num_valid=V - 3)
+            return found.sum(), found
+
+        def expected(hidden, table, bias):
+            logits = (hidden @ table.T + bias[None])[:, : V - 3]
+            log_z = jax.nn.logsumexp(logits, axis=1)
+            found = WEIGHTS * (log_z - logits[np.arange(W), TARGETS] + 0.1 * log_z**2)
+            return found.sum(), found
+
+        with_gradient = (jax.jit(jax.grad(f, (0, 1, 2), has_aux=True)) for f in (total, expected))
+        found, wanted = (f(*random_inputs()) for f in with_gradient)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, wanted
+        )

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
-from xlm.models.encoder import Encoder, EncoderSettings, output_table
+from xlm.models.encoder import Encoder, EncoderSettings, init_params, output_table
 
 HALF = encoder_settings(num_layers=1, dropout_rate=0.1, attention_dropout_rate=0.1)
 PRE = dataclasses.replace(HALF, norm_position="pre")
@@ -100,10 +100,30 @@ class EncoderParametersTest(parameterized.TestCase):
          'needs .* multiple of 8, at most 256; change one of the two, or set .* to "xla"'),
         (CUDNN | {"hidden_size": 528}, "528 over model.num_heads 2 is 264, .* at most 256; change"),
         ({"attention": "splash", "position": "gated"}, "has no bias .*position 'gated'"),
+        ({"local_window": 5, "global_every": 3}, "local_window is 5 .* a window is even"),
+        ({"local_window": 4, "global_every": 3, "position": "gated"}, "4 and .*'gated'; .* no bi"),
+        ({"local_window": 4}, "model.global_every 1 makes all layers global; set it to 3"),
+        ({"first_norm": False}, 'norm_position "post" the first norm follows the residual'),
     )  # fmt: skip
     def test_settings_that_cannot_work(self, change: dict, message: str):
         with self.assertRaisesRegex(ValueError, message):
             dataclasses.replace(HALF, **change)
+
+    def test_initial_values_of_megatron(self):
+        settings = dataclasses.replace(
+            PRE, initializer="megatron", num_layers=8, hidden_size=64, mlp_size=64, bias=False
+        )
+        params = nn.unbox(init_params(Encoder(settings), jax.random.key(0)))
+        of_layers = params["layers"]
+        outputs = (of_layers["mlp"]["output"], of_layers["attention"]["output"])
+        for kernel, std in (
+            (of_layers["mlp"]["wide"], 0.02), (of_layers["attention"]["query"], 0.02),
+            *((one, 0.02 / 4) for one in (*outputs, params["head"]["dense"])),
+        ):  # fmt: skip
+            values = np.asarray(kernel["kernel"]) / std
+            self.assertBetween(np.abs(values).max(), 1.9, 2)  # cut at two
+            self.assertAlmostEqual(values.std(), 0.88, delta=0.05)
+        self.assertLess(np.abs(params["embeddings"]["table"]).max(), 0.04)
 
     @parameterized.parameters(
         ("cpu", "bfloat16", "learned", "xla"),

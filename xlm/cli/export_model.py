@@ -6,7 +6,7 @@ From a run of train.py it writes the latest checkpoint, by the config that the r
 finished run of finetune.py it writes the best parameters with their head, the labels by name and a
 model card.
 
-An XLM-R or XLM-R XL encoder is written in its format:
+An XLM-R, XLM-R XL or ModernBERT encoder is written in its format:
 `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. Other encoders have a format of our own,
 with a modelling file for PyTorch beside it: add `trust_remote_code=True`. xlm import, xlm prune,
 finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the generator

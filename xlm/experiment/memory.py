@@ -24,6 +24,7 @@ from xlm.experiment.streams import check_batches
 from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import task_settings
 from xlm.interop import vocabulary
+from xlm.models.attention import LONGEST_AT_ONCE
 from xlm.models.encoder import CROSS_ATTENTION, EncoderSettings
 from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
@@ -243,9 +244,16 @@ def activation_sizes(
     mlp_shards: int = 1,
 ) -> ActivationSizes:
     """Sizes of an encoder's activations for a device's sequences."""
+    # Keys whose weights a query of the average layer holds: local layers hold those in reach, and
+    # long global ones recompute theirs by blocks.
+    is_long = length > LONGEST_AT_ONCE and not sizes.has_bias
+    of_kinds = (0 if is_long else length, min(length, 2 * sizes.local_window))
+    layers = range(sizes.num_layers)
+    keys = sum(of_kinds[sizes.is_local(i)] for i in layers) // max(sizes.num_layers, 1)
+    gated = sizes.mlp_size // 2 if sizes.mlp != "gelu" else 0  # a third kernel
     return ActivationSizes(
-        tokens=sequences * length, length=length, hidden_size=sizes.hidden_size,
-        mlp_size=sizes.mlp_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
+        tokens=sequences * length, length=keys, hidden_size=sizes.hidden_size,
+        mlp_size=sizes.mlp_size + gated, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4, remat=sizes.remat,
         has_attention_weights=sizes.kernel == "xla", logits=logits, head_shards=head_shards,
         mlp_shards=mlp_shards,

@@ -17,7 +17,7 @@ class ActivationSizes:
 
     Attributes:
       tokens: number of tokens in one device's part of the batch.
-      length: L, of a sequence.
+      length: keys whose weights a query holds, on average over the layers; L if all do.
       hidden_size, mlp_size, num_layers, num_heads: D, F, layers and H of the encoder.
       bytes_per_value: 2 for bfloat16, 4 for float32.
       remat: as `xlm.models.encoder.EncoderSettings.remat`.
