@@ -55,7 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
     """Return the config of a model, of "MODEL,DATA" or of "runlocal"; by default of base."""
     if arg == "runlocal":
         config = small.runlocal()
-        config.model.update(BLOCKS, local_window=16, num_layers=4)
+        config.model.update(BLOCKS, local_window=16, num_layers=4, embedding_size=32)
         return config
     name, _, data = (arg or "base").partition(",")
     if name not in MODELS:

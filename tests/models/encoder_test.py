@@ -269,9 +269,10 @@ class DropoutTest(parameterized.TestCase):
         self.assertGreater(np.abs(first - other).max(), 0.1)
         np.testing.assert_array_equal(encode_packed(FIRST, settings=settings), encode_packed(FIRST))
 
-    def test_each_layer_has_dropout_of_its_own(self):
+    @parameterized.parameters({}, {"local_window": 4, "global_every": 2})
+    def test_each_layer_has_dropout_of_its_own(self, **change):
         """Layers that add ones, of which shared dropout would keep the same."""
-        settings = dataclasses.replace(PRE, dropout_rate=0.3)
+        settings = dataclasses.replace(PRE, dropout_rate=0.3, **change)
         params = jax.tree.map(np.zeros_like, random_params(PRE))
         for ones in (params["layers"]["mlp"]["output"]["bias"], params["final_norm"]["scale"]):
             ones[...] = 1

@@ -5,11 +5,11 @@
 FOLDER comes from xlm export, or from `save_pretrained` of `XLMRobertaForMaskedLM` or
 `ModernBertForMaskedLM` (mmBERT too) and its tokenizer. The output has the same format. From a
 folder without a masked-LM head, as of `XLMRobertaModel` or a classifier, the encoder is taken, for
-finetune.py. Pieces of both vocabularies keep their embeddings; new ones start with the mean of their old pieces. Without
---vocabulary the model keeps its pieces, in this project's order. The SentencePiece model that
-normalises text is then FOLDER's sentencepiece.bpe.model, or rebuilt from its tokenizer.json.
---check=TEXT lists the lines of a text that the tokenizer.json segments otherwise. docs/interop.md
-has more.
+finetune.py. Pieces of both vocabularies keep their embeddings; new ones start with the mean of
+their old pieces. Without --vocabulary the model keeps its pieces, in this project's order. The
+SentencePiece model that normalises text is then FOLDER's sentencepiece.bpe.model, or rebuilt from
+its tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments
+otherwise. docs/interop.md has more.
 """
 
 import pathlib
