@@ -13,7 +13,8 @@ from absl.testing import absltest, parameterized
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
 from tests.interop.vocap_encoder_test import GATED, OTHERS
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH, texts, transformers
-from tests.interop.xlm_roberta_test import LENGTH, FolderTest, params_of, tokenizer
+from tests.interop.xlm_roberta_test import LENGTH, VOCAB, FolderTest, params_of, tokenizer
+from tests.models import encoder_test
 from xlm.interop import model_folder
 from xlm.interop.task_heads import SEQUENCES, SPANS, TOKENS
 from xlm.models.encoder import Encoder, EncoderSettings, output_table
@@ -22,6 +23,10 @@ from xlm.models.segments import segment_mask
 from xlm.models.transformer import Context
 
 CROSSED = dataclasses.replace(GATED, cross_attention=True, norm_position="pre")
+BLOCKS = [
+    dataclasses.replace(blocks, vocab_size=VOCAB, max_length=LENGTH)
+    for blocks in (encoder_test.MODERN, encoder_test.RMS)
+]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -59,7 +64,7 @@ class ModelingTest(FolderTest):
         self.assertGreater(np.std(theirs), 0.2)
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
 
-    @parameterized.parameters(*OTHERS, CROSSED, dataclasses.replace(GATED, num_layers=0))
+    @parameterized.parameters(*OTHERS, *BLOCKS, CROSSED, dataclasses.replace(GATED, num_layers=0))
     def test_states_and_logits(self, settings):
         import torch
 

@@ -29,7 +29,10 @@ class VocapConfig(PretrainedConfig):
     def __init__(self, **settings):
         self.pad_token_id = 1
         for name, value in {"task": None, "cross_attention": False, "embedding_norm": True,
-                            "norm_epsilon": 1e-5, **settings}.items():  # fmt: skip
+                            "norm_epsilon": 1e-5, "norm": "layer", "first_norm": True,
+                            "mlp": "gelu", "bias": True, "qk_norm": False, "local_window": 0,
+                            "global_every": 1, "local_rotary_theta": 1e4,
+                            **settings}.items():  # fmt: skip
             setattr(self, name, value)
         super().__init__(**settings)
 
@@ -37,31 +40,36 @@ class VocapConfig(PretrainedConfig):
 class Dense(nn.Module):
     """Dense layer, or one for each of `layers`."""
 
-    def __init__(self, inputs, outputs, layers=None):
+    def __init__(self, inputs, outputs, layers=None, has_bias=True):
         super().__init__()
         stack = () if layers is None else (layers,)
         self.kernel = nn.Parameter(torch.empty(*stack, inputs, outputs))
-        self.bias = nn.Parameter(torch.zeros(*stack, outputs))
+        self.bias = nn.Parameter(torch.zeros(*stack, outputs)) if has_bias else None
 
     def forward(self, x, layer=None):
-        kernel, bias = self.kernel, self.bias
-        return x @ kernel + bias if layer is None else x @ kernel[layer] + bias[layer]
+        x = x @ (self.kernel if layer is None else self.kernel[layer])
+        if self.bias is None:
+            return x
+        return x + (self.bias if layer is None else self.bias[layer])
 
 
 class Norm(nn.Module):
-    """LayerNorm, or one for each of `layers`."""
+    """Norm of the config's kind, or one for each of `layers`."""
 
-    def __init__(self, size, epsilon, layers=None):
+    def __init__(self, config, size, layers=None):
         super().__init__()
         stack = () if layers is None else (layers,)
-        self.epsilon = epsilon
+        self.epsilon, self.is_rms = config.norm_epsilon, config.norm == "rms"
         self.scale = nn.Parameter(torch.ones(*stack, size))
-        self.bias = nn.Parameter(torch.zeros(*stack, size))
+        has_bias = config.norm == "layer"
+        self.bias = nn.Parameter(torch.zeros(*stack, size)) if has_bias else None
 
     def forward(self, x, layer=None):
         scale, bias = (
-            (self.scale, self.bias) if layer is None else (self.scale[layer], self.bias[layer])
+            one if one is None or layer is None else one[layer] for one in (self.scale, self.bias)
         )
+        if self.is_rms:
+            return F.rms_norm(x, x.shape[-1:], scale, self.epsilon)
         return F.layer_norm(x, x.shape[-1:], scale, bias, self.epsilon)
 
 
@@ -88,7 +96,10 @@ class Attention(nn.Module):
         width, layers = config.hidden_size, config.num_layers
         self.heads = config.num_heads
         for name in ("query", "key", "value", "output"):
-            setattr(self, name, Dense(width, width, layers))
+            setattr(self, name, Dense(width, width, layers, config.bias))
+        if config.qk_norm:
+            for name in ("query_norm", "key_norm"):
+                setattr(self, name, Norm(config, width // self.heads, layers))
         if is_gated:
             self.gate = Gate(self.heads, width // self.heads, layers)
 
@@ -100,6 +111,8 @@ class Attention(nn.Module):
             by_head(dense(states, layer))
             for dense, states in ((self.query, x), (self.key, source), (self.value, source))
         )
+        if hasattr(self, "query_norm"):
+            query, key = self.query_norm(query, layer), self.key_norm(key, layer)
         if bias is not None and hasattr(self, "gate"):
             bias = bias * self.gate(query, layer)
         if rotation is not None:
@@ -118,15 +131,19 @@ def rotated(x, cos, sin):
 
 
 class Mlp(nn.Module):
-    """Dense, GELU, dense."""
+    """Dense, GELU, dense; or gated by another dense layer."""
 
     def __init__(self, config):
         super().__init__()
-        self.wide = Dense(config.hidden_size, config.mlp_size, config.num_layers)
-        self.output = Dense(config.mlp_size, config.hidden_size, config.num_layers)
+        width, size, layers = config.hidden_size, config.mlp_size, config.num_layers
+        self.wide = Dense(width, size, layers, config.bias)
+        self.output = Dense(size, width, layers, config.bias)
+        self.gate = Dense(width, size, layers, config.bias) if config.mlp != "gelu" else None
+        self.activation = F.silu if config.mlp == "swiglu" else F.gelu
 
     def forward(self, x, layer):
-        return self.output(F.gelu(self.wide(x, layer)), layer)
+        middle = self.activation(self.wide(x, layer))
+        return self.output(middle if self.gate is None else middle * self.gate(x, layer), layer)
 
 
 class Embeddings(nn.Module):
@@ -136,10 +153,10 @@ class Embeddings(nn.Module):
         super().__init__()
         width, size = config.hidden_size, config.embedding_size
         self.table = nn.Parameter(torch.empty(config.vocab_size, size))
-        self.project = Dense(size, width) if size != width else None
+        self.project = Dense(size, width, has_bias=config.bias) if size != width else None
         is_learned = config.position == "learned"
         self.positions = nn.Parameter(torch.empty(config.max_length, width)) if is_learned else None
-        self.norm = Norm(width, config.norm_epsilon) if config.embedding_norm else None
+        self.norm = Norm(config, width) if config.embedding_norm else None
 
     def forward(self, tokens):
         x = F.embedding(tokens, self.table)
@@ -175,14 +192,14 @@ class Layers(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width, layers, epsilon = config.hidden_size, config.num_layers, config.norm_epsilon
+        width, layers = config.hidden_size, config.num_layers
         self.attention = Attention(config, is_gated=config.position == "gated")
-        self.attention_norm = Norm(width, epsilon, layers)
+        self.attention_norm = Norm(config, width, layers)
         if config.cross_attention:
             self.cross_attention = Attention(config)
-            self.cross_attention_norm = Norm(width, epsilon, layers)
+            self.cross_attention_norm = Norm(config, width, layers)
         self.mlp = Mlp(config)
-        self.mlp_norm = Norm(width, epsilon, layers)
+        self.mlp_norm = Norm(config, width, layers)
 
 
 class VocapPreTrainedModel(PreTrainedModel):
@@ -209,7 +226,7 @@ class VocapModel(VocapPreTrainedModel):
             if config.position in ("relative", "gated"):
                 self.distances = Distances(config)
         is_pre = config.norm_position == "pre"
-        self.final_norm = Norm(config.hidden_size, config.norm_epsilon) if is_pre else None
+        self.final_norm = Norm(config, config.hidden_size) if is_pre else None
         self._add_heads(config)
         self.post_init()
 
@@ -243,10 +260,18 @@ class VocapModel(VocapPreTrainedModel):
         x = self.embeddings(input_ids)
         x = F.dropout(x, config.dropout_rate, self.training)
         bias = self.distances(length) if hasattr(self, "distances") else None
-        rotation = self._rotation(length, x) if config.position == "rotary" else None
+        index = torch.arange(length, device=input_ids.device)
+        near = mask & ((index[:, None] - index).abs() <= config.local_window // 2)
+        thetas = config.rotary_theta, config.local_rotary_theta
+        rotations = [
+            self._rotation(length, x, theta) if config.position == "rotary" else None
+            for theta in thetas
+        ]
         states = [x]
         for layer in range(config.num_layers):
-            x = self._layer(layer, x, mask, bias, rotation, encoder_hidden_states, context_mask)
+            is_local = config.local_window > 0 and layer % config.global_every > 0
+            seen, rotation = near if is_local else mask, rotations[is_local]
+            x = self._layer(layer, x, seen, bias, rotation, encoder_hidden_states, context_mask)
             states.append(x)
         if self.final_norm is not None:
             x = states[-1] = self.final_norm(x)
@@ -266,16 +291,18 @@ class VocapModel(VocapPreTrainedModel):
                 lambda x: layers.cross_attention(x, context, layer, context_mask, dropout=dropout),
             ))  # fmt: skip
         for norm, part in parts:
-            if config.norm_position == "pre":
+            if norm is layers.attention_norm and not (config.first_norm or layer):
+                x = x + F.dropout(part(x), config.dropout_rate, self.training)
+            elif config.norm_position == "pre":
                 x = x + F.dropout(part(norm(x, layer)), config.dropout_rate, self.training)
             else:
                 x = norm(x + F.dropout(part(x), config.dropout_rate, self.training), layer)
         return x
 
-    def _rotation(self, length, x):
+    def _rotation(self, length, x, theta):
         half = self.config.hidden_size // self.config.num_heads // 2
         index = torch.arange(half, dtype=torch.float64, device="cpu")
-        frequencies = (self.config.rotary_theta ** (-index / half)).float().to(x.device)
+        frequencies = (theta ** (-index / half)).float().to(x.device)
         angles = torch.arange(length, device=x.device)[:, None] * frequencies
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
@@ -287,8 +314,8 @@ class VocapModel(VocapPreTrainedModel):
 class Head(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.dense = Dense(config.hidden_size, config.embedding_size)
-        self.norm = Norm(config.embedding_size, config.norm_epsilon)
+        self.dense = Dense(config.hidden_size, config.embedding_size, has_bias=config.bias)
+        self.norm = Norm(config, config.embedding_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
 
