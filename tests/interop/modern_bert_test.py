@@ -160,7 +160,7 @@ class ParityTest(FolderTest):
 class RefusedTest(FolderTest):
     @parameterized.parameters(
         ({"norm_bias": True}, "norm_bias is True, must be False as in the published"),
-        ({"hidden_activation": "relu"}, "hidden_activation is 'relu', must be 'gelu' or 'silu'"),
+        ({"hidden_activation": "relu"}, "hidden_activation is 'relu', must be gelu or silu"),
         ({"layer_types": ["sliding_attention"] * 5}, "must be full_attention for the first"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn', must be 'defa"),
         ({"hidden_size": 34}, "hidden_size is 34, must be a multiple of twice"),

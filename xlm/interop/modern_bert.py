@@ -165,19 +165,23 @@ class ModernBert:
             has_head = weights.has(self.HEAD)
             drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
             shapes = parameters.shapes(self._sizes(config), has_head=has_head)
-            arrays = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-            places = dict(_places(arrays, has_head))
+            # Views of one number: memory is taken when the files are known to have these shapes.
+            views = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+            wanted = {
+                name: (sum(map(len, parts)), *parts[0].shape[1:])
+                for name, parts in _places(views, has_head)
+            }
             others = () if has_head else ("head.", "classifier.")  # a task's head
             unused = [name for name in weights.names if others and name.startswith(others)]
-            weights.check_names({name.removeprefix(drop) for name in places}, unused)
-            if config.num_hidden_layers:
-                arrays[_NORMS][0] = 1
-            for name, parts in places.items():
-                shape = (sum(map(len, parts)), *parts[0].shape[1:])
-                tensor = weights.read(name.removeprefix(drop), shape)
-                ends = np.cumsum([len(part) for part in parts])[:-1]
-                for part, read in zip(parts, np.split(tensor, ends), strict=True):
-                    part[...] = read
+            weights.check_names({name.removeprefix(drop) for name in wanted}, unused)
+            found = {
+                name: weights.read(name.removeprefix(drop), shape) for name, shape in wanted.items()
+            }
+        arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        for name, parts in _places(arrays, has_head):
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            for part, read in zip(parts, np.split(found.pop(name), ends), strict=True):
+                part[...] = read
         return arrays
 
     def tensors(
@@ -221,31 +225,28 @@ class ModernBert:
         """Return the sizes of config.json; ValueError if a setting is not supported."""
         scaled = {one.rope_type for one in (config.rope_parameters or {}).values()} - {"default"}
         heads, width = config.num_attention_heads, config.hidden_size
-        faults = {
-            **{
-                f"{key} is {getattr(config, key)!r}, must be {wanted!r}": wanted
-                != getattr(config, key)
-                for key, wanted in _FIXED.items()
-            },
-            f"hidden_activation is {config.hidden_activation!r}, must be 'gelu' or 'silu'": (
-                config.hidden_activation not in _GATES
-            ),
-            f"layer_types are {config.layer_types}, must be full_attention for the first layer "
-            "and each n-th after it, and sliding_attention for the others": not config.period(),
-            f"rope_type is {' '.join(scaled)!r}, must be 'default'": bool(scaled),
-            f"hidden_size is {width}, must be a multiple of twice num_attention_heads {heads}": (
-                width % (2 * heads) > 0
-            ),
-            f"local_attention is {config.local_attention}, must be even": (
-                config.local_attention % 2 > 0
-            ),
-        }
-        for fault, is_found in faults.items():
-            if is_found:
-                raise ValueError(
-                    f"{path}: {fault} as in the published ModernBERT and mmBERT; a model with "
-                    "other settings cannot be read"
-                )
+        values = {key: (getattr(config, key), wanted) for key, wanted in _FIXED.items()}
+        faults = [f"{key} is {a!r}, must be {b!r}" for key, (a, b) in values.items() if a != b]
+        if config.hidden_activation not in _GATES:
+            faults.append(
+                f"hidden_activation is {config.hidden_activation!r}, must be gelu or silu"
+            )
+        if not config.period():
+            faults.append(
+                f"layer_types are {config.layer_types}, must be full_attention for the first layer "
+                "and each n-th after it, and sliding_attention for the others"
+            )
+        if scaled:
+            faults.append(f"rope_type is {' '.join(scaled)!r}, must be 'default'")
+        if width % (2 * heads):
+            faults.append(f"hidden_size is {width}, must be a multiple of twice the {heads} heads")
+        if config.local_attention % 2:
+            faults.append(f"local_attention is {config.local_attention}, must be even")
+        if faults:
+            raise ValueError(
+                f"{path}: {faults[0]} as in the published ModernBERT and mmBERT; a model with "
+                "other settings cannot be read"
+            )
         return self._sizes(config)
 
     def _sizes(self, config: Config) -> dict[str, Any]:
