@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.models.factories import boxed_shapes
 from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
-from xlm.models import attention, layout
+from xlm.models import attention, layout, segments
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.models.segment_attention import segment_attention
 from xlm.training.settings import MeshSettings
@@ -23,6 +23,10 @@ from xlm.training.sharding import make_mesh
 MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2))
 TOKENS = jnp.zeros((8, 6), jnp.int32)
 SPLASH = dataclasses.replace(SETTINGS, attention="splash")
+LOCAL = dataclasses.replace(
+    SETTINGS, position="rotary", norm_position="pre", first_norm=False, mlp="geglu", bias=False,
+    local_window=2, global_every=2,
+)  # fmt: skip
 # The kernel of a TPU, where there is none.
 interpreted_splash = functools.partial(segment_attention, interpret=True)
 
@@ -37,7 +41,10 @@ def tearDownModule():
 
 
 class LayoutTest(parameterized.TestCase):
-    @parameterized.parameters(((1, 8, 1), SETTINGS), ((2, 2, 2), GATED), ((2, 2, 2), SPLASH))
+    @parameterized.parameters(
+        ((1, 8, 1), SETTINGS), ((2, 2, 2), GATED), ((2, 2, 2), SPLASH), ((2, 2, 2), LOCAL)
+    )
+    @mock.patch.object(segments, "_LEAST_BLOCK", 1)
     def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):
         # On one device without the fused kernel.
         plain = dataclasses.replace(encoder, attention="xla")
