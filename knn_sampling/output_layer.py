@@ -6,7 +6,7 @@ against these rows, and `draw` draws classes from their distribution.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -125,7 +125,10 @@ def make_output_layer(
 
 def without_z_loss(layer: OutputLayer) -> OutputLayer:
     """Return the layer whose loss is the negative log-likelihood alone, for evaluation."""
-    return dataclasses.replace(layer, z_loss=0.0) if getattr(layer, "z_loss", 0.0) else layer
+    if not getattr(layer, "z_loss", 0.0):
+        return layer
+    found: OutputLayer = dataclasses.replace(cast(Any, layer), z_loss=0.0)
+    return found
 
 
 def make_exact_layer(

@@ -192,8 +192,8 @@ class Attention(nn.Module):
                 return mixed.reshape(len(query), -1, *query.shape[2:])[:, : query.shape[1]]
             if query.shape[1] > LONGEST_AT_ONCE:
                 key = self.make_rng("dropout") if has_dropout else None
-                options = (key, self.dropout_rate, segments, self.half_window)
-                return _blockwise(query, *pair, None, None, None, *options)
+                rate, half = self.dropout_rate, self.half_window
+                return _blockwise(query, *pair, None, None, None, key, rate, segments, half)
         if self.half_window and not is_cached:
             window = window_mask(query.shape[1], query.shape[1], self.half_window)
             mask = window if mask is None else mask & window
