@@ -4,8 +4,9 @@
       python $stage.py --config=configs/mmbert.py:vocap,DATA --workdir=runs/mmbert
     done
 
-The argument is a model, then `,DATA`, a folder of text, `<lang>.txt.gz`; without DATA a config is
-only for looking at.
+The argument is a model, then `,DATA`; without DATA a config is only for looking at. DATA has the
+text of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` with `<lang>.txt.gz`:
+60, 110 and all languages there. The vocabulary is that of `decay/`, which has them all.
 
 | model | what |
 |---|---|
@@ -16,8 +17,10 @@ The shape is of the configs in JHU-CLSP/mmBERT and of the published config.json.
 rotary positions are 10,000 in its first phase, 160,000 in the later ones and in what is published,
 and here. The pieces are this project's, not Gemma's: xlm import takes those of a published folder.
 
-This is the shape, with the batch, the betas and the rate of its first phase, but AdamW. The phases
-(1,024 tokens at mask 0.3, then 8,192 at 0.15, then the decay) are not here yet.
+Three phases, by the configs there, with the tokens of its README: 2T of 1,024 a sequence, 600B of
+8,192, and 100B in which the rate falls by 1 - sqrt. Masks fall (0.3, 0.15, 0.05), and so does the
+exponent of the languages' shares (0.7, 0.5, 0.3). There, the base model's first mask is 0.25, the
+output of attention alone has dropout, 0.1, and the decay is run three times and merged.
 
 Hardware: GPUs or TPUs. Nothing of this size was run here.
 """
@@ -30,13 +33,36 @@ from configs import small
 from xlm.experiment.schema import default_config
 
 _SMALL = {"model.embedding_size": 384, "model.hidden_size": 384, "model.num_heads": 6}
+_FULL_BATCH = 4608  # sequences
+# Tokens of warm-up, of the rate and of the batch, are steps here: half of the batch on average.
+_WARMUP_STEPS = 3_000_000_000 * 2 // (_FULL_BATCH * 1024)
+_BATCH_STEPS = 60_000_000_000 * 2 // (_FULL_BATCH * 1024)
+_LATER = {"optimizer.warmup_steps": 0, "train.batch_warmup_steps": 0, "store.length": 8192}
+PHASES: tuple[dict[str, Any], ...] = (
+    {
+        "name": "pretrain", "corpus.text": ("pretrain",), "train.num_tokens": 2_000_000_000_000,
+        "model.rotary_theta": 10_000.0, "model.local_rotary_theta": 10_000.0,
+    },
+    {
+        "name": "extend", "corpus.text": ("extend",), "train.num_tokens": 600_000_000_000,
+        "data.alpha": 0.5, "mask.rate": 0.15, **_LATER,
+    },
+    {
+        "name": "decay", "corpus.text": ("decay",), "train.num_tokens": 100_000_000_000,
+        "data.alpha": 0.3, "mask.rate": 0.05, "optimizer.decay_shape": "one_minus_sqrt",
+        "optimizer.final_rate_ratio": 0.02, **_LATER,
+    },
+)  # fmt: skip
 _VOCAP = {
     "vocab.method": "vocap",
     "vocab.target_size": 500_000,
     "output_layer.kind": "knn",
     "output_layer.group_size": 32,
     "output_layer.row_capacity": 327_680,
+    "optimizer.kind": "adamw",  # updates the rows of a step; StableAdamW needs them all
     "optimizer.embedding_update": "rows",
+    "train.accumulation_steps": 1,
+    "train.batch_warmup_steps": 0,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "base": {}, "small": _SMALL, "vocap": _VOCAP, "vocap_small": {**_SMALL, **_VOCAP},
@@ -56,12 +82,19 @@ def get_config(arg: str = "") -> ConfigDict:
     if arg == "runlocal":
         config = small.runlocal()
         config.model.update(BLOCKS, local_window=16, num_layers=4, embedding_size=32)
+        config.optimizer.update(kind="stable_adamw", final_rate_ratio=1.0)
+        first, second, last = (
+            {k: v for k, v in one.items() if k not in ("corpus.text", "train.num_tokens")}
+            for one in PHASES
+        )
+        first["corpus.languages"], second["store.length"], last["store.length"] = ("en",), 64, 64
+        config.phases = (first, {**second, "corpus.languages": ("en", "sw")}, last)
         return config
     name, _, data = (arg or "base").partition(",")
     if name not in MODELS:
         raise ValueError(f"mmbert has no {name!r}; there are {', '.join(MODELS)}")
     config = default_config()
-    config.corpus.root = data
+    config.corpus.update(root=data, text=("decay",))
     config.vocab.update(method="joint", target_size=256_000)
     config.store.length = 1024
     config.data.alpha = 0.7
@@ -70,7 +103,14 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     config.mask.rate = 0.3
     config.output_layer.kind = "blockwise"
-    config.optimizer.update(learning_rate=8e-4, beta2=0.95, epsilon=1e-8, weight_decay=8e-5)
-    config.train.batch_size = 4608
+    config.optimizer.update(
+        kind="stable_adamw", learning_rate=8e-4, beta2=0.95, epsilon=1e-8, weight_decay=8e-5,
+        warmup_steps=_WARMUP_STEPS, final_rate_ratio=1.0,  # constant until the last phase
+    )  # fmt: skip
+    config.train.update(
+        num_steps=0, num_tokens=PHASES[0]["train.num_tokens"], batch_size=_FULL_BATCH,
+        accumulation_steps=12, batch_warmup_steps=_BATCH_STEPS,
+    )  # fmt: skip
     config.update_from_flattened_dict(MODELS[name])
+    config.phases = PHASES
     return config
