@@ -6,7 +6,7 @@ Runs on any machine in seconds, without data: nothing of the model's size is all
 vocabulary has `vocab.target_size` pieces. The state is exact, activations are estimated
 (`xlm/training/memory.py`). The compiler's temporary memory is not included: leave a fifth free. Nor
 is a refresh of the neighbour index, which needs copies of the table's rows instead of activations
-(docs/output_layer.md). A run with `optimizer.stages` has a line for each stage. --layout adds a
+(docs/output_layer.md). A run with `optimizer.stages` or `phases` has a line for each. --layout adds a
 table with the sharding of every array.
 
     xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import tables
-from xlm.experiment import memory, schema, task_schema
+from xlm.experiment import memory, phase_runs, schema, task_schema
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
@@ -65,14 +65,17 @@ def _print_fine_tuning() -> None:
 
 
 def _print_pretraining() -> None:
-    config = schema.checked(_CONFIG.value)
+    whole = schema.checked(_CONFIG.value)
+    configs = {one.name: one.config for one in phase_runs.phases_of(whole) if not one.merges}
     rows, layouts = [], []
     devices = map(int, _DEVICES.value or ["1", "8"])
-    num_stages = len(config.optimizer.stages) + 1
-    for number, stage in itertools.product(devices, range(num_stages)):
+    num_stages = len(whole.optimizer.stages) + 1
+    runs = itertools.product(devices, (configs or {"": whole}).items(), range(num_stages))
+    for number, (phase, config), stage in runs:
         estimate = memory.estimate(config, number, stage)
         sizes = estimate.bytes()
-        name = f" ({estimate.stage})" if num_stages > 1 else ""
+        name = f" {phase}" if phase else ""
+        name += f" ({estimate.stage})" if num_stages > 1 else ""
         parts = {part: sizes[part] / 1e9 for part in memory.PARTS}
         total = sum(sizes.values()) / 1e9
         row = {"devices": f"{number}{name}", "mesh": estimate.mesh, **parts, "all, GB": total}
