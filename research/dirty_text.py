@@ -30,7 +30,7 @@ CLEAN = ("html=True", "urls=True", "odd_characters=True", "other_script=True", "
          "other_language=True", "repeated_lines=1", "near_copies=True")  # fmt: skip
 NONE = ("bad_lines=0.0", "long_lines=False", "repeated_lines=0")
 ARMS = {"clean": NONE, "dirty": NONE, "cleaned": CLEAN}
-TESTED = 200  # lines a language
+TESTED = 80  # lines a language
 
 
 def write(data: pathlib.Path, work: pathlib.Path) -> None:

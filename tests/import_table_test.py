@@ -13,7 +13,7 @@ OURS = {
     "vocap":            {"xlm.common", "xlm.interop"},  # the latter to save for transformers
     "knn_sampling":     set(),
     "input_pipeline":   {"xlm.common"},
-    "configs":          {"xlm.common", "xlm.experiment"},
+    "configs":          {"xlm.common", "xlm.experiment", "xlm.interop"},
     "xlm.common":       set(),
     "xlm.models":       {"xlm.common"},
     "xlm.objectives":   {"xlm.models", "xlm.common", "knn_sampling"},

@@ -6,8 +6,8 @@ Runs on any machine in seconds, without data: nothing of the model's size is all
 vocabulary has `vocab.target_size` pieces. The state is exact, activations are estimated
 (`xlm/training/memory.py`). The compiler's temporary memory is not included: leave a fifth free. Nor
 is a refresh of the neighbour index, which needs copies of the table's rows instead of activations
-(docs/output_layer.md). A run with `optimizer.stages` or `phases` has a line for each. --layout adds a
-table with the sharding of every array.
+(docs/output_layer.md). A run with `optimizer.stages` or `phases` has a line for each. --layout adds
+a table with the sharding of every array.
 
     xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
 

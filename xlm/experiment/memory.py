@@ -109,9 +109,7 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
     # Without text, epochs and tokens are no steps; the number changes no size.
-    config.train.update(
-        num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0
-    )
+    config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
     check_batches(config, store, mesh)
     objective = objectives.objective(config, store, mesh)
     of_stages = [model.train_functions(config, objective, mesh)]
