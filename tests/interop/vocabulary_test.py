@@ -176,7 +176,7 @@ class ReadTest(folders.FolderTest):
         json_file = self.folder / "tokenizer.json"
         for text, message in (
             ("{", "not JSON"),
-            ('{"model": {"type": "WordPiece"}}', "of type 'WordPiece', must be Unigram"),
+            ('{"model": {"type": "WordPiece"}}', "model lacks the field vocab"),
             ('{"model": {"type": "Unigram", "vocab": [["<s>", 0]]}}', "no <pad> </s> <unk> <mask>"),
         ):
             json_file.write_text(text)

@@ -45,20 +45,28 @@ def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
     if _VOCABULARY.value is None:
         tokenizer = vocabulary.sentencepiece_model(folder)
         vocabulary.check_kept(folder, old, tokenizer)
+        tokenizer, dropped = vocabulary.with_added(tokenizer, old)
         if _CHECK.value:
             _check(tokenizer, old, folder, pathlib.Path(_CHECK.value))
     else:
+        dropped = []
         tokenizer = artifacts.existing(_VOCABULARY.value).read_bytes()
     with declarations.of_file(_VOCABULARY.value or folder):
         new = vocabulary.vocabulary(tokenizer)
     sizes, params = model_folder.read_model(folder)
     swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
     params = model_folder.with_table(params, swapped.table, swapped.bias)
-    model_folder.write_model(aside, params, sizes, tokenizer)
-    dropped = len(set(old.pieces) - set(new.pieces)) if _VOCABULARY.value is None else 0
+    task_head = model_folder.read_task_head(folder)
+    model_folder.write_model(aside, params, sizes, tokenizer, task_head=task_head)
     if dropped:
-        print(f"{dropped} added tokens are left out, which SentencePiece matches in no text")
-    if "head" not in params:
+        print(
+            f"{len(dropped)} added tokens, such as {dropped[0]!r}, are left out: no exported "
+            "tokenizer can match them in a text"
+        )
+    if task_head:
+        labels = ", ".join(task_head.labels) or "none"
+        print(f"{_OUTPUT.value} keeps the head of {folder} for {task_head.kind}; labels: {labels}")
+    elif "head" not in params:
         print(
             f"{folder} has no masked-LM head: {_OUTPUT.value} is an encoder, for finetune.py; "
             "train.py cannot start from it"

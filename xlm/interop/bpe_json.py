@@ -1,9 +1,11 @@
-"""BPE tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json.
+"""BPE and WordPiece tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json.
 
 Those made from SentencePiece models, as Gemma's, which mmBERT has, become such models again. Those
-of bytes, as ModernBERT's, have none: their pieces are read for the embeddings alone.
+of bytes, as RoBERTa's, and WordPiece's have none: their pieces are read for the embeddings alone.
 """
 
+import unicodedata
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +29,7 @@ _REMEDY = "give a --vocabulary for the model to continue with"
 
 class _Model(msgspec.Struct, frozen=True):
     vocab: dict[str, Count]
-    merges: list[str | tuple[str, str]]
+    merges: list[str | tuple[str, str]] = []
     byte_fallback: bool = False
 
 
@@ -63,7 +65,7 @@ class _Piece(NamedTuple):
 
 
 def read(text: bytes) -> Tokenizer:
-    """Parse a tokenizer.json of a BPE; ValueError if it is malformed."""
+    """Parse a tokenizer.json of a BPE or WordPiece; ValueError if it is malformed."""
     found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
     return found
 
@@ -81,7 +83,7 @@ def sentencepiece_model(value: Tokenizer) -> Message:
     Raises ValueError if there is none.
     """
     if value.is_of_bytes:
-        raise ValueError(f"a BPE of bytes, as ModernBERT's, has no SentencePiece model; {_REMEDY}")
+        raise ValueError(f"a BPE of bytes, as RoBERTa's, has no SentencePiece model; {_REMEDY}")
     kinds = [step.type for step in (*steps(value.normalizer), *steps(value.pre_tokenizer))]
     normalizers = list(steps(value.normalizer))
     prepends = bool(normalizers) and normalizers[0].type == "Prepend"
@@ -109,9 +111,7 @@ def _pieces(value: Tokenizer) -> list[_Piece]:
     names = {number: piece for piece, number in value.model.vocab.items()}
     added = {one.id: one for one in value.added_tokens or ()}
     names |= {number: one.content.replace(" ", SPACE) for number, one in added.items()}
-    ours, present = {}, set(names.values())
-    for special, others in zip(SPECIALS, _NAMES, strict=True):
-        ours[next((name for name in (special, *others) if name in present), special)] = special
+    ours = _our_names(names.values())
     ranks: dict[str, int] = {}
     for (left, right), rank in value.merges().items():
         ranks.setdefault(left + right, rank)
@@ -132,12 +132,42 @@ def _pieces(value: Tokenizer) -> list[_Piece]:
     return [piece(number) for number in range(max(names, default=-1) + 1)]
 
 
+def _our_names(present: Iterable[str]) -> dict[str, str]:
+    """Return `SPECIALS` by the names that they have among pieces."""
+    names, found = set(present), {}
+    for special, others in zip(SPECIALS, _NAMES, strict=True):
+        found[next((name for name in (special, *others) if name in names), special)] = special
+    return found
+
+
+def word_pieces(text: bytes) -> tuple[list[str], list[float]]:
+    """Return the pieces of a WordPiece tokenizer.json as SentencePiece spells them, and scores.
+
+    One that begins a word has a visible space, unless BERT splits it off: punctuation, ideographs.
+    Fewest pieces have the best score. Pieces that are spelled as another are not used.
+    """
+    names = read(text).model.vocab
+    ours, size = _our_names(names), max(names.values(), default=-1) + 1
+    pieces, scores = [f"<unused_{i}>" for i in range(size)], [-np.inf] * size
+    seen: set[str] = set()
+    for name, number in sorted(names.items(), key=lambda one: one[0].startswith("##")):
+        is_split_off = not name[:1].isalnum() or unicodedata.name(name[0], "").startswith("CJK")
+        spelled = name.removeprefix("##") if is_split_off else SPACE + name
+        if name in ours:
+            pieces[number] = ours[name]
+        elif spelled and spelled not in seen and spelled not in SPECIALS:
+            seen.add(spelled)
+            pieces[number], scores[number] = spelled, -1.0
+    return pieces, scores
+
+
 def _spelled(piece: str) -> str:
-    """Return the text of a piece of bytes with visible spaces; "" if it is no whole text."""
+    """Return the text of a piece of bytes with visible spaces; "" if no piece may be it."""
     try:
-        return token_bytes(piece).decode().replace(" ", SPACE) if set(piece) <= _SHOWN else ""
+        text = token_bytes(piece).decode() if set(piece) <= _SHOWN else ""
     except UnicodeDecodeError:
         return ""
+    return "" if {SPACE, "\0"} & {*text} else text.replace(" ", SPACE)
 
 
 _SHOWN = set(CHARACTERS)

@@ -74,7 +74,9 @@ class _Form(Protocol):
 
 _OfTransformers = xlm_roberta.XLMRoberta | modern_bert.ModernBert
 _OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL, modern_bert.MODERN_BERT)
-_FORMS: dict[str, _Form] = {form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS, vocap_encoder)}
+_FORMS: dict[str, _Form] = {
+    form.MODEL_TYPE: form for form in (*_OF_TRANSFORMERS, *xlm_roberta.READ_ONLY, vocap_encoder)
+}
 
 
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -96,6 +98,14 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
     """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
     return _read_config(folder)[2]
+
+
+def read_task_head(folder: pathlib.Path) -> TaskHead | None:
+    """Read the head of a folder of XLM-R or its kin for a task; None if there is none."""
+    form, config, _ = _read_config(folder)
+    if isinstance(form, xlm_roberta.XLMRoberta):
+        return form.read_task_head(folder, config)
+    return None
 
 
 def why_not_transformers(

@@ -14,11 +14,12 @@ from xlm.interop import parameters
 
 SEQUENCES, TOKENS, SPANS = "SequenceClassification", "TokenClassification", "QuestionAnswering"
 # Modules of `xlm.models.heads` and those of the classes, XLM-R's and XLM-R XL's alike.
-_MODULES: dict[str, dict[str, str]] = {
+MODULES: dict[str, dict[str, str]] = {
     SEQUENCES: {"dense": "classifier.dense", "output": "classifier.out_proj"},
     TOKENS: {"output": "classifier"},
     SPANS: {"output": "qa_outputs"},
 }
+KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
 _KINDS = {"kernel": "weight", "bias": "bias"}
 # Values of `problem_type` in config.json, by what the head's outputs are.
 _CLASSES, _NUMBER = "single_label_classification", "regression"
@@ -44,10 +45,10 @@ class TaskHead:
     pooling: str = "first"
 
     def __post_init__(self):
-        if self.class_suffix and set(self.params) != set(_MODULES[self.class_suffix]):
+        if self.class_suffix and set(self.params) != set(MODULES[self.class_suffix]):
             raise ValueError(
                 f"the head has parts {sorted(self.params)}, must have "
-                f"{sorted(_MODULES[self.class_suffix])} to be one of a {self.class_suffix}"
+                f"{sorted(MODULES[self.class_suffix])} to be one of a {self.class_suffix}"
             )
         num_outputs = len(self.params["output"]["bias"]) if "output" in self.params else 0
         if self.labels and num_outputs and len(self.labels) != num_outputs:
@@ -60,7 +61,7 @@ class TaskHead:
         """Return the tensors of the class by its names; kernels are [out, in] there."""
         return {
             f"{module}.{_KINDS[kind]}": np.ascontiguousarray(np.asarray(array, np.float32).T)
-            for ours, module in _MODULES[self.class_suffix].items()
+            for ours, module in MODULES[self.class_suffix].items()
             for kind, array in self.params[ours].items()
         }
 

@@ -17,6 +17,8 @@ from xlm.interop import charsmap, normalizer_json
 
 NAME = "tokenizer.json"
 
+# Pieces of CamemBERT that stand in the place of others.
+NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
 # Steps that together are nmt_nfkc.
@@ -92,7 +94,8 @@ def read(text: bytes) -> Tokenizer:
     if kind(text) != "Unigram":
         raise ValueError(
             f"the model is of type {kind(text)!r}, must be Unigram as XLM-R's, or BPE as mmBERT's; "
-            "a WordPiece tokenizer, such as multilingual BERT's, has no SentencePiece model"
+            "a WordPiece tokenizer, such as multilingual BERT's, has no SentencePiece model: give "
+            "a --vocabulary for the model to continue with"
         )
     found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
     return found
@@ -151,6 +154,12 @@ def unigram(value: Tokenizer) -> Unigram:
         )
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
+    scores = [-np.inf if one in NOT_USED else s for one, s in zip(pieces, scores, strict=True)]
+    return with_added(value, pieces, scores)
+
+
+def with_added(value: Tokenizer, pieces: list[str], scores: list[float]) -> Unigram:
+    """Append the added tokens to the pieces by id, or raise as `unigram`."""
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):
         number, piece = token.id, token.content
         if number == len(pieces):

@@ -6,9 +6,11 @@ unchanged.
 """
 
 import dataclasses
+import functools
 import itertools
+import json
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece as spm
@@ -17,7 +19,7 @@ from google.protobuf.message import Message
 from vocap import model_proto
 from vocap.settings import BOS_ID, BPE, EOS_ID, MASK_ID, PAD_ID, SPECIALS, UNIGRAM, UNK_ID
 from xlm.common import artifacts, declarations
-from xlm.interop import bpe_json, tokenizer_json
+from xlm.interop import bpe_json, normalizer_json, tokenizer_json
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
@@ -25,6 +27,7 @@ _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
 TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
 # The same files; the first tells best which id a piece has.
 _ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
+_SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
 # The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
 # both ends.
@@ -70,15 +73,22 @@ class Swapped:
 def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     """Read the vocabulary of a model's folder, with the model's ids.
 
-    The first of spm.model (this project's), tokenizer.json (Unigram) and sentencepiece.bpe.model
-    (with fairseq's ids) is used. Raises ValueError if none exists or the file cannot be read.
+    The first of spm.model (this project's), tokenizer.json and sentencepiece.bpe.model (with
+    fairseq's ids) is used, else vocab.json with merges.txt. Raises ValueError if none exists or
+    the file cannot be read.
     """
-    readers = (vocabulary, _of_json, _of_fairseq)
+    config = folder / "config.json"
+    kind = artifacts.read_object(config).get("model_type") if config.exists() else None
+    of_fairseq = functools.partial(_of_fairseq, is_camembert=kind == "camembert")
+    readers: Sequence[Callable[[bytes], ModelVocabulary]] = (vocabulary, _of_json, of_fairseq)
     for name, read in zip(_ID_FILES, readers, strict=True):
         path = folder / name
         if path.exists():
             with declarations.of_file(path):
                 return read(artifacts.read_bytes(path))
+    if of_parts := _json_of_parts(folder):
+        with declarations.of_file(folder):
+            return _of_json(of_parts)
     raise ValueError(
         f"{folder} has no {TOKENIZER}, {_JSON} or {_FAIRSEQ}; write the model's tokenizer into it "
         "with save_pretrained"
@@ -106,6 +116,25 @@ def check_sizes(folder: pathlib.Path, num_pieces: int, num_rows: int) -> None:
             "copy the tokenizer of this model, or, if the table is padded, let xlm import "
             "write the folder again without the padding"
         )
+
+
+def with_added(model: bytes, old: ModelVocabulary) -> tuple[bytes, list[str]]:
+    """Add the pieces of `old` that its SentencePiece model lacks, its added tokens, to the model.
+
+    They become user-defined pieces, which match in any text. Returns the model, and the tokens that
+    it cannot carry: those with blanks, and all if no tokenizer.json has the model's then.
+    """
+    proto = parse(model)
+    known = {piece.piece for piece in proto.pieces}.union(tokenizer_json.NOT_USED)
+    added = [piece for piece in old.pieces if piece not in known] if old.kind == UNIGRAM else []
+    kept = [piece for piece in added if [piece] == piece.replace(_SPACE, " ").split()]
+    spec = proto.normalizer_spec
+    if normalizer_json.fault(spec, kept) and not normalizer_json.fault(spec):
+        return model, added
+    for piece in kept:
+        proto.pieces.add(piece=piece, type=_KINDS.USER_DEFINED)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    return proto.SerializeToString(), [piece for piece in added if piece not in kept]
 
 
 def vocabulary(model: bytes) -> ModelVocabulary:
@@ -332,22 +361,40 @@ def _parse_json(text: bytes) -> Message:
     return proto
 
 
-def _of_fairseq(model: bytes) -> ModelVocabulary:
+def _of_fairseq(model: bytes, *, is_camembert: bool) -> ModelVocabulary:
     normal = _parse_fairseq(model).pieces
-    pieces = [*SPECIALS[:MASK_ID], *(piece.piece for piece in normal)]
-    scores = [*[0.0] * MASK_ID, *(piece.score for piece in normal)]
+    first: Sequence[str] = SPECIALS[:MASK_ID]
+    if is_camembert:
+        bos, eos, unknown = tokenizer_json.NOT_USED
+        first = bos, SPECIALS[PAD_ID], eos, SPECIALS[UNK_ID], unknown, *_FAIRSEQ_SKIPPED[1:]
+    pieces = [*first, *(piece.piece for piece in normal)]
+    scores = [*[-np.inf] * len(first), *(piece.score for piece in normal)]
     if SPECIALS[MASK_ID] not in pieces:  # a model that was extended has it before the new pieces
         pieces, scores = [*pieces, SPECIALS[MASK_ID]], [*scores, 0.0]
     return _vocabulary(pieces, scores)
 
 
+def _json_of_parts(folder: pathlib.Path) -> bytes:
+    """Return what is read of a tokenizer.json, from the files of before; b"" without them."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if not (vocab.exists() and merges.exists()):
+        return b""
+    lines = artifacts.read_bytes(merges).decode().splitlines()
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    model = {"type": "BPE", "vocab": artifacts.read_object(vocab), "merges": pairs}
+    return json.dumps({"model": model, "pre_tokenizer": {"type": "ByteLevel"}}).encode()
+
+
 def _of_json(text: bytes) -> ModelVocabulary:
     """Return the vocabulary of a tokenizer.json: the model's pieces, and added tokens."""
+    if tokenizer_json.kind(text) == "WordPiece":
+        return _vocabulary(*bpe_json.word_pieces(text))
     if tokenizer_json.kind(text) == "BPE":
         return _vocabulary(*bpe_json.pieces(bpe_json.read(text)), BPE)
     value = tokenizer_json.read(text)
     if exported := tokenizer_json.exported(value):
-        return _of_proto(exported)
+        own = _of_proto(exported)
+        return _vocabulary(*tokenizer_json.with_added(value, [*own.pieces], own.scores.tolist()))
     return _vocabulary(*tokenizer_json.unigram(value))
 
 

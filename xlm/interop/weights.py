@@ -1,10 +1,14 @@
-"""Reading of a folder of safetensors, in one file or several. Nothing is ever unpickled."""
+"""Reading of a folder of weights, in one file or several.
+
+Nothing is unpickled here: torch's weights-only reader, of tensors alone, reads pytorch_model.bin.
+"""
 
 import contextlib
 import hashlib
 import json
 import pathlib
 import types
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -18,6 +22,9 @@ from xlm.common.declarations import Digest, Name
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_TORCH, _TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_OLDEST_TORCH = 2, 6  # the weights-only reader of older ones can be made to execute code
+_NEEDS_TORCH = "only torch 2.6 or newer reads pickled weights safely, and "
 TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 _AT_ONCE = 1 << 24  # bytes
 _DIGESTS = "sha256"  # in the metadata of a file
@@ -147,6 +154,38 @@ def opened(path: pathlib.Path, remedy: str = _COPY) -> Iterator[Any]:
         raise ValueError(f"{path}: cannot be read ({fault}); {remedy}") from None
 
 
+class _TorchFile:
+    """A file of torch.save, with the methods of a safetensors file that are used here."""
+
+    def __init__(self, path: pathlib.Path, remedy: str):
+        artifacts.check_readable(path)
+        try:
+            import torch
+        except ImportError:
+            raise ValueError(f"{path}: {_NEEDS_TORCH}none is installed; {remedy}") from None
+        if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST_TORCH:
+            raise ValueError(f"{path}: {_NEEDS_TORCH}{torch.__version__} is installed; {remedy}")
+        options = {"map_location": "cpu", "weights_only": True}
+        try:
+            found = torch.load(path, mmap=zipfile.is_zipfile(path), **options)
+            self._tensors = {str(name): tensor.detach() for name, tensor in found.items()}
+        except Exception as error:  # of several kinds; long for what is more than tensors
+            fault = " ".join(str(error).split())[:160]
+            raise ValueError(f"{path}: holds more than tensors ({fault}); {remedy}") from None
+
+    def keys(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        is_brain = str(tensor.dtype) == "torch.bfloat16"  # which NumPy has not
+        found: np.ndarray = (tensor.float() if is_brain else tensor).contiguous().numpy()
+        return found
+
+    def metadata(self) -> None:
+        return None
+
+
 class Weights:
     """Tensors of a folder by name, from opened `files`; see `open`."""
 
@@ -156,7 +195,7 @@ class Weights:
     ):  # fmt: skip
         self._folder, self._remedy, self._tied = folder, remedy, tied
         self._files = {
-            name: (path, file, seal)
+            _current(name): (path, file, seal, name)
             for path, file in files.items()
             for seal in [Seal(path, file.metadata())]
             for name in file.keys()  # noqa: SIM118
@@ -167,19 +206,24 @@ class Weights:
     def open(
         cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
     ) -> Iterator["Weights"]:
-        """Open model.safetensors, or the shards that its index lists; ValueError if one is damaged.
+        """Open model.safetensors, or the shards that its index lists, or pytorch_model.bin alike.
+
+        Raises ValueError if one is damaged.
 
         `remedy` tells users how to write such a folder again. `tied` maps a tensor to an alias,
         which files may hold in addition or instead.
         """
         with contextlib.ExitStack() as stack:
-            files = {}
-            for path in weight_files(folder, remedy):
+            files: dict[pathlib.Path, Any] = {}
+            for path in weight_files(folder, remedy, is_pickled_too=True):
                 if not path.exists():
                     raise ValueError(
-                        f"{path} does not exist, but {folder / INDEX} lists it; {_COPY}"
+                        f"{path} does not exist, but the index beside it lists it; {_COPY}"
                     )
-                files[path] = stack.enter_context(opened(path))
+                if path.suffix == ".bin":
+                    files[path] = _TorchFile(path, remedy)
+                else:
+                    files[path] = stack.enter_context(opened(path))
             yield cls(folder, files, remedy, tied)
 
     @property
@@ -188,6 +232,16 @@ class Weights:
 
     def has(self, prefix: str) -> bool:
         return any(name.startswith(prefix) for name in self._files)
+
+    def untie(self) -> None:
+        """Read each tensor by its own name, and compare none."""
+        self._tied = {}
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors are equal, or the first is missing."""
+        names = (name, other) if name in self._files else (other, other)
+        one, two = (self._files[key][1].get_tensor(self._files[key][3]) for key in names)
+        return np.array_equal(one, two)
 
     def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
         """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""
@@ -216,8 +270,8 @@ class Weights:
         return array
 
     def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        path, file, seal = self._files[name]
-        array = file.get_tensor(name)
+        path, file, seal, own = self._files[name]
+        array = file.get_tensor(own)
         if array.shape != shape:
             raise ValueError(
                 f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
@@ -228,18 +282,29 @@ class Weights:
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "
                 f"{self._remedy}"
             )
-        seal.check(name, array)
+        seal.check(own, array)
         return array.astype(np.float32)
 
 
-def weight_files(folder: pathlib.Path, remedy: str) -> list[pathlib.Path]:
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    index = folder / INDEX
-    if not index.exists():
-        raise ValueError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}; other kinds of files, such as pickled "
-            f"pytorch_model.bin, are never read: {remedy}"
-        )
-    names = declarations.read(index, _Index, remedy=_COPY).weight_map.values()
-    return [folder / name for name in sorted(set(names))]
+def _current(name: str) -> str:
+    """Return today's name of a tensor; the oldest BERTs have a gamma and a beta in LayerNorms."""
+    path, dot, last = name.rpartition("LayerNorm.")
+    return path + dot + {"gamma": "weight", "beta": "bias"}.get(last, last)
+
+
+def weight_files(
+    folder: pathlib.Path, remedy: str, *, is_pickled_too: bool = False
+) -> list[pathlib.Path]:
+    """Return the files of a folder's weights, which may be missing if an index lists them.
+
+    Safetensors come first. Raises ValueError if there are none, or pickled ones are not wanted.
+    """
+    kinds = [(WEIGHTS, INDEX), *[(_TORCH, _TORCH_INDEX)] * is_pickled_too]
+    for whole, index in kinds:
+        if (folder / whole).exists():
+            return [folder / whole]
+        if (folder / index).exists():
+            found = declarations.read(folder / index, _Index, remedy=_COPY).weight_map.values()
+            return [folder / name for name in sorted(set(found))]
+    names = " or ".join(name for kind in kinds for name in kind)
+    raise ValueError(f"{folder} has no {names}; {remedy}")

@@ -1,4 +1,5 @@
-"""XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`.
+"""XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`, and those of RoBERTa,
+CamemBERT and BERT, which are read and become XLM-R's.
 
 XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
 our parameters differ only in layout:
@@ -7,13 +8,15 @@ our parameters differ only in layout:
 - Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
 - Theirs add the embedding of the single token type everywhere. Reading adds it to the position
   embeddings, and writing puts zeros in its place.
+- BERT counts positions from 0 as ours do, and names the masked-LM head otherwise.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,9 +24,9 @@ import numpy as np
 
 from vocap.settings import BOS_ID, EOS_ID, PAD_ID
 from xlm.common.declarations import Count
-from xlm.interop import parameters
+from xlm.interop import parameters, task_heads
 from xlm.interop.parameters import Layers, Positive, Rate, Size
-from xlm.interop.task_heads import TaskHead
+from xlm.interop.task_heads import SEQUENCES, SPANS, TaskHead
 from xlm.interop.weights import Weights
 
 REMEDY = "write the folder again with save_pretrained"
@@ -37,10 +40,18 @@ _POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
 _TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
 _BIAS = "lm_head.bias"
 _TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
-# Tensors that the masked language model does not use: the pooler of classifiers, and a constant.
+# Tensors that the masked language model does not use: of classifiers, a constant, of sentences.
 _UNUSED = (
     "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
+    "cls.seq_relationship.weight", "cls.seq_relationship.bias",
 )  # fmt: skip
+# Beginnings of BERT's names, by those of RoBERTa; the first that fits counts.
+_OF_BERT = {
+    _PREFIX: "bert.",
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.": "cls.predictions.",
+}
 
 # Beginnings of tensors of the masked-LM head, and of other heads, which replace it.
 _HEAD = "lm_head."
@@ -52,7 +63,6 @@ class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
 
     hidden_act: str = "gelu"
     position_embedding_type: str = "absolute"
-    tie_word_embeddings: bool = True
     is_decoder: bool = False
     add_cross_attention: bool = False
 
@@ -72,6 +82,11 @@ class Config(_Fixed, frozen=True, kw_only=True):
     # None for the default of the class.
     type_vocab_size: Size | None = None
     layer_norm_eps: Positive | None = None
+    tie_word_embeddings: bool = True
+    # Of a head for a task.
+    architectures: list[str] | None = None
+    id2label: dict[str, str] | None = None
+    problem_type: str | None = None
 
 
 _FIXED = msgspec.structs.asdict(_Fixed())
@@ -151,6 +166,8 @@ class XLMRoberta:
       norms: our LayerNorms and theirs, besides the head's.
       fixed: settings that all models of the class have, named as in `EncoderSettings`.
       defaults: values of the class for missing keys of config.json.
+      names: beginnings of the class's names by those of XLM-R, as `_OF_BERT`.
+      skips_padding: whether the positions up to pad_token_id are unused.
     """
 
     MODEL_TYPE: str
@@ -158,10 +175,15 @@ class XLMRoberta:
     norms: Mapping[str, str]
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    skips_padding: bool = True
 
     DECLARATION = Config
     REMEDY = REMEDY
-    HEAD = _HEAD
+
+    @property
+    def HEAD(self) -> str:
+        return self._named(_HEAD)
 
     @property
     def class_name(self) -> str:
@@ -192,35 +214,87 @@ class XLMRoberta:
         return ""
 
     def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
-        return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=_TIED)
+        tied = {self._named(name): self._named(alias) for name, alias in _TIED.items()}
+        return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=tied)
+
+    def their_shapes(self, config: Config, *, has_head: bool = True) -> dict[str, tuple[int, ...]]:
+        """Return names and shapes of the tensors that are read."""
+        parameters = self._parameters(self._sizes(config), has_head=has_head)
+        found = {name: one.their_shape for one in parameters for name in one.names}
+        types = config.type_vocab_size or self.defaults["type_vocab_size"]
+        found[_POSITIONS] = config.max_position_embeddings, config.hidden_size
+        found[_TOKEN_TYPE] = types, config.hidden_size
+        return {self._named(name): shape for name, shape in found.items()}
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
         """Read the parameters by name, float32; those of the masked-LM head if there is one.
 
-        `config` was validated by `read_sizes`. Raises ValueError if a file is missing or damaged,
-        or a tensor is missing, unknown, or of another shape.
+        A head with a table of its own is left out, with a logged warning. `config` was validated by
+        `read_sizes`. Raises ValueError if a file is missing or damaged, or a tensor is missing,
+        unknown, or of another shape.
         """
-        sizes, first = self._sizes(config), config.pad_token_id + 1
-        width = sizes["hidden_size"]
         with self.open_weights(folder) as weights:
-            has_head = weights.has(_HEAD)
-            found = self._parameters(sizes, has_head=has_head)
-            drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
-            names = {name for parameter in found for name in parameter.names}
-            others = [] if has_head else [n for n in weights.names if n.startswith(_OTHER_HEADS)]
+            has_head = weights.has(self.HEAD) and self._is_tied(weights, config, folder)
+            prefix = self._named(_PREFIX)
+            drop = "" if weights.has(prefix) else prefix  # of an encoder that was saved alone
+            shapes = self.their_shapes(config, has_head=has_head)
+            heads = (self.HEAD, *_OTHER_HEADS)
+            others = [] if has_head else [n for n in weights.names if n.startswith(heads)]
             weights.check_names(
-                {name.removeprefix(drop) for name in (*names, _POSITIONS, _TOKEN_TYPE)},
-                {*(name.removeprefix(drop) for name in _UNUSED), *others},
+                {name.removeprefix(drop) for name in shapes},
+                {*(self._named(name).removeprefix(drop) for name in _UNUSED), *others},
             )
-            arrays = {one.ours: _read_parameter(weights, one, drop) for one in found}
-            shape = (first + sizes["max_length"], width)
-            positions = weights.read(_POSITIONS.removeprefix(drop), shape)[first:]
+
+            def read(name: str) -> np.ndarray:
+                name = self._named(name)
+                return weights.read(name.removeprefix(drop), shapes[name])
+
+            found = self._parameters(self._sizes(config), has_head=has_head)
+            arrays = {one.ours: _read_parameter(read, one) for one in found}
+            positions = read(_POSITIONS)[self._first(config) :]
             # A single text, or pair of texts, of XLM-R is of type 0 throughout.
-            types = config.type_vocab_size or self.defaults["type_vocab_size"]
-            token_type = weights.read(_TOKEN_TYPE.removeprefix(drop), (types, width))[:1]
+            token_type = read(_TOKEN_TYPE)[:1]
         # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
         arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
         return arrays
+
+    def _is_tied(self, weights: Weights, config: Config, folder: pathlib.Path) -> bool:
+        decoder = self._named(_TIED[_TABLE])
+        is_absent = decoder not in weights.names
+        if config.tie_word_embeddings if is_absent else weights.same(self._named(_TABLE), decoder):
+            return True
+        weights.untie()
+        logging.warning(
+            "%s: the output layer has its own table %s; the masked-LM head is left out",
+            folder,
+            decoder,
+        )
+        return False
+
+    def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
+        """Read the head of config.json's class for a task; None without one, or of many labels."""
+        classes = {f"{self.prefix}For{suffix}": suffix for suffix in task_heads.MODULES}
+        suffix = next((classes[one] for one in config.architectures or () if one in classes), None)
+        if suffix is None:
+            return None
+        if config.problem_type == "multi_label_classification":
+            logging.warning("%s: its head, of several labels a text, is left out", folder)
+            return None
+        modules = task_heads.MODULES[suffix]
+        if self.names and suffix == SEQUENCES:
+            modules = {"dense": self._named("roberta.pooler.dense"), "output": "classifier"}
+        labels = tuple((config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}).values())
+        params, width = {}, config.hidden_size
+        with self.open_weights(folder) as weights:
+            weights.check_names({f"{name}.weight" for name in modules.values()}, weights.names)
+            for ours, theirs in modules.items():
+                out = len(labels) if ours == "output" else width
+                kernel = weights.read(f"{theirs}.weight", (out, width))
+                bias = weights.read(f"{theirs}.bias", (out,))
+                params[ours] = {"kernel": np.ascontiguousarray(kernel.T), "bias": bias}
+        is_number = suffix == SEQUENCES and len(labels) == 1
+        kind = "regression" if is_number else task_heads.KINDS[suffix]
+        return TaskHead(kind, suffix, () if is_number or suffix == SPANS else labels, params)
 
     def tensors(
         self,
@@ -247,6 +321,7 @@ class XLMRoberta:
         name = f"{self.prefix}For{task_head.class_suffix}" if task_head else self.class_name
         return {
             "architectures": [name], "model_type": self.MODEL_TYPE, **_FIXED,
+            "tie_word_embeddings": True,
             **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
             "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
             "type_vocab_size": 1, "layer_norm_eps": sizes.get("norm_epsilon", 1e-5),
@@ -267,7 +342,7 @@ class XLMRoberta:
                 f"{path}: hidden_size {config.hidden_size} is no multiple of num_attention_heads "
                 f"{config.num_attention_heads}; {_NOT_OF_THESE}"
             )
-        if config.max_position_embeddings < config.pad_token_id + 2:
+        if config.max_position_embeddings <= self._first(config):
             raise ValueError(
                 f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
                 f"pad_token_id {config.pad_token_id} and those before leave none for text; "
@@ -279,10 +354,19 @@ class XLMRoberta:
         sizes = {ours: getattr(config, theirs) for ours, theirs in (_SIZES | _RATES).items()}
         return sizes | {
             "embedding_size": config.hidden_size,
-            "max_length": config.max_position_embeddings - config.pad_token_id - 1,
+            "max_length": config.max_position_embeddings - self._first(config),
             "norm_epsilon": config.layer_norm_eps or self.defaults["layer_norm_eps"],
             **self.fixed,
         }
+
+    def _first(self, config: Config) -> int:
+        """Return the row of the first position of a text."""
+        return config.pad_token_id + 1 if self.skips_padding else 0
+
+    def _named(self, name: str) -> str:
+        """Return the class's name of one of XLM-R's tensors, or of the beginning of several."""
+        ours = next(filter(name.startswith, self.names), "")
+        return self.names.get(ours, "") + name.removeprefix(ours)
 
     def _parameters(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> list[_Parameter]:
         """Return all parameters except the positions, which include the token type."""
@@ -308,10 +392,17 @@ XLM_R_XL = XLMRoberta(
     {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
 )  # fmt: skip
 
+ROBERTA = dataclasses.replace(XLM_R, MODEL_TYPE="roberta", prefix="Roberta")
+CAMEMBERT = dataclasses.replace(XLM_R, MODEL_TYPE="camembert", prefix="Camembert")
+BERT = dataclasses.replace(
+    XLM_R, MODEL_TYPE="bert", prefix="Bert", names=_OF_BERT, skips_padding=False
+)
+READ_ONLY = (ROBERTA, CAMEMBERT, BERT)  # and written as XLM-R
 
-def _read_parameter(weights: Weights, parameter: _Parameter, drop: str) -> np.ndarray:
+
+def _read_parameter(of: Callable[[str], np.ndarray], parameter: _Parameter) -> np.ndarray:
     def read(name: str) -> np.ndarray:
-        return parameter.turned(weights.read(name.removeprefix(drop), parameter.their_shape))
+        return parameter.turned(of(name))
 
     if not parameter.is_layered:
         return np.ascontiguousarray(read(*parameter.names))
