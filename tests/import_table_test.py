@@ -47,7 +47,7 @@ THEIRS = {
     "xlm.evaluation":   {"jax", "matplotlib", "msgspec", "sacrebleu", "scipy", "seqeval",
                          "sklearn"},
     "xlm.interop":      {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes", "msgspec",
-                         "gguf", "tiktoken"},
+                         "gguf", "tiktoken", "torch"},
     "xlm.experiment":   {"jax", "flax", "msgspec", "ml_collections", "sentencepiece"},
     "xlm.launch":       {"ml_collections", "xmanager"},
     "xlm.cli":          {"jax", "ml_collections", "sentencepiece"},

@@ -107,7 +107,7 @@ class RoundTripTest(OwnFormTest):
 
 class RefusedTest(OwnFormTest):
     @parameterized.parameters(
-        ({"model_type": "bert"}, "model_type is 'bert', must be 'xlm-roberta' or "),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', must be 'xlm-roberta' or "),
         ({"format_version": 2}, "format_version is 2, must be 1; read it with the version"),
         ({"hidden_size": "16"}, 'hidden_size is "16", must be a whole number; write'),
         ({"mlp_size": 0}, "mlp_size is 0, must be a whole number >= 1"),

@@ -2,14 +2,14 @@
 
     xlm import --model=FOLDER --vocabulary=WORKDIR/vocab/spm.model --output=FOLDER
 
-FOLDER comes from xlm export, or from `save_pretrained` of `XLMRobertaForMaskedLM` or
-`ModernBertForMaskedLM` (mmBERT too) and its tokenizer. The output has the same format. From a
-folder without a masked-LM head, as of `XLMRobertaModel` or a classifier, the encoder is taken, for
-finetune.py. Pieces of both vocabularies keep their embeddings; new ones start with the mean of
-their old pieces. Without --vocabulary the model keeps its pieces, in this project's order. The
-SentencePiece model that normalises text is then FOLDER's sentencepiece.bpe.model, or rebuilt from
-its tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments
-otherwise. docs/interop.md has more.
+FOLDER comes from xlm export, or has the weights and the tokenizer of an XLM-R, RoBERTa, CamemBERT,
+BERT or ModernBERT (mmBERT too) of transformers. The output is an XLM-R or a ModernBERT. Without a
+masked-LM head tied to the embeddings, the encoder is taken, for finetune.py. A head for a task is
+kept with its labels. Pieces of both vocabularies keep their embeddings; new ones start with the
+mean of their old pieces. Without --vocabulary the model keeps its pieces and added tokens, in this
+project's order. The SentencePiece model that normalises text is then FOLDER's
+sentencepiece.bpe.model, or rebuilt from its tokenizer.json. --check=TEXT lists the lines of a text
+that the tokenizer.json segments otherwise. docs/interop.md has more.
 """
 
 import pathlib

@@ -2,8 +2,8 @@
 
 An encoder that is an XLM-R or a ModernBERT of `transformers` is stored as one
 (`xlm.interop.xlm_roberta`, `xlm.interop.modern_bert`), any other in our own format
-(`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart.
-Nothing is unpickled, and neither torch nor transformers is needed.
+(`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart. RoBERTa's, CamemBERT's
+and BERT's are read too. transformers is not needed, and torch only where weights are pickled.
 """
 
 import functools
@@ -80,12 +80,12 @@ _FORMS: dict[str, _Form] = {
 
 
 def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R with or without a head.
+    """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R or its kin.
 
-    Weights may be model.safetensors or its shards, of float32, float16 or bfloat16. Heads of other
-    tasks than masked LM are left out. Returns the sizes, named as in `EncoderSettings`, and the
-    parameters of `Encoder`, nested dicts of float32 arrays, with "head" if the folder has one.
-    Raises ValueError if a file is missing or damaged, the format does not support a setting, or a
+    Weights may be model.safetensors, pytorch_model.bin or the shards of either, of float32, float16
+    or bfloat16. Heads for other tasks than masked LM, and untied ones, are left out. Returns the
+    sizes, named as in `EncoderSettings`, and the parameters of `Encoder`, nested dicts of float32
+    arrays, with "head" if the folder has one. Raises ValueError if a file is missing or damaged, the format does not support a setting, or a
     tensor is missing, unknown, or of another shape.
     """
     form, config, sizes = _read_config(folder)

@@ -306,5 +306,5 @@ def weight_files(
         if (folder / index).exists():
             found = declarations.read(folder / index, _Index, remedy=_COPY).weight_map.values()
             return [folder / name for name in sorted(set(found))]
-    names = " or ".join(name for kind in kinds for name in kind)
-    raise ValueError(f"{folder} has no {names}; {remedy}")
+    names = " nor ".join(name for kind in kinds for name in kind)
+    raise ValueError(f"{folder} has neither {names}; {remedy}")
