@@ -85,8 +85,8 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Weights may be model.safetensors, pytorch_model.bin or the shards of either, of float32, float16
     or bfloat16. Heads for other tasks than masked LM, and untied ones, are left out. Returns the
     sizes, named as in `EncoderSettings`, and the parameters of `Encoder`, nested dicts of float32
-    arrays, with "head" if the folder has one. Raises ValueError if a file is missing or damaged, the format does not support a setting, or a
-    tensor is missing, unknown, or of another shape.
+    arrays, with "head" if the folder has one. Raises ValueError if a file is missing or damaged,
+    the format does not support a setting, or a tensor is missing, unknown, or of another shape.
     """
     form, config, sizes = _read_config(folder)
     arrays = form.read_arrays(folder, config)

@@ -85,7 +85,7 @@ class Config(_Fixed, frozen=True, kw_only=True):
     tie_word_embeddings: bool = True
     # Of a head for a task.
     architectures: list[str] | None = None
-    id2label: dict[str, str] | None = None
+    id2label: dict[str, Any] | None = None
     problem_type: str | None = None
 
 
@@ -234,12 +234,12 @@ class XLMRoberta:
         unknown, or of another shape.
         """
         with self.open_weights(folder) as weights:
-            has_head = weights.has(self.HEAD) and self._is_tied(weights, config, folder)
-            prefix = self._named(_PREFIX)
+            head, prefix = self._named(_HEAD), self._named(_PREFIX)
+            has_head = weights.has(head) and self._is_tied(weights, config, folder)
             drop = "" if weights.has(prefix) else prefix  # of an encoder that was saved alone
             shapes = self.their_shapes(config, has_head=has_head)
-            heads = (self.HEAD, *_OTHER_HEADS)
-            others = [] if has_head else [n for n in weights.names if n.startswith(heads)]
+            heads = () if has_head else (head, *_OTHER_HEADS)
+            others = [name for name in weights.names if name.startswith(heads)]
             weights.check_names(
                 {name.removeprefix(drop) for name in shapes},
                 {*(self._named(name).removeprefix(drop) for name in _UNUSED), *others},
@@ -283,7 +283,8 @@ class XLMRoberta:
         modules = task_heads.MODULES[suffix]
         if self.names and suffix == SEQUENCES:
             modules = {"dense": self._named("roberta.pooler.dense"), "output": "classifier"}
-        labels = tuple((config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}).values())
+        names = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
+        labels = tuple(str(names[number]) for number in sorted(names, key=int))
         params, width = {}, config.hidden_size
         with self.open_weights(folder) as weights:
             weights.check_names({f"{name}.weight" for name in modules.values()}, weights.names)
