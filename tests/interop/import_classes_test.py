@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from unittest import mock
 
 import numpy as np
@@ -33,6 +34,16 @@ PUBLISHED = {
     "infoxlm-large, multilingual-e5-large": ("XLMRoberta", 250_002, _LARGE, 514, 1),
     "multilingual-e5-small": ("Bert", 250_037, (384, 12, 12, 1536), 512, 2),
 }
+
+
+class Bomb:
+    """Makes a folder where it is unpickled as Python unpickles."""
+
+    def __init__(self, path):
+        self._path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self._path,)
 
 
 @absltest.skipUnless(parity.HAS_TORCH, "torch and transformers are not installed")
@@ -101,10 +112,11 @@ class ClassesTest(FolderTest):
             index = self.folder / "pytorch_model.bin.index.json"
             artifacts.write_json(index, {"weight_map": places})
         self.assert_agree(model)
-        for other in ({"a": {1: torch.ones(1)}}, SETTINGS):
+        for other in ({"a": {1: torch.ones(1)}}, {"a": Bomb(self.parent / "bomb")}):
             torch.save(other, self.folder / names[0])
             with self.assertRaisesRegex(ValueError, f"{names[0]}: holds more .* save_pretrained"):
                 model_folder.read_model(self.folder)
+        self.assertFalse((self.parent / "bomb").exists())
         self.enter_context(mock.patch.object(torch, "__version__", "2.5.1"))
         with self.assertRaisesRegex(ValueError, "torch 2.6 or newer .* and 2.5.1 is"):
             model_folder.read_model(self.folder)
@@ -189,6 +201,10 @@ class TokenizersTest(FolderTest):
         self.assertEqual(found, (*first, *pieces, "<mask>"))
         kept = vocabulary.vocabulary(vocabulary.sentencepiece_model(self.folder))
         self.assertEqual(kept.pieces, (*SPECIALS, *pieces[2:]))
+        value = {"model": {"type": "Unigram", "vocab": [[piece, -1.0] for piece in found]}}
+        scores = self.write(tokenizer_json=value).scores
+        unused = {piece for piece, score in zip(found, scores, strict=True) if score != -1}
+        self.assertEqual(unused, {*SPECIALS, *first})
 
     def test_vocab_json_and_merges(self):
         """RoBERTa's files; the text's own U+2581 is no blank, and no piece has a zero."""
