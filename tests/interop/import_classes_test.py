@@ -36,16 +36,6 @@ PUBLISHED = {
 }
 
 
-class Bomb:
-    """Makes a folder where it is unpickled as Python unpickles."""
-
-    def __init__(self, path):
-        self._path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self._path,)
-
-
 @absltest.skipUnless(parity.HAS_TORCH, "torch and transformers are not installed")
 class ClassesTest(FolderTest):
     def saved(self, of):
@@ -112,9 +102,10 @@ class ClassesTest(FolderTest):
             index = self.folder / "pytorch_model.bin.index.json"
             artifacts.write_json(index, {"weight_map": places})
         self.assert_agree(model)
-        for other in ({"a": {1: torch.ones(1)}}, {"a": Bomb(self.parent / "bomb")}):
+        bomb = type("", (), {"__reduce__": lambda _: (os.mkdir, (str(self.parent / "bomb"),))})()
+        for other in ({"a": {1: torch.ones(1)}}, {"a": bomb}):
             torch.save(other, self.folder / names[0])
-            with self.assertRaisesRegex(ValueError, f"{names[0]}: holds more .* save_pretrained"):
+            with self.assertRaisesRegex(ValueError, f"{names[0]}: is damaged, .* save_pretrained"):
                 model_folder.read_model(self.folder)
         self.assertFalse((self.parent / "bomb").exists())
         self.enter_context(mock.patch.object(torch, "__version__", "2.5.1"))
@@ -169,10 +160,11 @@ class ClassesTest(FolderTest):
         np.testing.assert_allclose(mine[keep], other[keep], atol=1e-4)
 
     def test_heads_of_several_labels_are_left_out(self):
-        config = parity.their_model(name="Roberta").config
-        config.problem_type = "multi_label_classification"
-        model = parity.transformers().RobertaForSequenceClassification(config)
-        model.save_pretrained(self.folder)
+        config = parity.their_model(
+            name="Roberta", problem_type="multi_label_classification"
+        ).config
+        theirs = parity.transformers().RobertaForSequenceClassification(config)
+        theirs.save_pretrained(self.folder)
         with self.assertLogs(level="WARNING"):
             self.assertIsNone(model_folder.read_task_head(self.folder))
 

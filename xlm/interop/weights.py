@@ -165,13 +165,13 @@ class _TorchFile:
             raise ValueError(f"{path}: {_NEEDS_TORCH}none is installed; {remedy}") from None
         if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST_TORCH:
             raise ValueError(f"{path}: {_NEEDS_TORCH}{torch.__version__} is installed; {remedy}")
-        options = {"map_location": "cpu", "weights_only": True}
+        is_zip = zipfile.is_zipfile(path)
         try:
-            found = torch.load(path, mmap=zipfile.is_zipfile(path), **options)
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
             self._tensors = {str(name): tensor.detach() for name, tensor in found.items()}
-        except Exception as error:  # of several kinds; long for what is more than tensors
-            fault = " ".join(str(error).split())[:160]
-            raise ValueError(f"{path}: holds more than tensors ({fault}); {remedy}") from None
+        except Exception:  # of several kinds; some texts advise to execute what the file holds
+            fault = "is damaged, or holds more than tensors by name; copy it again, or"
+            raise ValueError(f"{path}: {fault} {remedy}") from None
 
     def keys(self) -> Collection[str]:
         return self._tensors.keys()
