@@ -264,11 +264,7 @@ class XLMRoberta:
         if config.tie_word_embeddings if is_absent else weights.same(self._named(_TABLE), decoder):
             return True
         weights.untie()
-        logging.warning(
-            "%s: the output layer has its own table %s; the masked-LM head is left out",
-            folder,
-            decoder,
-        )
+        logging.warning("%s: %s is not tied; the masked-LM head is left out", folder, decoder)
         return False
 
     def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
@@ -287,7 +283,8 @@ class XLMRoberta:
         labels = tuple(str(names[number]) for number in sorted(names, key=int))
         params, width = {}, config.hidden_size
         with self.open_weights(folder) as weights:
-            weights.check_names({f"{name}.weight" for name in modules.values()}, weights.names)
+            wanted = {f"{name}.{kind}" for name in modules.values() for kind in ("weight", "bias")}
+            weights.check_names(wanted, weights.names)
             for ours, theirs in modules.items():
                 out = len(labels) if ours == "output" else width
                 kernel = weights.read(f"{theirs}.weight", (out, width))
