@@ -251,7 +251,7 @@ class BatchOrder:
     def counts_before(self, step: int) -> np.ndarray:
         """Return the number of examples of each language in the batches before `step`, [N]."""
         examples = step * (self.batch_size // self._settings.lanes)
-        return sum(draws.counts_before(examples) for draws in self._draws)
+        return np.sum([draws.counts_before(examples) for draws in self._draws], axis=0)
 
     def places(self, step: int, first: int, size: int) -> Places:
         """Return the places of examples [first, first + size) of the batch of `step`."""

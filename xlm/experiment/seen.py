@@ -91,8 +91,9 @@ def section(
         for row in rows
         if row["epochs"] > _MOST_EPOCHS
     ]
-    for line in lines if log else ():
-        log("%s", line)
+    if log is not None:
+        for line in lines:
+            log("%s", line)
     pairs = Seen({one: count for one, count in found.items() if one not in store.languages})
     if pairs and not config.robust.num_phases:  # which decides as it goes
         shown = ", ".join(f"{'-'.join(one)} {count:,}" for one, count in pairs.most_common(20))
