@@ -4,8 +4,8 @@
 
 DATA has bible/ and ntrex/. Every arm has 250 KB of Bible text a language. The dirty one has dirt of
 nine kinds beside it, the cleaned one is the dirty one by the keys of `clean`. An arm has its own
-vocabulary and rows, and three seeds. 500 rows of NTREX are the parallel text of all arms. English is
-left out of the means: its text is the dirt of the others, and so the dirty arm has more of it.
+vocabulary and rows, and three seeds. 500 rows of NTREX are the parallel text of all arms. English
+is left out of the means: its text is the dirt of the others, so the dirty arm has more of it.
 """
 
 import json
