@@ -120,7 +120,7 @@ class Attention(nn.Module):
         lowest = torch.finfo(x.dtype).min
         bias = 0 if bias is None else bias
         scores = torch.where(mask, torch.zeros((), dtype=x.dtype, device=x.device) + bias, lowest)
-        scores = scores.expand(len(x), self.heads, x.shape[1], source.shape[1])
+        scores = scores.expand(x.shape[0], self.heads, x.shape[1], source.shape[1])
         mixed = F.scaled_dot_product_attention(query, key, value, scores, dropout)
         return self.output(mixed.transpose(1, 2).flatten(2), layer)
 
@@ -180,10 +180,15 @@ class Distances(nn.Module):
         index = torch.arange(length, device=self.bias.device)
         distance = index[None] - index[:, None]
         half, exact = self.buckets // 2, self.buckets // 4
-        size = distance.abs().clamp(min=1).double()
-        steps = torch.log(size / exact) / math.log(self.most / exact) * (half - exact)
-        far = (exact + torch.floor(steps + 1e-9).long()).clamp(max=half - 1)
-        bucket = torch.where(distance.abs() < exact, distance.abs(), far) + half * (distance > 0)
+        # In Python, whose logarithms no runtime rounds otherwise.
+        of_size = list(range(exact)) + [
+            min(half - 1, exact + math.floor(
+                math.log(size / exact) / math.log(self.most / exact) * (half - exact) + 1e-9
+            ))
+            for size in range(exact, self.most + 1)
+        ]  # fmt: skip
+        of_size = torch.tensor(of_size, device=index.device)
+        bucket = of_size[distance.abs().clamp(max=self.most)] + half * (distance > 0)
         return self.bias[bucket].permute(2, 0, 1)[None]
 
 
