@@ -47,7 +47,8 @@ THEIRS = {
     "xlm.evaluation":   {"jax", "matplotlib", "msgspec", "sacrebleu", "scipy", "seqeval",
                          "sklearn"},
     "xlm.interop":      {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes", "msgspec",
-                         "gguf", "tiktoken", "torch"},
+                         "gguf", "tiktoken", "onnxruntime", "onnxscript", "torch",
+                         "transformers"},
     "xlm.experiment":   {"jax", "flax", "msgspec", "ml_collections", "sentencepiece"},
     "xlm.launch":       {"ml_collections", "xmanager"},
     "xlm.cli":          {"jax", "ml_collections", "sentencepiece"},
@@ -65,6 +66,8 @@ ONLY_IN = {
     # A recording is of parameters as they are on disk, read without the code that is checked by it.
     "orbax": {"xlm/training/checkpoint.py", "benchmarks/recording.py", "benchmarks/small_job.py"},
     "tensorflow_datasets": {"input_pipeline/tfds_text.py"},
+    "onnxruntime": {"xlm/interop/onnx_folder.py"},
+    "torch": {"xlm/interop/onnx_folder.py", "benchmarks/hostile_table.py"},
     "apache_beam": {"vocap/count_beam.py", "input_pipeline/preparation_beam.py"},
     "jax.make_mesh": {"xlm/training/sharding.py"},
     "Mesh(": {"xlm/training/sharding.py"},
@@ -96,7 +99,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 def made(tree: ast.AST) -> Iterator[str]:
     """The entries of `ONLY_IN` that a file imports or calls."""
-    yield from {"orbax", "apache_beam", "tensorflow_datasets"} & set(imported(tree))
+    yield from ONLY_IN.keys() & set(imported(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.make_mesh":
             yield "jax.make_mesh"

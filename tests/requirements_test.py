@@ -29,7 +29,7 @@ RUN = {
 # Imported where an error names these extras (xlm/common/packages.py).
 ELSEWHERE = {
     "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
-    "torch": "dev", "transformers": "dev",
+    "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {

@@ -1,9 +1,12 @@
-"""Model cards of exported runs of finetune.py: README.md as Hugging Face's hub shows it."""
+"""Model cards of exported runs: README.md as Hugging Face's hub shows it.
+
+Of runs of finetune.py here; `xlm.experiment.pretrained_card` has those of train.py.
+"""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,29 +17,29 @@ from xlm.experiment.task_settings import TaskSettings
 from xlm.interop import task_heads
 from xlm.interop.task_heads import TaskHead
 
+# Formats of an export, and the library that cards name; the hub has none for ONNX.
+FORMATS = {
+    "transformers": "transformers", "onnx": "", "sentence_transformers": "sentence-transformers"
+}  # fmt: skip
 _PIPELINES = {
     task_heads.SEQUENCES: "text-classification",
     task_heads.TOKENS: "token-classification",
     task_heads.SPANS: "question-answering",
 }
-_LOAD = """\
-import torch
-from transformers import AutoModelFor{suffix}, AutoTokenizer
-
-model = AutoModelFor{suffix}.from_pretrained("."{trust}).eval()  # this folder
-tokenizer = AutoTokenizer.from_pretrained(".")
-"""
-_LOAD_SENTENCEPIECE = """\
+_SPM = """\
 `AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
 `<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
 
-```python
-import sentencepiece
-from transformers import AutoModelFor{suffix}
+"""
+_ONNX = """
+rows = tokenizer(["A text"], padding=True, truncation=True, return_tensors="np")
+outputs = model.run(None, {name: rows[name] for name in ("input_ids", "attention_mask")})
+"""
+_VECTORS = """\
+from sentence_transformers import SentenceTransformer
 
-model = AutoModelFor{suffix}.from_pretrained("."{trust}).eval()  # this folder
-tokenizer = sentencepiece.SentencePieceProcessor(model_file="spm.model")
-```
+model = SentenceTransformer("."{trust})  # this folder
+vectors = model.encode(["A text", "Another text"])
 """
 _SEQUENCES = """\
 {texts}
@@ -106,6 +109,7 @@ class Facts:
       start: digest of the parameters that it started from.
       reason: why `transformers` loads it by the code in its folder alone, if at all, or "".
       tokenizer_reason: why `AutoTokenizer` cannot read its tokenizer, or "".
+      form: one of `FORMATS`.
     """
 
     config: ConfigDict
@@ -117,6 +121,7 @@ class Facts:
     start: str
     reason: str
     tokenizer_reason: str = ""
+    form: str = "transformers"
 
 
 def text(facts: Facts) -> str:
@@ -130,10 +135,50 @@ def text(facts: Facts) -> str:
         "## Scores\n\n" + _choice(results.get("selected") or {}),
         task_results.table(options.task, results),
         "## Training\n\n" + _training(facts),
-        "## Licence\n\nTo be filled in by whoever publishes this model: it depends on the licences "
-        "of the model that it started from and of the data that it was trained on.",
+        LICENCE,
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+LICENCE = """\
+## Licence
+
+To be filled in by whoever publishes this model: it depends on the licences of the model that it
+started from and of the data that it was trained on."""
+
+
+def metadata(languages: Iterable[str], form: str, *, base: str = "", **more: Any) -> str:
+    """Return the metadata for the hub; `more` are values by key, left out where empty."""
+    # JSON is YAML; "no" alone would be false, not Norwegian.
+    found = {"language": sorted(languages), "license": "unknown", "base_model": base,
+             "library_name": FORMATS[form], **more}  # fmt: skip
+    lines = [f"{key}: {json.dumps(value)}" for key, value in found.items() if value]
+    return "\n".join(["---", *lines, "---"])
+
+
+def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> tuple[str, str]:
+    """Return a note, which may be empty, and the code that loads the model and its tokenizer.
+
+    `suffix` is that of the class, such as "ForMaskedLM"; the others are as in `Facts`.
+    """
+    trust = ", trust_remote_code=True" if reason and form != "onnx" else ""
+    if form == "sentence_transformers":
+        return "", _VECTORS.format(trust=trust)
+    imports, names = ["import onnxruntime"], []
+    model = 'onnxruntime.InferenceSession("model.onnx")'
+    if form == "transformers":
+        imports, names = ["import torch"], [f"AutoModel{suffix}"]
+        model = f'AutoModel{suffix}.from_pretrained("."{trust}).eval()'
+    if tokenizer_reason:
+        imports.append("import sentencepiece")
+        tokenizer = 'sentencepiece.SentencePieceProcessor(model_file="spm.model")'
+    else:
+        names.append("AutoTokenizer")
+        tokenizer = f'AutoTokenizer.from_pretrained("."{trust})'
+    imports += [f"from transformers import {', '.join(names)}"] if names else []
+    lines = [*imports, "", f"model = {model}  # this folder", f"tokenizer = {tokenizer}", ""]
+    note = _SPM.format(reason=tokenizer_reason) if tokenizer_reason else ""
+    return note, "\n".join(lines) + (_ONNX if form == "onnx" and not note else "")
 
 
 def _choice(selected: Mapping[str, Any]) -> str:
@@ -153,14 +198,13 @@ def _choice(selected: Mapping[str, Any]) -> str:
 
 
 def _metadata(facts: Facts) -> str:
-    # JSON is YAML; "no" alone would be false, not Norwegian.
     scored = facts.results["test"] or facts.results["validation"]
-    lines = [f"language: {json.dumps(sorted({*_trained_on(facts), *scored}))}"]
-    if facts.head.class_suffix:
-        lines.append("library_name: transformers")
-        if not facts.tokenizer_reason:
-            lines.append(f"pipeline_tag: {_PIPELINES[facts.head.class_suffix]}")
-    return "\n".join(["---", *lines, "---"])
+    suffix = facts.head.class_suffix
+    return metadata(
+        _trained_on(facts), facts.form if suffix else "onnx", base=facts.results["model"],
+        pipeline_tag=_PIPELINES[suffix] if suffix and not facts.tokenizer_reason else "",
+        metrics=list(dict.fromkeys(name for scores in scored.values() for name in scores)),
+    )  # fmt: skip
 
 
 def _trained_on(facts: Facts) -> tuple[str, ...]:
@@ -200,11 +244,10 @@ def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if not suffix:
         return _own_form(facts)
-    trust = ", trust_remote_code=True" if facts.reason else ""
-    if facts.tokenizer_reason:
-        reason = facts.tokenizer_reason
-        return _LOAD_SENTENCEPIECE.format(suffix=suffix, reason=reason, trust=trust)
-    code, note = _LOAD.format(suffix=suffix, trust=trust) + "\n", ""
+    note, code = loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason)
+    if facts.tokenizer_reason or facts.form == "onnx":
+        return f"{note}```python\n{code}```\n"
+    code += "\n"
     if suffix == task_heads.SEQUENCES:
         names, texts = "texts", '["A text"]'
         if options.task.is_of_pairs:

@@ -146,7 +146,7 @@ def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> Bitex
     """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
     data = data_settings(config)
     return BitextSettings(
-        buckets=data.pair_buckets, positions=data.pair_positions, alpha=data.pair_alpha,
+        buckets=tuple(data.pair_buckets), positions=data.pair_positions, alpha=data.pair_alpha,
         tokens=config.train.batch_size * length, separate_segments=is_separate,
         blocks=data.block_settings(),
     )  # fmt: skip

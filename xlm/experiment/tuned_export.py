@@ -21,7 +21,7 @@ def is_fine_tuned(workdir: pathlib.Path) -> bool:
     return any((workdir / name).exists() for name in (RESULTS, BEST, "settings.json"))
 
 
-def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
+def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformers") -> str:
     """Write the model of a finished run as a folder; see `xlm.interop.model_folder.write_model`.
 
     An XLM-R or XLM-R XL is written as the class of `transformers` with its head, other encoders and
@@ -29,6 +29,7 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
 
     Args:
       output: folder to write, absent or empty.
+      form: one of `model_card.FORMATS`, which its card tells of.
 
     Returns:
       The reason that `transformers` cannot load it; "" if it can.
@@ -63,6 +64,7 @@ def export(workdir: pathlib.Path, output: pathlib.Path) -> str:
         start=prediction.read_digests(workdir).parameters,
         reason=reason,
         tokenizer_reason=huggingface.why_not_exported(tokenizer),
+        form=form,
     )
     model_folder.write_model(
         output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)

@@ -180,14 +180,11 @@ class Distances(nn.Module):
         index = torch.arange(length, device=self.bias.device)
         distance = index[None] - index[:, None]
         half, exact = self.buckets // 2, self.buckets // 4
-        # In Python, whose logarithms no runtime rounds otherwise.
-        of_size = list(range(exact)) + [
-            min(half - 1, exact + math.floor(
-                math.log(size / exact) / math.log(self.most / exact) * (half - exact) + 1e-9
-            ))
-            for size in range(exact, self.most + 1)
-        ]  # fmt: skip
-        of_size = torch.tensor(of_size, device=index.device)
+        # Logarithms in Python, since each runtime rounds its own way.
+        scale = (half - exact) / math.log(self.most / exact)
+        of_size = [exact + math.floor(math.log(size / exact) * scale + 1e-9)
+                   for size in range(exact, self.most)]  # fmt: skip
+        of_size = torch.tensor([*range(exact), *of_size, half - 1], device=index.device)
         bucket = of_size[distance.abs().clamp(max=self.most)] + half * (distance > 0)
         return self.bias[bucket].permute(2, 0, 1)[None]
 

@@ -1,0 +1,40 @@
+"""Model folders for sentence-transformers, whose vectors are those of `xlm.Encoder.encode`.
+
+A vector is the mean state of a text's tokens without special ones. The library's Pooling averages
+all that the attention mask has, so its WordWeights comes before and gives special tokens no weight.
+"""
+
+import pathlib
+
+from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID
+from xlm.common import artifacts
+from xlm.interop import model_folder
+
+# Names that all releases of the library know.
+_MODULES = {"Transformer": "", "WordWeights": "1_WordWeights", "Pooling": "2_Pooling"}
+
+
+def add(folder: pathlib.Path) -> None:
+    """Add the library's files to a folder of `write_model`; ValueError if it has no tokenizer."""
+    if not (folder / "tokenizer.json").exists():
+        raise ValueError("--format=sentence_transformers: it needs a tokenizer.json; leave it out")
+    sizes = model_folder.read_sizes(folder)
+    files = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (name, path) in enumerate(_MODULES.items())
+        ],
+        "sentence_bert_config.json": {"max_seq_length": sizes["max_length"]},
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        # Ids for words: WordWeights folds the case of words that it does not find.
+        "1_WordWeights/config.json": {
+            "vocab": [str(i) for i in range(sizes["vocab_size"])], "unknown_word_weight": 1.0,
+            "word_weights": {str(i): 0.0 for i in (BOS_ID, PAD_ID, EOS_ID, MASK_ID)},
+        },
+        "2_Pooling/config.json": {
+            "word_embedding_dimension": sizes["hidden_size"], "pooling_mode_mean_tokens": True,
+        },
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        artifacts.write_json(folder / name, content)
