@@ -43,12 +43,10 @@ class RunTest(absltest.TestCase):
         table, bias = (x[:VOCAB] for x in model_folder.table_of(params))
         cls.params = model_folder.with_table(params, table, bias)
 
-    def export(self, name: str, *flags: str, workdir: pathlib.Path | None = None, **changes):
+    def export(self, name: str, *flags: str, workdir: pathlib.Path | None = None):
         """Export the run, or another one, into a folder of this name."""
-        keys = (f"--config.{key}={value}" for key, value in {**KEYS, **changes}.items())
         given = f"--workdir={workdir or self.folders.workdir}", f"--output={self.parent / name}"
-        own = "--config=configs/veco.py:runlocal"
-        return commands.execute("export_model", own, *keys, *given, *flags)
+        return commands.execute("export_model", *given, *flags)
 
     def start(self, folder: pathlib.Path, end: str):
         """Parameters that a translation starts from, and shapes of all that it has."""
@@ -91,7 +89,7 @@ class RunTest(absltest.TestCase):
     def test_a_run_without_cross_attention_has_no_decoder(self):
         folders = data_builders.Folders(self.parent / "masked_lm")
         write_run(folders, config(**MASKED_LM), write_rows(folders))
-        result = self.export("none", "--part=encoder_decoder", workdir=folders.workdir, **MASKED_LM)
+        result = self.export("none", "--part=encoder_decoder", workdir=folders.workdir)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertRegex(
             result.stderr, r"error \([^\n]*encoder_decoder, but [^\n]*cross_attention is False; exp"

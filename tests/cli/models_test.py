@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -25,10 +26,11 @@ from tests.cli.stores import write_store
 from tests.folders import FolderTest
 from vocap import merge, model_proto
 from xlm.cli.main import VERBS
+from xlm.common import artifacts
 from xlm.experiment import data as data_builders
+from xlm.experiment import encoder, objectives
 from xlm.experiment import model as builders
-from xlm.experiment import objectives
-from xlm.interop import model_folder, task_heads, vocabulary
+from xlm.interop import model_folder, onnx_folder, task_heads, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.training.checkpoint import Checkpoints
 
@@ -305,3 +307,39 @@ class EntryPointsTest(FolderTest):
         settings = {**config.model.to_dict(), "vocab_size": len(table)}
         start = model_folder.initial_params(output, settings, TOKENIZER)
         self.assertEqual(jax.tree.map(np.shape, start), jax.tree.map(np.shape, params))
+
+    def test_exports_for_other_libraries(self):
+        config = quickstart.get_config("runlocal")
+        config.train.init_from = "/home/someone/mini_lm"
+        folders, store = self.write_workdir(config)
+        self.save_checkpoint(config, folders, store)
+        loss = {"loss": 3.25, "unigram": 3.0, "bits_per_character": 1.5, "tokens": 9}
+        artifacts.write_json(folders.report / "results.json", {"step": 7, "losses": {"aa": loss}})
+        artifacts.write_json(folders.text_record, {"made_from": "", "warnings": ["aa: odd text"]})
+        output = self.folder / "exported"
+        flags = ("export_model", f"--workdir={folders.workdir}", f"--output={output}")
+        onnx = (*flags, "--format=onnx")
+        with mock.patch.object(onnx_folder, "_TOLERANCE", -1.0):
+            self.assert_refused("last_hidden_state of .*PyTorch's and must be within", *onnx)
+        self.assert_refused("onnx has no cross", *onnx, "--part=encoder_decoder")
+        self.assertFalse(output.exists())
+        self.succeed(*flags, "--format=sentence_transformers")
+        vectors = encoder.Encoder.load(output).encode(["abcd ef"])
+        np.testing.assert_array_equal(
+            vectors, encoder.Encoder.load(folders.workdir).encode(["abcd ef"])
+        )
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertStartsWith(
+            card,
+            '---\nlanguage: ["aa"]\nlicense: "unknown"\nbase_model: "mini_lm"\n'
+            'library_name: "sentence-transformers"\npipeline_tag: "sentence-similarity"\n---\n',
+        )
+        for said in (
+            'SentenceTransformer(".", trust_remote_code=True)', "Started from mini\\_lm, and",
+            "| aa Afar | 1,000 | ", "| aa Afar | 3.250 | 3.000 | 1.500 |", "- aa: odd text",
+            "No better than these frequencies: aa Afar.", "## Licence\n\nTo be filled in by",
+        ):  # fmt: skip
+            self.assertIn(said, card)
+        self.assertNotIn("someone", card)
+        for path in filter(pathlib.Path.is_file, output.rglob("*")):
+            self.assertEqual(path.stat().st_mode & 0o777, 0o666 & ~artifacts._UMASK, path)

@@ -14,14 +14,7 @@ from tests.interop.modeling_test import BLOCKS, states_of
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
 from tests.interop.vocap_encoder_test import GATED
 from tests.interop.xlm_roberta_parity_test import texts
-from tests.interop.xlm_roberta_test import (
-    LENGTH,
-    SETTINGS,
-    VOCAB,
-    FolderTest,
-    params_of,
-    tokenizer,
-)
+from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, VOCAB, FolderTest, params_of, tokenizer
 from xlm.common import artifacts
 from xlm.interop import model_folder, onnx_folder
 from xlm.interop.task_heads import SEQUENCES
@@ -90,6 +83,6 @@ class OnnxTest(FolderTest):
 
     def test_refused(self):
         self.write(SETTINGS)
-        with mock.patch.dict(sys.modules, onnxruntime=None):
-            with self.assertRaisesRegex(ValueError, r"--format=onnx: .*pip install '.\[onnx\]'"):
-                onnx_folder.convert(self.folder, by_head=True)
+        missing = mock.patch.dict(sys.modules, onnxruntime=None)
+        with missing, self.assertRaisesRegex(ValueError, r"--format=onnx: .*install '.\[onnx\]'"):
+            onnx_folder.convert(self.folder, by_head=True)
