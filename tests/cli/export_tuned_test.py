@@ -73,7 +73,8 @@ class CardTest(ExportCase):
             card,
             '---\nlanguage: ["en"]\nlicense: "unknown"\nbase_model: "tiny-xlmr-2"\n'
             'library_name: "transformers"\npipeline_tag: "token-classification"\n'
-            'metrics: ["accuracy", "f1", "precision", "recall"]\n---\n\n# tiny-xlmr-2, fine-tuned on udpos\n',
+            'metrics: ["accuracy", "f1", "precision", "recall"]\n---\n\n'
+            "# tiny-xlmr-2, fine-tuned on udpos\n",
         )
         self.assertIn("Labels: `ADJ`, `ADP`, ", card)
         for language, scores in results["test"].items():

@@ -156,14 +156,9 @@ def metadata(languages: Iterable[str], form: str, *, base: str = "", **more: Any
     return "\n".join(["---", *lines, "---"])
 
 
-def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> tuple[str, str]:
-    """Return a note, which may be empty, and the code that loads the model and its tokenizer.
-
-    `suffix` is that of the class, such as "ForMaskedLM"; the others are as in `Facts`.
-    """
+def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> str:
+    """Return code that loads a class of this suffix, without its end; the rest is of `Facts`."""
     trust = ", trust_remote_code=True" if reason and form != "onnx" else ""
-    if form == "sentence_transformers":
-        return "", _VECTORS.format(trust=trust)
     imports, names = ["import onnxruntime"], []
     model = 'onnxruntime.InferenceSession("model.onnx")'
     if form == "transformers":
@@ -177,8 +172,11 @@ def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> tuple
         tokenizer = f'AutoTokenizer.from_pretrained("."{trust})'
     imports += [f"from transformers import {', '.join(names)}"] if names else []
     lines = [*imports, "", f"model = {model}  # this folder", f"tokenizer = {tokenizer}", ""]
+    code = "\n".join(lines) + (_ONNX if form == "onnx" and not tokenizer_reason else "")
+    if form == "sentence_transformers":
+        code = _VECTORS.format(trust=trust)
     note = _SPM.format(reason=tokenizer_reason) if tokenizer_reason else ""
-    return note, "\n".join(lines) + (_ONNX if form == "onnx" and not note else "")
+    return f"{note}```python\n{code}"
 
 
 def _choice(selected: Mapping[str, Any]) -> str:
@@ -244,9 +242,9 @@ def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if not suffix:
         return _own_form(facts)
-    note, code = loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason)
+    code, note = loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""
     if facts.tokenizer_reason or facts.form == "onnx":
-        return f"{note}```python\n{code}```\n"
+        return f"{code}```\n"
     code += "\n"
     if suffix == task_heads.SEQUENCES:
         names, texts = "texts", '["A text"]'
@@ -272,7 +270,7 @@ def _usage(facts: Facts) -> str:
             f"\nThe scores below are of windows of {options.max_length} tokens every "
             f"{options.stride} over longer contexts, which this code cuts off.\n"
         )
-    return f"```python\n{code}```\n{note}"
+    return f"{code}```\n{note}"
 
 
 def _own_form(facts: Facts) -> str:

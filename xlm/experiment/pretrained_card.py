@@ -19,6 +19,10 @@ _LIMITS = """\
 - Its text came from its sources as they are, with their errors, biases and personal data.
 - Text that the model before it was trained on, if it started from one, is not in the table."""
 
+_EVALUATION = """\
+Exact masked-LM loss on held-out text in nats a token, and that of a model that knows only the
+frequencies of tokens."""
+
 
 def text(
     folders: Folders, config: ConfigDict, step: int, sizes: Mapping[str, Any], form: str, *,
@@ -28,7 +32,7 @@ def text(
     store = open_packed_dataset(folders)
     reason = model_folder.why_not_transformers(sizes, has_head=has_head)
     unread = huggingface.why_not_exported(folders.read_tokenizer())
-    note, code = model_card.loading(form, "ForMaskedLM" if has_head else "", reason, unread)
+    usage = model_card.loading(form, "ForMaskedLM" if has_head else "", reason, unread)
     source = pathlib.Path(config.train.init_from)
     base = source.name if source.parent.name != "phases" else ""  # parts of this run
     pipeline = "fill-mask" if has_head else "feature-extraction"
@@ -40,7 +44,7 @@ def text(
         f"{sizes['num_layers']} layers of {sizes['hidden_size']}, {store.vocab_size:,} pieces, "
         f"sequences of {sizes['max_length']} tokens. Started from "
         f"{tables.escaped(source.name) or 'random parameters'}, and trained on {named}.",
-        f"## How to use it\n\n{note}```python\n{code}```",
+        f"## How to use it\n\n{usage}```",
         *seen.section(config, store, step),
         *(_losses(folders, step) if has_head else ()),
         *text_warnings.section(folders),
@@ -55,17 +59,12 @@ def _losses(folders: Folders, step: int) -> list[str]:
     path = folders.report / "results.json"
     found = artifacts.read_object(path) if path.exists() else {}
     if found.get("step") != step:
-        return ["## Evaluation", "Not evaluated at this step."]
+        return []
     keys = {"loss": "loss", "unigram": "unigram", "bits/char": "bits_per_character"}
-    rows: list[tables.Row] = [
+    rows: list[dict[str, Any]] = [
         {"language": label(language), **{name: one[key] for name, key in keys.items()}}
         for language, one in sorted(found["losses"].items())
     ]
     collapsed = [row["language"] for row in rows if (row["loss"] or 0) >= (row["unigram"] or 1)]
-    return [
-        "## Evaluation",
-        "Exact masked-LM loss on held-out text in nats a token, and that of a model that knows "
-        "only the frequencies of tokens.",
-        tables.markdown(rows, ".3f", mean=keys),
-        f"No better than these frequencies: {', '.join(collapsed)}." if collapsed else "",
-    ]
+    limit = f"\n\nNo better than these frequencies: {', '.join(collapsed)}." if collapsed else ""
+    return ["## Evaluation", _EVALUATION, tables.markdown(rows, ".3f", mean=keys) + limit]

@@ -36,18 +36,16 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    for name in ("torch.onnx", "onnx_ir"):
+    for name in ("torch.onnx", "onnx_ir", "onnxscript"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    config, sizes = artifacts.read_json(folder / "config.json"), model_folder.read_sizes(folder)
+    sizes, config = model_folder.read_sizes(folder), artifacts.read_json(folder / "config.json")
     head = config["architectures"][0].partition("For")[2] if by_head else ""
     if by_head and not head:
         raise ValueError("--format=onnx: no class computes a head of this model; leave it out")
     suffix, names = head and f"For{head}", _OUTPUTS.get(head, ("logits",))
-    # Not by the copy in the folder, so that no code is loaded from there.
-    if config.pop("auto_map", None):
+    loader = getattr(transformers, f"AutoModel{suffix}")
+    if config.pop("auto_map", None):  # not by the copy of this file in the folder
         loader = getattr(modeling_vocap, f"Vocap{suffix or 'Model'}")
-    else:
-        loader = getattr(transformers, f"AutoModel{suffix}")
 
     class Outputs(torch.nn.Module):
         model = loader.from_pretrained(folder).eval()
@@ -57,8 +55,11 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
             return tuple(found[name] for name in names)
 
     model, most = Outputs(), min(sizes["max_length"], _LONGEST)
-    shapes = (3, min(most, 9)), (1, 2), (1, most)
-    batches = [_batch(*shape, sizes["vocab_size"]) for shape in shapes]
+    rng, batches = np.random.default_rng(0), []
+    for rows, length in ((3, min(most, 9)), (1, 2), (1, most)):
+        mask = np.arange(length) < length - np.arange(rows)[:, None]
+        ids = np.where(mask, rng.integers(len(SPECIALS), sizes["vocab_size"], mask.shape), PAD_ID)
+        batches.append((ids, mask.astype(np.int64)))
     # Fused attention of CPUs has strides that the exporter does not expect.
     with warnings.catch_warnings(), attention.sdpa_kernel(attention.SDPBackend.MATH):
         warnings.simplefilter("ignore")
@@ -85,10 +86,3 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
     artifacts.write_json(folder / "config.json", config)
     for name in (WEIGHTS, vocap_encoder.MODELING.name):
         (folder / name).unlink(missing_ok=True)
-
-
-def _batch(rows: int, length: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random ids and their mask, [B, L] int64; each text is a token shorter than the last."""
-    mask = np.arange(length) < length - np.arange(rows)[:, None]
-    ids = np.random.default_rng(0).integers(len(SPECIALS), vocab_size, mask.shape)
-    return np.where(mask, ids, PAD_ID), mask.astype(np.int64)
