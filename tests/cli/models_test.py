@@ -211,7 +211,9 @@ class EntryPointsTest(FolderTest):
         self.assertIn(f"{output} is an encoder, without the head of any task", printed)
         self.assertNotIn("head", model_folder.read_model(output)[1])
 
-    def write_workdir(self, config: ConfigDict) -> tuple[data_builders.Folders, PackedDataset]:
+    def write_workdir(
+        self, config: ConfigDict, bitexts: Any = None
+    ) -> tuple[data_builders.Folders, PackedDataset]:
         """A working directory in which training has begun."""
         folders = data_builders.Folders(self.folder / "work")
         folders.rows.mkdir(parents=True)
@@ -219,7 +221,9 @@ class EntryPointsTest(FolderTest):
         statistics = factories.write_rows(folders.rows, ("aa",), config.store.length, 8, 1000, 3000)
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
-        store = write_store(folders.workdir, TOKENIZER, VOCAB, config.store.length, statistics)
+        store = write_store(
+            folders.workdir, TOKENIZER, VOCAB, config.store.length, statistics, bitexts
+        )
         data_builders.open_train_stage(config, folders).claim()
         return folders, store
 
@@ -310,8 +314,9 @@ class EntryPointsTest(FolderTest):
 
     def test_exports_for_other_libraries(self):
         config = quickstart.get_config("runlocal")
-        config.train.init_from = "/home/someone/mini_lm"
-        folders, store = self.write_workdir(config)
+        config.train.init_from, config.data.pair_share = "/home/someone/mini_lm", 0.5
+        pairs = {"news": {"aa": [[7, 8]] * 9, "bb": [[9]] * 9}}
+        folders, store = self.write_workdir(config, pairs)
         self.save_checkpoint(config, folders, store)
         loss = {"loss": 3.25, "unigram": 3.0, "bits_per_character": 1.5, "tokens": 9}
         artifacts.write_json(folders.report / "results.json", {"step": 7, "losses": {"aa": loss}})
@@ -337,7 +342,8 @@ class EntryPointsTest(FolderTest):
         for said in (
             'SentenceTransformer(".", trust_remote_code=True)', "Started from mini\\_lm, and",
             "| aa Afar | 1,000 | ", "| aa Afar | 3.250 | 3.000 | 1.500 |", "- aa: odd text",
-            "No better than these frequencies: aa Afar.", "## Licence\n\nTo be filled in by",
+            "No better than these frequencies: aa Afar.", " 1 language pairs: aa-bb ",
+            "## Licence\n\nTo be filled in by",
         ):  # fmt: skip
             self.assertIn(said, card)
         self.assertNotIn("someone", card)

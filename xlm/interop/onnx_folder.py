@@ -48,7 +48,9 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         loader = getattr(modeling_vocap, f"Vocap{suffix or 'Model'}")
 
     class Outputs(torch.nn.Module):
-        model = loader.from_pretrained(folder).eval()
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = loader.from_pretrained(folder).eval()
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor):
             found = self.model(input_ids=input_ids, attention_mask=attention_mask)
