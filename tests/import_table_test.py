@@ -67,7 +67,11 @@ ONLY_IN = {
     "orbax": {"xlm/training/checkpoint.py", "benchmarks/recording.py", "benchmarks/small_job.py"},
     "tensorflow_datasets": {"input_pipeline/tfds_text.py"},
     "onnxruntime": {"xlm/interop/onnx_folder.py"},
-    "torch": {"xlm/interop/onnx_folder.py", "benchmarks/hostile_table.py"},
+    "torch": {
+        "xlm/interop/onnx_folder.py",
+        "xlm/interop/weights.py",
+        "benchmarks/hostile_table.py",
+    },
     "apache_beam": {"vocap/count_beam.py", "input_pipeline/preparation_beam.py"},
     "jax.make_mesh": {"xlm/training/sharding.py"},
     "Mesh(": {"xlm/training/sharding.py"},
