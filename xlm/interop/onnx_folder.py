@@ -62,11 +62,12 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         mask = np.arange(length) < length - np.arange(rows)[:, None]
         ids = np.where(mask, rng.integers(len(SPECIALS), sizes["vocab_size"], mask.shape), PAD_ID)
         batches.append((ids, mask.astype(np.int64)))
-    # Fused attention of CPUs has strides that the exporter does not expect.
+    # Fused attention of CPUs has strides that the exporter does not expect. Its optimiser would write
+    # a transposed copy of a tied table; onnxruntime's works as it loads.
     with warnings.catch_warnings(), attention.sdpa_kernel(attention.SDPBackend.MATH):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            model, tuple(map(torch.tensor, batches[0])), dynamo=True, verbose=False,
+            model, tuple(map(torch.tensor, batches[0])), dynamo=True, verbose=False, optimize=False,
             input_names=_INPUTS, output_names=names,
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in _INPUTS},
         )  # fmt: skip
