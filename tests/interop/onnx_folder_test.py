@@ -66,6 +66,7 @@ class OnnxTest(FolderTest):
         table, bias = output_table(params)
         predict = functools.partial(Encoder(SETTINGS).apply, {"params": params}, method="predict")
         logits = np.asarray(predict(states)) @ np.asarray(table).T + np.asarray(bias)
+        self.assertNotIn(b"onnx_folder.py", (self.folder / "model.onnx").read_bytes())
         found = self.run_onnx(tokens, is_text)
         self.assertEqual(found.shape, (*tokens.shape, VOCAB))
         np.testing.assert_allclose(found[is_text], logits[is_text], atol=1e-4)

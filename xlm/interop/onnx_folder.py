@@ -62,8 +62,8 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         mask = np.arange(length) < length - np.arange(rows)[:, None]
         ids = np.where(mask, rng.integers(len(SPECIALS), sizes["vocab_size"], mask.shape), PAD_ID)
         batches.append((ids, mask.astype(np.int64)))
-    # Fused attention of CPUs has strides that the exporter does not expect. Its optimiser would write
-    # a transposed copy of a tied table; onnxruntime's works as it loads.
+    # Fused attention of CPUs has strides that the exporter does not expect. Its optimiser would
+    # write a transposed copy of a tied table; onnxruntime's works as it loads.
     with warnings.catch_warnings(), attention.sdpa_kernel(attention.SDPBackend.MATH):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -71,6 +71,9 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
             input_names=_INPUTS, output_names=names,
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in _INPUTS},
         )  # fmt: skip
+    for part in (program.model.graph, *program.model.functions.values()):
+        for node in part:  # traces of this machine's files
+            node.metadata_props.clear()
     path = folder / "model.onnx"
     program.save(path, external_data=(folder / WEIGHTS).stat().st_size > _LARGEST)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
