@@ -1,6 +1,7 @@
 """A model continued on own text: the same model, moved a little, in its own format."""
 
 import dataclasses
+import subprocess
 from unittest import mock
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 import xlm
-from tests import factories
+from tests import commands, factories, processes
 from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
 from xlm.experiment import model as builders
 from xlm.experiment.pretrained import read_pretrained
@@ -16,6 +17,22 @@ from xlm.interop import model_folder
 
 
 class ContinueTest(FolderTest):
+    def test_the_script_runs_each_stage_once(self):
+        command = ("bash", "scripts/continue.sh", "m", "t", str(self.parent / "w"))
+        flags = ("--vocabulary=v.model", "--config.train.seed=1")
+        environment = {**processes.environment(), "PYTHON": "echo"}
+        done = subprocess.run(
+            [*command, *flags], cwd=commands.ROOT, env=environment, capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        verbs = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("-m xlm")]
+        stages = ["build-vocab", "prepare", "train", "evaluate"]
+        self.assertEqual(verbs, ["import", *stages, "export"])
+        self.assertEqual(done.stdout.count("--vocabulary=v.model"), 1)
+        self.assertEqual(done.stdout.count("--config.train.seed=1"), len(stages))
+        wrong = subprocess.run([*command, "--vocab=1"], cwd=commands.ROOT, capture_output=True)
+        self.assertEqual(wrong.returncode, 2)
+
     @parameterized.parameters(
         {}, {"norm_position": "pre", "norm": "layer_no_bias", "bias": False, "mlp": "geglu",
              "position": "rotary", "local_window": 4, "global_every": 2, "first_norm": False,

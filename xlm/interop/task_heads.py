@@ -22,7 +22,7 @@ MODULES: dict[str, dict[str, str]] = {
 KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
 _KINDS = {"kernel": "weight", "bias": "bias"}
 # Values of `problem_type` in config.json, by what the head's outputs are.
-_CLASSES, _NUMBER = "single_label_classification", "regression"
+_CLASSES, NUMBER = "single_label_classification", "regression"
 _PREFIX = "task."  # of the tensors in our own form
 
 
@@ -69,7 +69,7 @@ class TaskHead:
         """Return the keys of config.json that the class reads."""
         names = dict(enumerate(self.labels))
         if self.class_suffix == SEQUENCES:
-            problem = _CLASSES if self.labels else _NUMBER
+            problem = _CLASSES if self.labels else NUMBER
             names = names or {0: "score"}
             return {"problem_type": problem, **_labels(names)}
         return _labels(names) if names else {}

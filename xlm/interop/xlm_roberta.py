@@ -291,7 +291,7 @@ class XLMRoberta:
                 bias = weights.read(f"{theirs}.bias", (out,))
                 params[ours] = {"kernel": np.ascontiguousarray(kernel.T), "bias": bias}
         is_number = suffix == SEQUENCES and len(labels) == 1
-        kind = "regression" if is_number else task_heads.KINDS[suffix]
+        kind = task_heads.NUMBER if is_number else task_heads.KINDS[suffix]
         return TaskHead(kind, suffix, () if is_number or suffix == SPANS else labels, params)
 
     def tensors(
