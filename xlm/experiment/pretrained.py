@@ -70,11 +70,17 @@ def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = 
         tokenizer = model_folder.read_tokenizer(folder)
     else:
         trained = read_run(Folders(folder), objective)
-        encoder = encoder_of(trained.objective)
-        params = jax.device_get(encoder.encoder_params(trained.params))
-        found, tokenizer = encoder.encoder.settings, Folders(folder).read_tokenizer()
+        found, params, tokenizer = _encoder_of_run(folder, trained.objective, trained.params)
     part = (found, params) if keeps_decoder else encoder_alone(found, params)
     return Pretrained(*part, tokenizer)
+
+
+def _encoder_of_run(
+    folder: pathlib.Path, objective: Objective, params: Any
+) -> tuple[EncoderSettings, dict[str, Any], bytes]:
+    encoder = encoder_of(objective)
+    params = jax.device_get(encoder.encoder_params(params))
+    return encoder.encoder.settings, params, Folders(folder).read_tokenizer()
 
 
 def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
@@ -87,10 +93,7 @@ def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
         raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
     built, functions = _built(Folders(folder))
     steps, params = restore_mean_params(folder / "train" / "checkpoints", functions, count)
-    encoder = encoder_of(built)
-    params = jax.device_get(encoder.encoder_params(params))
-    tokenizer = Folders(folder).read_tokenizer()
-    return Pretrained(encoder.encoder.settings, params, tokenizer), steps
+    return Pretrained(*_encoder_of_run(folder, built, params)), steps
 
 
 def read_settings(

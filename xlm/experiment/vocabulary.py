@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from input_pipeline.corpus import load_corpus
+from input_pipeline.sources import CorpusSpec
 from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
 from vocap.text_rules import TextRules
@@ -27,7 +28,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     settings = builders.vocabulary_settings(config)
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"
-    train, heldout, origin = _sources(config, folders, settings, cache)
+    train, heldout, origin, spec = _sources(config, folders, settings, cache)
     if settings.files:
         origin["files"] = {path: source_digest(pathlib.Path(path)) for path in settings.files}
     parallel = builders.parallel_sentences(config)
@@ -50,9 +51,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         return
     # A vocabulary of other settings stays as it is until the new one is built.
     with stage.held(claims=False):
-        text: dict[str, Any] = {}
-        if not config.vocab.tables:
-            text = text_warnings.look(config, folders, cleaned_text.run(config, folders)[0])
+        text = {} if spec is None else text_warnings.look(config, folders, spec)
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
         artifacts.write_bytes(path, chosen.built.model)
@@ -95,12 +94,15 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
 
 def _sources(
     config: ConfigDict, folders: builders.Folders, rules: TextRules, cache: pathlib.Path
-) -> tuple[Mapping[str, Source], Mapping[str, Source], dict]:
-    """Training and held-out text of each language, and the settings that identify the text."""
+) -> tuple[Mapping[str, Source], Mapping[str, Source], dict, CorpusSpec | None]:
+    """Return training and held-out text by language, and the settings that identify the text.
+
+    The last result is the corpus as it is read, cleaned if the config has rules; None for tables.
+    """
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)
         digests = {path.name: source_digest(path) for path in (*train.values(), *heldout.values())}
-        return train, heldout, {"tables": digests}
+        return train, heldout, {"tables": digests}, None
     spec, record = cleaned_text.run(config, folders)
     reader = ""
     if config.vocab.trainer == "sentencepiece":
@@ -115,13 +117,14 @@ def _sources(
                 spec, cache / "counted", rules.rules, config.vocab.num_workers, _progress
             )
         origin = {**record, "text": found.digest}
-        return found.train, found.heldout, origin
+        return found.train, found.heldout, origin, spec
     corpus = load_corpus(spec)
     held_out = [language for language, some in corpus.heldout.items() if some]
     return (
         {language: corpus.sentences(language) for language in corpus.train},
         {language: corpus.sentences(language, "heldout") for language in held_out},
         {**record, "text": corpus.digest()},
+        spec,
     )
 
 

@@ -18,7 +18,7 @@ from vocap.settings import SPECIALS
 from xlm.common import declarations
 from xlm.common.declarations import Count
 from xlm.interop.normalizer_json import BYTE, SPACE
-from xlm.interop.tokenizer_json import GIVEN, Step, steps
+from xlm.interop.tokenizer_json import GIVEN, Parts, steps
 
 _KINDS = model_proto.ModelProto.SentencePiece
 # Other names of `SPECIALS`, in their order.
@@ -33,19 +33,10 @@ class _Model(msgspec.Struct, frozen=True):
     byte_fallback: bool = False
 
 
-class _Added(msgspec.Struct, frozen=True):
-    id: Count
-    content: str
-    special: bool = False
-
-
-class Tokenizer(msgspec.Struct, frozen=True):
+class Tokenizer(Parts, frozen=True, kw_only=True):
     """The part of a tokenizer.json of the BPE kind that is read."""
 
     model: _Model
-    added_tokens: list[_Added] | None = None
-    normalizer: Step | None = None
-    pre_tokenizer: Step | None = None
 
     @property
     def is_of_bytes(self) -> bool:

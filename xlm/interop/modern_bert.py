@@ -105,11 +105,7 @@ class Config(_Fixed, frozen=True, kw_only=True):
 
 _FIXED = msgspec.structs.asdict(_Fixed())
 _SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "mlp_size": "intermediate_size",
+    **parameters.SIZES,
     "max_length": "max_position_embeddings",
     "norm_epsilon": "norm_eps",
     "dropout_rate": "embedding_dropout",

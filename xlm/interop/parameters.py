@@ -59,6 +59,16 @@ class Architecture(Artefact, frozen=True, kw_only=True):
     local_rotary_theta: Positive = 10_000.0
 
 
+# Sizes by our names, and those in the config.json of every class of `transformers` that is read.
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_size": "intermediate_size",
+}
+
+
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
     """Return names and shapes of all parameters; discriminators have no masked-LM head."""
     width, embedding_size, num_heads = (

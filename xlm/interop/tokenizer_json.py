@@ -64,13 +64,18 @@ class _Added(msgspec.Struct, frozen=True):
     special: bool = False
 
 
-class Tokenizer(msgspec.Struct, frozen=True):
-    """The part of a tokenizer.json of the Unigram kind that is read."""
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts beside the model that are read of a tokenizer.json of any kind."""
 
-    model: _Model
     added_tokens: list[_Added] | None = None
     normalizer: Step | None = None
     pre_tokenizer: Step | None = None
+
+
+class Tokenizer(Parts, frozen=True, kw_only=True):
+    """The part of a tokenizer.json of the Unigram kind that is read."""
+
+    model: _Model
 
 
 class _AnyModel(msgspec.Struct, frozen=True):

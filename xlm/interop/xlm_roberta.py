@@ -90,13 +90,6 @@ class Config(_Fixed, frozen=True, kw_only=True):
 
 
 _FIXED = msgspec.structs.asdict(_Fixed())
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "mlp_size": "intermediate_size",
-}
 _RATES = {
     "dropout_rate": "hidden_dropout_prob",
     "attention_dropout_rate": "attention_probs_dropout_prob",
@@ -320,7 +313,7 @@ class XLMRoberta:
         return {
             "architectures": [name], "model_type": self.MODEL_TYPE, **_FIXED,
             "tie_word_embeddings": True,
-            **{theirs: sizes[ours] for ours, theirs in (_SIZES | _RATES).items()},
+            **{theirs: sizes[ours] for ours, theirs in (parameters.SIZES | _RATES).items()},
             "max_position_embeddings": sizes["max_length"] + PAD_ID + 1,
             "type_vocab_size": 1, "layer_norm_eps": sizes.get("norm_epsilon", 1e-5),
             "bos_token_id": BOS_ID, "pad_token_id": PAD_ID, "eos_token_id": EOS_ID,
@@ -349,7 +342,8 @@ class XLMRoberta:
         return self._sizes(config)
 
     def _sizes(self, config: Config) -> dict[str, Any]:
-        sizes = {ours: getattr(config, theirs) for ours, theirs in (_SIZES | _RATES).items()}
+        names = parameters.SIZES | _RATES
+        sizes = {ours: getattr(config, theirs) for ours, theirs in names.items()}
         return sizes | {
             "embedding_size": config.hidden_size,
             "max_length": config.max_position_embeddings - self._first(config),
