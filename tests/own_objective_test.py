@@ -93,6 +93,12 @@ class OwnObjectiveTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, "no section 'skip_gram', which objective 'tests.t"):
             objectives.objective(config, program_test.store())
 
+    def test_a_search_path_among_data_that_does_not_hold_the_module(self):
+        (self.folder / "cache").mkdir()
+        with mock.patch.object(sys, "path", [*sys.path, str(self.folder / "cache")]):
+            store = dataclasses.replace(program_test.store(), folder=self.folder / "rows")
+            objectives.objective(config_of(), store)
+
 
 class CodeOfFoldersTest(folders.FolderTest):
     """A module in the folder `runs` of a checkout, which a run of somebody else names."""

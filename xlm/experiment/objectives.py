@@ -120,7 +120,10 @@ def _check_place(module: str, config: ConfigDict, store: PackedDataset) -> None:
         *map(pathlib.Path, filter(os.path.isdir, named)),
     ]
     closed = {one.resolve() for one in folders} - {_ROOT, *_ROOT.parents}
+    first, *_ = module.split(".")
     for start in sys.path:
+        if not any(pathlib.Path(start).glob(f"{first}*")):
+            continue  # as in the cache of models that transformers adds, whose folder is temporary
         place = pathlib.Path(start, *module.split("."))
         for path in (place.resolve(), place.with_suffix(".py").resolve()):
             if found := closed & {path, *path.parents}:
