@@ -22,6 +22,7 @@ def _named(form: str, values: Sequence[Any]) -> tuple[str, ...]:
 
 
 _METHODS = ("vocap", "joint", "proportional", "clustered", "uniform")
+_RATES = ("1e-3", "3e-3", "1e-2")
 _BETAS = ("beta0", "beta3", "vocap", "beta10")
 _TABLE_1 = (
     "xlmr_250k", "joint_250k", "joint_500k", "vocap_250k", "vocap_500k", "vocap_500k_knn",
@@ -85,6 +86,15 @@ GRIDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "": {
             "table2": ("base_xlm_text", "base_xlm", "base_text", "base"),
             "small_table2": ("small_xlm_text", "small_xlm", "small_text", "small"),
+        },
+    },
+    "mmbert": {
+        "tiny": {
+            "blocks": ("gated", "rotary", "modern"),
+            "optimizers": (
+                "modern", *_named("adamw_{}", _RATES), *_named("stable_adamw_{}", _RATES),
+            ),
+            "phases": ("modern", "phases", "merged"),
         },
     },
     "xy_lent": {"": {"table2": ("base_250k", "base_english", "base", "base_mlm")}},
