@@ -62,7 +62,25 @@ def candidate_softmax_loss(
     table = table.astype(hidden.dtype)
     logits = jnp.dot(hidden, table.T, preferred_element_type=jnp.float32)  # [W, C]
     logits += bias.astype(jnp.float32)[None, :]
-    target_logits = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+    target_logits = _of_targets(logits, targets)
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
     # Not a product: where the weight is zero the loss is arbitrary and may not be finite.
     return jnp.where(counts, losses * weights, 0.0)
+
+
+@jax.custom_vjp
+def _of_targets(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return [W] of the logits [W, C], by a gradient that is compared into place.
+
+    A gather's own gradient is scattered into zeros [W, C], which no compiler fuses.
+    """
+    return jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+
+
+def _backward(arguments: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, None]:
+    logits, targets = arguments  # of the former the shape alone, so nothing is kept
+    is_target = jnp.arange(logits.shape[1])[None, :] == targets[:, None]
+    return jnp.where(is_target, gradient[:, None], 0), None
+
+
+_of_targets.defvjp(lambda *arguments: (_of_targets(*arguments), arguments), _backward)

@@ -91,6 +91,10 @@ def slow_value_and_gradients(columns: np.ndarray, *inputs):
 
 
 class FullSoftmaxLossTest(parameterized.TestCase):
+    def test_no_gradient_is_scattered_into_the_logits(self):
+        program = jax.make_jaxpr(full)(*random_inputs())
+        self.assertNotIn("scatter", str(program))
+
     @parameterized.parameters(V, 20)
     def test_equals_the_formula(self, num_valid: int):
         inputs = random_inputs()

@@ -240,6 +240,13 @@ class CollectivesTest(parameterized.TestCase):
         sizes = sizes_in(step_text((4, 1, 2), "full", "dense"))
         self.assertGreaterEqual(max(sizes), V * E / 2)
 
+    @parameterized.parameters("full", "blockwise")
+    def test_the_gradient_of_the_table_is_sent_once(self, kind):
+        """That of the output; of the embeddings those of the batch's tokens are sent."""
+        found = collectives_of(step_text((8, 1, 1), kind, "dense"), 8)
+        sent = sum(one.times * sum(one.sizes) for one in found if one.kind == "all-reduce")
+        self.assertBetween(sent, V * E, 1.1 * V * E)
+
     @parameterized.parameters(
         "data_alone", "knn_by_rows", "knn_of_one_group", "full", "full_by_rows"
     )

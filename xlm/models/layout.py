@@ -8,6 +8,7 @@ initialisation), nothing is constrained. Inside `jax.shard_map` the batch is a s
 sharded over the axes that are left to the compiler.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -39,9 +40,26 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
     if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
         fsdp = None
     tokens = with_sharding_constraint(tokens, P(data))
-    rows = jnp.take(table, tokens, axis=0)
-    rows = with_sharding_constraint(rows, P(data, None, fsdp))
+    take = _take_of_few if tokens.size < len(table) else functools.partial(jnp.take, axis=0)
+    rows = with_sharding_constraint(take(table, tokens), P(data, None, fsdp))
     return split_batch(rows)
+
+
+@jax.custom_vjp
+def _take_of_few(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Look up fewer rows than the table has; their gradients are sent, not those of the table."""
+    return jnp.take(table, tokens, axis=0)
+
+
+def _backward(arguments: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, None]:
+    table, tokens = arguments
+    # Sums of each device, added by the compiler, would be as large as the table.
+    gradient = with_sharding_constraint(gradient, P(None, None, P.UNCONSTRAINED))
+    tokens = with_sharding_constraint(tokens, P())
+    return jnp.zeros_like(table).at[tokens].add(gradient), None
+
+
+_take_of_few.defvjp(lambda *arguments: (_take_of_few(*arguments), arguments), _backward)
 
 
 def on_each_shard(
