@@ -282,5 +282,8 @@ def encoder(
     own = {**overrides, **plan.overrides}
     data = data or data_run(plan.config(argument, overrides), argument, own)
     links = {"vocab": f"{data.folder}/vocab", "rows": f"{data.folder}/rows"}
+    if plan.config(argument, own).phases:  # which have rows of their own
+        del links["rows"]
+        steps = (Step(("prepare_data.py",)), *steps)
     own["train.seed"] = seed
     return Run(name, seed, steps, argument, own, links, (data, *needs), measure)
