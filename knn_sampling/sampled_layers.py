@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from knn_sampling.blockwise import DEFAULT_BLOCK_SIZE, blockwise_softmax_loss
+from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
 from knn_sampling.draws import DrawingLayer
 from knn_sampling.inclusion import (
@@ -70,7 +70,7 @@ class _SampledLayer(DrawingLayer):
     """
 
     group_size: int
-    block_size: int = DEFAULT_BLOCK_SIZE
+    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from xlm.common.schema import settings
 from xlm.experiment import objectives
 from xlm.experiment.data import Folders
 from xlm.experiment.masked_lm import has_masked_lm, masked_lm_of
+from xlm.models.settings import EncoderSettings
 from xlm.objectives.objective import Objective
 from xlm.training import compilation
 from xlm.training.checkpoint import restore_latest_params
@@ -53,8 +54,13 @@ def train_functions(
     )  # fmt: skip
 
 
-def log_table_reads(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
-    """Log which table rows a step reads and updates, for an objective with masked LM."""
+def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
+    """Log how layers are computed, and which table rows a step with masked LM reads and updates."""
+    sizes = settings(EncoderSettings, config.model, vocab_size=store.vocab_size)
+    logging.info(
+        "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
+        sizes.kernel, sizes.remat, sizes.layers_at_once,
+    )  # fmt: skip
     if not has_masked_lm(objective):
         return
     if config.train.accumulation_steps > 1:

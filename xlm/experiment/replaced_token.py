@@ -36,7 +36,6 @@ def build(setup: Setup) -> Objective:
     generator = dataclasses.replace(
         discriminator,
         num_layers=settings.generator_layers,
-        unroll=max(1, min(discriminator.unroll, settings.generator_layers)),
         dropout_rate=0.0,
         attention_dropout_rate=0.0,
     )

@@ -35,7 +35,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     parts = seen.section(config, store, config.train.num_steps, logging.warning)
     logging.info("%s", "\n\n".join(filter(None, parts)))
     objective = objectives.objective(config, store, mesh)
-    builders.log_table_reads(config, objective, store)
+    builders.log_choices(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)
     start = initial_params(config, objective, folders)
     settings = builders.train_settings(config)

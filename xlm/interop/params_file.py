@@ -26,7 +26,7 @@ class Encoder(parameters.Architecture, frozen=True, kw_only=True):
     dtype: str
     attention: str = "xla"
     remat: str = "none"
-    unroll: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    unroll: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
 
 
 class Notes(Artefact, frozen=True, kw_only=True):

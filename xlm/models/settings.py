@@ -55,8 +55,8 @@ class EncoderSettings:
         With dropout on its weights by blocks of queries, see `xlm.models.attention`.
       remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
         matrix products and recomputes the rest, "full" stores the layer's input alone.
-      unroll: layers per iteration of the scan over layers; unrolling all takes longer to compile
-        and runs faster where layers are small.
+      unroll: layers per iteration of the scan over layers; 0 for all on a GPU, where a scan copies
+        what it saves of each layer, and for one elsewhere. More take longer to compile.
       position: position encoding (`xlm.models.positions`): "learned" position embeddings, "rotary"
         queries and keys, a "relative" bias of the scores by distance, or that bias "gated" by the
         query.
@@ -90,9 +90,11 @@ class EncoderSettings:
     dropout_rate: float = schema.key(0.1, at_least=0, below=1)
     attention_dropout_rate: float = schema.key(0.1, at_least=0, below=1)
     dtype: str = schema.key("float32", choices=("float32", "bfloat16"))
-    attention: Kernel | Literal["auto"] = schema.key("xla", choices=("auto", *KERNELS))
-    remat: str = schema.key("none", choices=REMAT)
-    unroll: int = schema.key(1, at_least=1)
+    attention: Kernel | Literal["auto"] = schema.key(
+        "auto", choices=("auto", *KERNELS), effect="records"
+    )
+    remat: str = schema.key("none", choices=REMAT, effect="records")
+    unroll: int = schema.key(0, at_least=0, effect="records")
     position: Position = schema.key("learned", choices=POSITIONS)
     rotary_theta: float = schema.key(10_000.0, above=1)
     distance_buckets: int = schema.key(32, at_least=1)
@@ -144,6 +146,15 @@ class EncoderSettings:
             backend = jax.default_backend()
             return _kernel_of(backend, self.dtype, self.position, self.head_size)
         return self.attention
+
+    @property
+    def layers_at_once(self) -> int:
+        """Layers per iteration of the scan: `unroll`, and where that is 0 the backend's."""
+        if self.unroll:
+            return self.unroll
+        import jax
+
+        return max(self.num_layers, 1) if jax.default_backend() == "gpu" else 1
 
     def __post_init__(self):
         schema.check(self, "model")

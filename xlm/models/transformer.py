@@ -207,7 +207,7 @@ def layer_loop(
         split_rngs={"params": True, "dropout": True},
         in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # each layer has its own cache
         length=num_layers,
-        unroll=min(settings.unroll, num_layers),
+        unroll=min(settings.layers_at_once, num_layers),
         metadata_params={nn.PARTITION_NAME: "layers"},
         # Checked, each layer would be traced twice; no variable is broadcast out of the loop.
         check_constancy_invariants=False,
@@ -253,7 +253,7 @@ def _loop_over_periods(
     n = settings.period
     whole = num_layers - num_layers % n
     periods = jax.tree.map(lambda x: x[:whole].reshape(-1, n, *x.shape[1:]), of_layers)
-    x, own = jax.lax.scan(apply_all, x, periods, unroll=max(settings.unroll // n, 1))
+    x, own = jax.lax.scan(apply_all, x, periods, unroll=max(settings.layers_at_once // n, 1))
     own = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
     if whole < num_layers:
         x, last = apply_all(x, jax.tree.map(lambda x: x[whole:], of_layers))

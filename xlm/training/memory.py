@@ -44,10 +44,10 @@ class ActivationSizes:
 
         They are the stored activations of all layers, one layer's recomputed activations (with
         `remat`) and gradients of the same size, the layers' weights in bfloat16 that products take,
-        and the logits and their gradient in float32.
+        and the logits in float32, whose gradient takes their place.
         """
         stored = self.tokens * self.num_layers * self._layer(self.remat)
-        return stored + self.work_bytes() + self.weight_bytes() + 2 * 4 * self.logits
+        return stored + self.work_bytes() + self.weight_bytes() + 4 * self.logits
 
     def work_bytes(self) -> int:
         """Return the bytes of the layer in work, part of `bytes`; one encoder at a time has it."""
