@@ -59,7 +59,6 @@ class ObjectiveTest(parameterized.TestCase):
             self.assertEqual(
                 dataclasses.replace(
                     generator, num_layers=2, dropout_rate=0.2, attention_dropout_rate=0.3,
-                    unroll=discriminator.unroll,
                 ),
                 discriminator,
             )  # fmt: skip
@@ -96,12 +95,6 @@ class ObjectiveTest(parameterized.TestCase):
         for term in objective.terms.values():
             found = term.objective.generator.statistics.probabilities
             self.assertAlmostEqual(float(found.sum()), 1, places=5)
-
-    @parameterized.parameters((1, 2, 1), (4, 2, 2), (0, 3, 1), (4, 1, 1))
-    def test_a_generator_unrolls_no_more_layers_than_it_has(self, layers, unroll, expected):
-        changes = {"replaced_token.generator_layers": layers, "model.unroll": unroll}
-        generator = masked_lm_of(objective_of(**changes)).encoder.settings
-        self.assertEqual((generator.num_layers, generator.unroll), (layers, expected))
 
     def test_parts_for_evaluation_and_export(self):
         objective = objective_of()

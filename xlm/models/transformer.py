@@ -207,7 +207,7 @@ def layer_loop(
         split_rngs={"params": True, "dropout": True},
         in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # each layer has its own cache
         length=num_layers,
-        unroll=min(settings.layers_at_once, num_layers),
+        unroll=max(min(settings.layers_at_once, num_layers), 1),
         metadata_params={nn.PARTITION_NAME: "layers"},
         # Checked, each layer would be traced twice; no variable is broadcast out of the loop.
         check_constancy_invariants=False,
