@@ -95,7 +95,9 @@ class ScriptTest(FolderTest):
 
 
 class SlurmTest(ScriptTest):
-    def run_script(self, stages: str, status: int = 0, tasks: int = 8, gpus: int = 8):
+    def run_script(
+        self, stages: str, status: int = 0, tasks: int = 8, gpus: int = 8, **environment: str
+    ):
         """Status of the script where training ends with `status`, and its calls."""
         for name in ("srun", "scontrol"):
             self.stand_in(name, SLURM)
@@ -103,6 +105,7 @@ class SlurmTest(ScriptTest):
             FOLDER / "slurm.sh", stages, *FLAGS, PYTHON="my py", STATUS=str(status),
             LOG=str(self.folder / "log"), SLURM_JOB_ID="123", SLURM_CPUS_PER_TASK="6",
             SLURM_NTASKS_PER_NODE=str(tasks), SLURM_NTASKS=str(tasks), SLURM_GPUS_ON_NODE=str(gpus),
+            **environment,
         )  # fmt: skip
         calls = (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
         # An interpreter of bash read what the stand-ins were given, whatever is in it.
@@ -133,6 +136,11 @@ class SlurmTest(ScriptTest):
         (self.folder / "log").unlink()
         done, calls = self.run_script("train,evaluate", 1)
         self.assertEqual((done.returncode, len(calls)), (1, 1))
+
+    @parameterized.parameters((0, 2), (2, 2), (3, 1))
+    def test_a_crashed_run_queues_again_a_few_times(self, restarts, num_calls):
+        done, calls = self.run_script("train", 134, SLURM_RESTART_COUNT=str(restarts))
+        self.assertEqual((done.returncode, len(calls)), (134, num_calls))
 
     def test_as_many_processes_as_gpus(self):
         done, calls = self.run_script("train", tasks=1)
@@ -170,6 +178,7 @@ class TPUTest(ScriptTest):
         ((0,), "ACTIVE", "scp install all"),
         ((0,), "SUSPENDED", "delete create scp install all"),
         ((start.EXIT_STOPPED, start.EXIT_STOPPED, 0), "", "create scp install all all all"),
+        ((137, 0), "", "create scp install all all"),
         ((255, 0), "", "create scp install all delete create scp install all"),
     )
     def test_an_interrupted_run_is_started_again(self, statuses, state, expected):
