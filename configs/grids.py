@@ -94,7 +94,7 @@ GRIDS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "optimizers": (
                 "modern", *_named("adamw_{}", _RATES), *_named("stable_adamw_{}", _RATES),
             ),
-            "phases": ("modern", "phases", "merged"),
+            "phases": ("modern", "phases", "phases_even", "merged"),
         },
     },
     "xy_lent": {"": {"table2": ("base_250k", "base_english", "base", "base_mlm")}},

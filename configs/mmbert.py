@@ -100,7 +100,15 @@ def _tiny_phase(name: str, languages: tuple[str, ...], number: int, steps: int) 
     }  # fmt: skip
 
 
-_TINY_START = (_tiny_phase("pretrain", _FEW, 0, 1776), _tiny_phase("extend", _MORE, 1, 528))
+def _tiny_phases(*steps: int) -> tuple[dict[str, Any], ...]:
+    named = (("pretrain", _FEW), ("extend", _MORE), ("decay", _ALL))
+    return tuple(
+        _tiny_phase(name, languages, number, steps[number])
+        for number, (name, languages) in enumerate(named)
+    )
+
+
+_TINY_PUBLISHED = _tiny_phases(1776, 528, 96)  # shares of 74, 22 and 4 %
 _TINY_DECAYS = tuple(
     {**_tiny_phase(name, languages, 2, 96), "after": "extend"}
     for name, languages in (("decay_en", ("en",)), ("decay_12", _MORE), ("decay_15", _ALL))
@@ -117,11 +125,12 @@ TINY: dict[str, dict[str, Any]] = {
         for kind in ("adamw", "stable_adamw")
         for rate in ("1e-3", "3e-3", "1e-2")
     },
-    "phases": {**_TINY_PHASES, "phases": (*_TINY_START, _tiny_phase("decay", _ALL, 2, 96))},
+    "phases": {**_TINY_PHASES, "phases": _TINY_PUBLISHED},
+    "phases_even": {**_TINY_PHASES, "phases": _tiny_phases(1200, 600, 600)},
     "merged": {
         **_TINY_PHASES,
         "phases": (
-            *_TINY_START,
+            *_TINY_PUBLISHED[:2],
             *_TINY_DECAYS,
             {"name": "merged", "after": "extend", "method": "ties",
              "merge": tuple(one["name"] for one in _TINY_DECAYS)},

@@ -4,6 +4,11 @@ from configs.mmbert import TINY
 from research.figure import Figure, Point, study
 
 _RATES = {"1e-3": 1e-3, "3e-3": 3e-3, "1e-2": 1e-2}
+# Shares of the steps.
+_PHASES = {
+    "modern": "one", "phases": "74, 22, 4 %", "phases_even": "50, 25, 25 %",
+    "merged": "74, 22, 4 %, three decays merged",
+}  # fmt: skip
 
 FIGURES = {
     "blocks": Figure(
@@ -32,11 +37,11 @@ FIGURES = {
         title="One phase against mmBERT's three, and against the merger of three decays",
         place="mmBERT (arXiv 2509.06888), Sections 3 and 5",
         axis="phases",
-        points=tuple(Point(name, x) for x, name in enumerate(("modern", "phases", "merged"))),
+        points=tuple(Point(name, x) for x, name in enumerate(_PHASES)),
         keys=("phases", "optimizer.final_rate_ratio"),
-        ticks={0: "one", 1: "three", 2: "three, three decays merged"},
-        note="Phases have 74, 22 and 4 % of the steps, and 9, 12 and 15 languages: hi, sw and ur "
-        "come in the last. The merger has two more decays of 96 steps.",
+        ticks=dict(enumerate(_PHASES.values())),
+        note="Phases have 9, 12 and 15 languages: hi, sw and ur come in the last. The merger has "
+        "two more decays of 96 steps.",
     ),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from configs import grids
 from research import claims, report, results, runner, study
 from research.figure import Figure
 from research.results import Results
-from research.studies import veco, vocap_paper, xlm_r, xy_lent_full
+from research.studies import encoders, veco, vocap_paper, xlm_r, xy_lent_full
 from research.study import Plan, Run
 from research.tasks import TASKS
 from xlm.cli.main import VERBS
@@ -35,6 +35,7 @@ FIGURES: list[tuple[str, str, Figure]] = [
         ("configs/veco.py:small,DATA", {"small_table2": veco.table2("small")}),
         ("configs/veco.py:base,DATA", {"table2": veco.table2("base")}),
         ("configs/xy_lent.py:base,DATA", xy_lent_full.FIGURES),
+        ("configs/mmbert.py:tiny,DATA", encoders.FIGURES),
     )
     for name, figure in figures.items()
 ]
