@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from input_pipeline import selection, sources, text_files
-from input_pipeline.exclusion import Exclusion, log_tally
+from input_pipeline.exclusion import Exclusion, hashes, log_tally
 from input_pipeline.sources import CorpusSpec, ParallelSource, Row
 from input_pipeline.text_files import Document
 
@@ -158,15 +158,15 @@ def exclusion_of(spec: CorpusSpec) -> Exclusion:
     if spec.heldout_by == sources.BY_DOCUMENT:
         split = (split_parallel(one, spec, found) for one in sources.find_parallel(spec))
         blocks = itertools.chain.from_iterable(split)
-        found.hold_out(
-            cell
-            for rows, side in blocks
-            if side == selection.HELDOUT
-            for row in rows
-            for cell in row
-        )
+        rows = (row for some, side in blocks if side == selection.HELDOUT for row in some)
+        found.hold_out(hashes(itertools.chain.from_iterable(rows)))
         found.tally()
     return found
+
+
+def heldout_hashes(spec: CorpusSpec, sentences: Iterable[str]) -> np.ndarray:
+    """Return `hashes` of held-out text, which no pair to train on may have by "document"."""
+    return hashes(sentences if spec.heldout_by == sources.BY_DOCUMENT else ())
 
 
 # Blocks of rows by the files of their source, and by side.
@@ -270,15 +270,15 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     """
     exclusion = exclusion_of(spec)
     held: _Held = {}
-    parallel, bitexts = [], []
-    for source in sources.find_parallel(spec):
+    parallel: list[ParallelText] = []
+    found = sources.find_parallel(spec)
+    for source in found:
         sides: dict[int, list[list[Row]]] = {selection.TRAIN: [], selection.HELDOUT: []}
         for rows, side in split_parallel(source, spec, exclusion):
             sides[side].append(rows)
         log_tally(source.name, *exclusion.tally())
         parallel.append(_text(source, sides[selection.HELDOUT]))
         if source.key == "parallel":
-            bitexts.append(_text(source, sides[selection.TRAIN]))
             held[source.files] = sides
     stream = CorpusStream(spec, held)
     train, heldout = {}, {}
@@ -289,6 +289,12 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
             [blocks[place].sentences for place in np.flatnonzero(chosen == side)]
             for side in (selection.TRAIN, selection.HELDOUT)
         )
+    documents = itertools.chain.from_iterable(heldout.values())
+    of_text = Exclusion([])
+    of_text.hold_out(heldout_hashes(spec, itertools.chain.from_iterable(documents)))
+    kept = functools.partial(of_text.of_rows, is_heldout=False)
+    trained = (one for one in found if one.key == "parallel")
+    bitexts = (_text(one, map(kept, held[one.files][selection.TRAIN])) for one in trained)
     return Corpus(train, heldout, tuple(parallel), tuple(bitexts))
 
 

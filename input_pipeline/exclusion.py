@@ -73,10 +73,9 @@ class Exclusion:
         self._heldout = np.zeros(0, np.uint64)  # sorted hashes
         self._counts = [0, 0, 0]
 
-    def hold_out(self, cells: Iterable[str]) -> None:
-        """Leave held-out cells of parallel text out of the text to train on, unless short."""
-        found = (one for one in map(_hash, cells) if one)
-        self._heldout = np.unique(np.fromiter(found, np.uint64))
+    def hold_out(self, found: np.ndarray) -> None:
+        """Leave held-out sentences out of what is trained on, given their `hashes`."""
+        self._heldout = found
 
     def _is_heldout(self, sentence: str) -> bool:
         wanted = _hash(sentence) if len(self._heldout) else 0
@@ -121,6 +120,11 @@ class Exclusion:
         return kept
 
 
+def hashes(sentences: Iterable[str]) -> np.ndarray:
+    """Return the sorted hashes of sentences, [n] uint64, without short ones."""
+    return np.unique(np.fromiter(filter(None, map(_hash, sentences)), np.uint64))
+
+
 def _hash(sentence: str) -> int:
     """Return a hash of a sentence's letters, 64 bits; 0 for a short one."""
     text = letters(sentence).encode()
@@ -128,11 +132,13 @@ def _hash(sentence: str) -> int:
     return int.from_bytes(digest, "big") if len(text) >= _LEAST_BYTES else 0
 
 
-def log_tally(name: str, came: int, kept: int, num_long: int) -> None:
+def log_tally(
+    name: str, came: int, kept: int, num_long: int,
+    reason: str = "corpus.exclude, held-out translations",
+) -> None:  # fmt: skip
     """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""
     if num_long:
         message = "%s: lines of more than %d characters, cut at ends of sentences and spaces: %d"
         logging.warning(message, name, LONGEST, num_long)
     if came > kept:
-        message = "%s: %d of %d left out (corpus.exclude, held-out translations)"
-        logging.info(message, name, came - kept, came)
+        logging.info("%s: %d of %d left out (%s)", name, came - kept, came, reason)

@@ -36,7 +36,10 @@ class FileRecord(TypedDict):
 
 
 class Manifest(Artefact, frozen=True):
+    """Files, and by set of parallel text the pairs left out as they repeat held-out text."""
+
     files: dict[FileName, FileRecord]
+    left_out: dict[str, Count] = {}
 
 
 def describe(path: pathlib.Path) -> FileRecord:

@@ -1,12 +1,13 @@
 """Preparation of a packed dataset from text of any size, as tasks that can be resumed.
 
-The tasks of each of five rounds are independent:
+The tasks of each of six rounds are independent:
 
-1. sources: split and tokenise parallel text; its columns become text of their languages.
+1. sources: split parallel text and tokenise what is held out; columns become text of languages.
 2. scan: describe the blocks of each part of a language by records (`selection.RECORD`).
 3. select: choose a language's blocks from their records.
 4. write: tokenise the chosen blocks of a part and pack them into files of sequences.
 5. count: add up the token counts of a language's parts, and compare its held-out rows with them.
+6. pairs: tokenise the pairs to train on, without those that repeat held-out text.
 
 A task writes its results to the folder `work` of the dataset, then a note of its provenance. A task
 with an up-to-date note is skipped. `finish` moves the files to the dataset's folder and writes
@@ -45,6 +46,7 @@ from xlm.common import artifacts, declarations, processes
 from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
+_HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
 # With less text, an error removes finished tasks: to redo them takes seconds.
 _KEPT_FROM = 64 << 20
 _ROWS_AT_ONCE = 4096
@@ -106,6 +108,9 @@ class Job:
             return artifacts.fingerprint([task.fingerprint, sides])
         if kind == "count":
             return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
+        if kind == "pairs":
+            held = array_files.sha256(self.work / _HELDOUT_TEXT)
+            return artifacts.fingerprint([task.fingerprint, held])
         return task.fingerprint
 
     def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
@@ -151,6 +156,7 @@ _NOTES = {  # by kind
     ),
     "rows": _note(statistics=Splits, files=_Files),
     "count": _note(files=_Files, overlap=Overlap),
+    "pairs": _note(files=_Files, tally=_Tally),
 }
 
 
@@ -214,6 +220,13 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
         corpus.check_split(job.spec, one.id, note.train, note.heldout)
     execute(write, job, job.unfinished("rows", parts), "tokenise")
     execute(count, job, job.unfinished("count", languages), "count")
+    hashes = [np.load(job.work / f"heldout-{part.id}.npy", allow_pickle=False) for part in parts]
+    _save(job.work / _HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
+    pairs = [task for task in found.tasks if task.key == "parallel"]
+    execute(write_pairs, job, job.unfinished("pairs", pairs), "pairs")
+    for task in pairs:
+        tally = job.read_note("pairs", task.id).tally
+        log_tally(task.name, *tally, "pairs that repeat held-out text")
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
@@ -246,73 +259,103 @@ def begin(job: Job, model: bytes) -> None:
 
 
 def prepare_source(job: Job, task: SourceTask) -> None:
-    """Split a source of parallel text; write its tokens, and its columns as text (round 1)."""
+    """Split a source of parallel text; write its held-out rows, and its columns as text (round 1).
+
+    The pairs to train on are written by `write_pairs`.
+    """
     source = task.source(job.spec)
     exclusion = job.exclusion
     exclusion.tally()
     with contextlib.ExitStack() as stack:
-        columns = [_Column(job, task, language, stack) for language in source.languages]
+        columns = [_Column(job, task, one, stack, _PARALLEL) for one in source.languages]
+        texts = {
+            (side, language): stack.enter_context(
+                _text_file(job.work / task.column(language, side))
+            )
+            for side in corpus.text_sides(job.spec)
+            for language in source.languages
+            if task.key == "parallel"
+        }
         for rows, side in corpus.split_parallel(source, job.spec, exclusion):
-            for number, column in enumerate(columns):
-                column.add([row[number] for row in rows], side)
-        for column in columns:
-            column.finish()
+            for number, language in enumerate(source.languages):
+                cells = [row[number] for row in rows]
+                sentences = [cell for cell in cells if cell]
+                if sentences and (side, language) in texts:
+                    texts[side, language].write(text_files.json_line(sentences))
+                if side == selection.HELDOUT:
+                    columns[number].add(cells)
+        files = [name for column in columns for name in column.finish()]
     digest = plans.source_digest(source)
     plans.check_unchanged(task.files)
-    files = job.describe(*(name for column in columns for name in column.arrays))
     tally, taken = exclusion.tally(), source.taken()
-    job.write_note("source", task, digest=digest, tally=tally, files=files, taken=taken)
+    described = job.describe(*files)
+    job.write_note("source", task, digest=digest, tally=tally, files=described, taken=taken)
+
+
+def write_pairs(job: Job, task: SourceTask) -> None:
+    """Write the pairs of a source to train on, none of which repeats held-out text (round 6)."""
+    source, held = task.source(job.spec), Exclusion([])
+    held.hold_out(np.load(job.work / _HELDOUT_TEXT, allow_pickle=False))
+    with contextlib.ExitStack() as stack:
+        columns = [_Column(job, task, one, stack, _BITEXT) for one in source.languages]
+        for rows, side in corpus.split_parallel(source, job.spec, job.exclusion):
+            if side == selection.TRAIN:
+                kept = held.of_rows(rows, is_heldout=False)
+                for number, column in enumerate(columns):
+                    column.add([row[number] for row in kept])
+        files = [name for column in columns for name in column.finish()]
+    plans.check_unchanged(task.files)
+    job.write_note("pairs", task, files=job.describe(*files), tally=held.tally())
+
+
+_PARALLEL, _BITEXT = ("parallel",), ("bitext", "ends")  # kinds of files
 
 
 class _Column:
-    def __init__(self, job: Job, task: SourceTask, language: str, stack: contextlib.ExitStack):
+    """Writer of the tokens of a column, as padded rows or as bitext; "" is no translation."""
+
+    def __init__(
+        self, job: Job, task: SourceTask, language: str, stack: contextlib.ExitStack,
+        kinds: Sequence[str],
+    ):  # fmt: skip
         self._processor, self._special = job.processor, special_ids(job.processor)
         self._dtype = id_dtype(job.processor.get_piece_size())
         self._length = job.settings.parallel_length
-        self._text: dict[int, Any] = {}
-        self._waiting: dict[int, list[str]] = {selection.TRAIN: [], selection.HELDOUT: []}
+        forms: dict[str, tuple[tuple[int, ...], Any]] = {
+            "parallel": ((self._length,), self._dtype),
+            "bitext": ((), self._dtype),
+            "ends": ((), np.int64),
+        }
+        self._names = [f"{task.name}.{language}.{kind}.npy" for kind in kinds]
+        self._files = [
+            stack.enter_context(array_files.array_file(job.work / name, *forms[kind]))
+            for name, kind in zip(self._names, kinds, strict=True)
+        ]
+        self._waiting: list[str] = []
         self._end = 0
-        name = f"{task.name}.{language}"
-        self.arrays = [f"{name}.parallel.npy"]
 
-        def array(kind: str, shape: tuple[int, ...], dtype: Any) -> array_files.ArrayWriter:
-            path = job.work / f"{name}.{kind}.npy"
-            return stack.enter_context(array_files.array_file(path, shape, dtype))
+    def add(self, cells: Sequence[str]) -> None:
+        self._waiting += cells
+        if len(self._waiting) >= _ROWS_AT_ONCE:
+            self._write()
 
-        self._parallel = array("parallel", (self._length,), self._dtype)
-        if task.key == "parallel":
-            self.arrays += [f"{name}.bitext.npy", f"{name}.ends.npy"]
-            self._ids, self._ends = array("bitext", (), self._dtype), array("ends", (), np.int64)
-            self._text = {
-                side: stack.enter_context(_text_file(job.work / task.column(language, side)))
-                for side in corpus.text_sides(job.spec)
-            }
+    def finish(self) -> list[str]:
+        """Write what waits; return the names of the files."""
+        if self._waiting:
+            self._write()
+        return self._names
 
-    def add(self, cells: Sequence[str], side: int) -> None:
-        """Add the cells of a block of rows; "" for a missing translation."""
-        if side in self._text and (sentences := [cell for cell in cells if cell]):
-            self._text[side].write(text_files.json_line(sentences))
-        self._waiting[side] += cells
-        if len(self._waiting[side]) >= _ROWS_AT_ONCE:
-            self._write(side)
-
-    def finish(self) -> None:
-        for side in self._waiting:
-            self._write(side)
-
-    def _write(self, side: int) -> None:
-        cells, self._waiting[side] = self._waiting[side], []
-        if not cells:
-            return
-        ids, ends = encode(self._processor, cells)
-        if side == selection.TRAIN:
-            self._ids.append(ids)
-            self._ends.append(self._end + ends)
+    def _write(self) -> None:
+        ids, ends = encode(self._processor, self._waiting)
+        self._waiting = []
+        if len(self._files) == len(_BITEXT):
+            self._files[0].append(ids)
+            self._files[1].append(self._end + ends)
             self._end += len(ids)
         else:
             tokens = np.split(ids, ends[:-1])
             rows = pad_sentences(tokens, self._length, self._special, self._dtype)
-            self._parallel.append(rows)
+            self._files[0].append(rows)
 
 
 @contextlib.contextmanager
@@ -377,18 +420,22 @@ def write(job: Job, part: Part) -> None:
             path = job.work / part.row_file(split)
             file = stack.enter_context(array_files.array_file(path, (length,), dtype))
             writers[side] = RowWriter(job.processor, file, length, dtype)
-        exclusion, number = job.exclusion, 0
+        exclusion, number, heldout = job.exclusion, 0, list[np.ndarray]()
         for piece in part.pieces:
             for block in plans.blocks_of(job.spec, piece, exclusion):
                 if block.sentences:
                     if sides[number] != selection.DROPPED:
                         writers[int(sides[number])].add(block.sentences)
+                    if sides[number] == selection.HELDOUT:
+                        heldout.append(corpus.heldout_hashes(job.spec, block.sentences))
                     number += 1
             plans.check_unchanged([piece.state])
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
     _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
+    none = np.zeros(0, np.uint64)
+    _save(job.work / f"heldout-{part.id}.npy", np.unique(np.concatenate([none, *heldout])))
     by_split = dict(zip(SPLITS, statistics, strict=True))
     files = job.describe(*map(part.row_file, SPLITS))
     job.write_note("rows", part, statistics=by_split, files=files)
@@ -444,7 +491,8 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     """Move a finished preparation to the dataset; ValueError if a language yields no sequences."""
     parts = find_parts(job, found)
     languages = plans.language_tasks(parts)
-    tasks = (("source", found.tasks), ("rows", parts), ("count", languages))
+    pairs = [task for task in found.tasks if task.key == "parallel"]
+    tasks = (("source", found.tasks), ("rows", parts), ("count", languages), ("pairs", pairs))
     notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
     store = _dataset(job, found.tasks, languages)
@@ -458,7 +506,10 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         # An earlier run may have been killed after it moved some.
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
-    artifacts.write_json(job.folder / manifest.MANIFEST, {"files": files})
+    tallies = {task.name: job.read_note("pairs", task.id).tally for task in pairs}
+    left_out = {name: came - kept for name, (came, kept, _) in tallies.items() if came > kept}
+    record = {"files": files} | ({"left_out": left_out} if left_out else {})
+    artifacts.write_json(job.folder / manifest.MANIFEST, record)
     artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     store.write_meta()
     return store

@@ -223,6 +223,10 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
         )
     number, origin = 0, f" after byte {start}" if start else ""
     left = max_text_bytes(path)
+
+    def where() -> str:
+        return f"{path}, line {number}{origin}"
+
     try:
         with OPENERS[file_type[2]](path, "rb") as file:
             if end is None:
@@ -231,14 +235,13 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
                 lines = _lines_of_range(file, file_type[1], start, end)
             for number, line in enumerate(lines, start=1):
                 left -= len(line)
-                where = f"{path}, line {number}{origin}"
                 if left < 0 or len(line) > MAX_LINE_BYTES:
-                    raise ValueError(too_large_message(where))
+                    raise ValueError(too_large_message(where()))
                 try:
-                    text, fault = line.decode("utf-8"), nul_message(where) if b"\0" in line else ""
+                    text, fault = line.decode(), nul_message(where()) if b"\0" in line else ""
                 except UnicodeDecodeError as error:
                     byte = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-                    fault = f"{where}: not UTF-8 ({byte}); {CONVERT}"
+                    fault = f"{where()}: not UTF-8 ({byte}); {CONVERT}"
                 if fault:
                     _refuse(path, f"{fault}, {LEAVE_OUT}", line)
                     yield _BAD_LINE
@@ -402,7 +405,7 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
     def rows() -> Iterator[tuple[str, ...]]:
         width, is_blank = len(languages) + has_header, True
         for number, line in lines:
-            if not line.strip():
+            if not line or line.isspace():
                 yield ()
                 continue
             cells = line.split("\t")

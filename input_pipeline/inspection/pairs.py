@@ -158,14 +158,17 @@ def _near_copies(codes, starts, ends, others, other_starts, other_ends, lower, r
         for i in range(size):
             places[one[i]] |= bit << np.uint64(i)
         more, less, edits, last = ~np.uint64(0), np.uint64(0), size, bit << np.uint64(size - 1)
+        most = np.int64(_EDITS * max(size, other_size))
         for j in range(other_size):
+            if edits - (other_size - j) > most:  # a letter saves one edit at most
+                break
             same = places[two[j]]
             across = (((same & more) + more) ^ more) | same
             rises, falls = less | ~(across | more), more & across
             edits += (rises & last != 0) - (falls & last != 0)
             rises, falls = rises << bit | bit, falls << bit
             less, more = rises & (same | less), falls | ~(same | less | rises)
-        is_near[n] = edits <= np.int64(_EDITS * max(size, other_size))
+        is_near[n] = edits <= most
         for i in range(size):
             places[one[i]] = 0
 

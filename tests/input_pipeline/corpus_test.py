@@ -251,6 +251,9 @@ class ParallelTest(_CorpusTest):
         leaked = {one for one in heldout if one.lower() in trained}
         self.assertEqual(bool(leaked), heldout_by == "text")
         self.assertIn("yes, of course.", trained)  # too short to tell anything
+        of_text = {" ".join(one.split()).lower() for one in loaded.sentences("en", "heldout")}
+        pairs = {cell.lower() for one in loaded.bitexts for row in one.rows for cell in row}
+        self.assertEqual(bool(of_text & pairs - {"yes, of course."}), heldout_by == "text")
 
     @parameterized.parameters("parallel", "parallel_eval")
     def test_a_folder_of_line_aligned_files_equals_a_tsv_file(self, key):

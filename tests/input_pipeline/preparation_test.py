@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import pathlib
 import time
 import tracemalloc
@@ -189,6 +190,9 @@ class ContentsTest(_PreparationTest):
                 cells = encoded([[row[column]] for row in text.rows])
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
                 self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
+        left_out = json.loads((job.folder / "manifest.json").read_text()).get("left_out", {})
+        repeats = "two.en-sw.tsv" in more and job.spec.heldout_by == "document"
+        self.assertEqual(list(left_out), ["two.en-sw"] if repeats else [])
 
     def test_text_that_was_seen_is_told_unless_unknown(self):
         line = "this page uses cookies and if you go on reading you consent to all of them."
@@ -286,7 +290,7 @@ class TasksTest(_PreparationTest):
         changes = {"text": (), "parallel": ("sets/*.tsv",), "parallel_eval": ()}
         prepare(self.job("whole", **changes))
         job = self.job("few", **changes)
-        with processes.few_open_files(100):
+        with processes.few_open_files(40):
             with self.assertRaisesRegex(OSError, "Too many open files") as caught:
                 prepare(job)
             self.assertIn("ulimit -n", entry_point.describe(caught.exception))
