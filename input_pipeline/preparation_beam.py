@@ -37,30 +37,47 @@ def main(argv: Sequence[str]) -> None:
     print(f"all tasks of {flags.rows} are done; run prepare_data.py again, which joins them")
 
 
+class Pipelines:
+    """Runner of tasks that write files, as `processes.Workers`, but by a pipeline for each round.
+
+    `flags` are Beam's runner and its options, as on its command lines. Raise ValueError if Beam is
+    not installed.
+    """
+
+    def __init__(self, flags: Sequence[str]):
+        with packages.needed("Apache Beam", "beam"):
+            import apache_beam  # noqa: F401
+        self._flags = list(flags)
+
+    def run(self, function: Callable[..., None], jobs: Sequence[tuple]) -> Sequence[None]:
+        """Call a function with the arguments of each job; return when all have ended."""
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        if jobs:
+            with beam.Pipeline(options=PipelineOptions(self._flags)) as pipeline:
+                _ = (
+                    pipeline
+                    | "tasks" >> beam.Create(list(jobs))
+                    # Otherwise one worker would get them all, with the step that makes them.
+                    | "to workers" >> beam.Reshuffle()
+                    | function.__name__ >> beam.Map(lambda one: function(*one))
+                )
+        return [None] * len(jobs)
+
+
 def prepare(folder: pathlib.Path, beam_flags: Sequence[str]) -> None:
     """Run the tasks of the preparation planned in `folder`, and wait for their end.
 
-    `beam_flags` are the runner and its options, as on Beam's command lines. Raise ValueError if
-    Beam is not installed, nothing is planned, or another process is at work there.
+    Raise ValueError as `Pipelines`, or if nothing is planned, or another process is at work there.
     """
-    with packages.needed("Apache Beam", "beam"):
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
+    pipelines = Pipelines(beam_flags)
     job, model = read_job(folder)
 
     def execute(
-        function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], name: str
+        function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], _: str
     ) -> None:
-        if not tasks:
-            return
-        with beam.Pipeline(options=PipelineOptions(list(beam_flags))) as pipeline:
-            _ = (
-                pipeline
-                | "tasks" >> beam.Create(list(tasks))
-                # Otherwise one worker would get them all, together with the step that makes them.
-                | "to workers" >> beam.Reshuffle()
-                | name >> beam.Map(lambda task: function(job, task))
-            )
+        pipelines.run(function, [(job, task) for task in tasks])
 
     with artifacts.Stage(folder, None).held(claims=False):
         preparation.run(job, preparation.find(job), model, execute)

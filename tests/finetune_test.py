@@ -1,6 +1,7 @@
 """Runs of every kind of task from files to results: learned, selected, misused."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ from xlm.evaluation.tasks import TaskData
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import task_data
 from xlm.experiment.pretrained import read_pretrained
-from xlm.experiment.task_settings import task_settings
+from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop import model_folder
 from xlm.interop.params_file import read_params
 from xlm.models.encoder import CROSS_ATTENTION
@@ -63,6 +64,11 @@ class KindsTest(folders.FolderTest):
         # Of its four words English has two.
         self.assertBetween(results["test"]["sw"]["accuracy"], 0.4, 1.0)
         self.assertGreaterEqual(results["padding_ratio"], 1.0)
+        options = task_settings(tiny_tasks.config("udpos"))
+        read = functools.partial(task_data.read_split, options, Tokenizer(tiny_tasks.tokenizer()))
+        known = [one.words for one in read("train")[0].examples]
+        seen = {one.language: sum(e.words in known for e in one.examples) for one in read("test")}
+        self.assertEqual(results["seen_in_training"], {k: n for k, n in seen.items() if n})
         for line in predictions(folder, "test.sw"):
             self.assertLen(line["prediction"], len(line["words"]))
         params, notes = read_params(folder / "best.safetensors")

@@ -31,6 +31,7 @@ from input_pipeline.cleaning import rules
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.inspection import files, findings, tallies
 from input_pipeline.inspection import language_identification as identification
+from input_pipeline.preparation_beam import Pipelines
 from input_pipeline.preparation_plan import LanguageTask, Part
 from input_pipeline.sources import CorpusSpec
 from xlm.common import artifacts, html_report, tables
@@ -83,11 +84,12 @@ def _model(path: pathlib.Path) -> identification.Identifier:
 
 def clean(
     spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
-    workers: Workers, part_bytes: int = _PART_BYTES,
+    workers: Workers | Pipelines, part_bytes: int = _PART_BYTES,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the cleaned text to `out`, with a manifest, which is returned, and a report.
 
-    `work` keeps files of tasks. Raise ValueError if there is no text, or a file is refused.
+    `work` keeps files of tasks. Beam's workers must see it and the text at the same paths. Raise
+    ValueError if there is no text, or a file is refused.
     """
     every = (dataclasses.replace(settings, near_copies=False),
              CleaningSettings(near_copies=settings.near_copies))  # fmt: skip
@@ -108,7 +110,7 @@ def clean(
 
 def _clean(
     spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
-    workers: Workers, part_bytes: int, before: Mapping[str, Any],
+    workers: Workers | Pipelines, part_bytes: int, before: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     found = sources.find_text(spec)
     corpus.check_found(spec, {one.language for one in found})

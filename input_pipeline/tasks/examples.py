@@ -51,6 +51,10 @@ class QuestionExample:
     context: str
     answers: tuple[Answer, ...]
 
+    @property
+    def content(self) -> tuple[str, ...]:
+        return self.question, self.context
+
 
 @dataclasses.dataclass(frozen=True)
 class TranslationExample:

@@ -129,9 +129,12 @@ class TalliesTest(parameterized.TestCase):
 
 
 class LanguageIdentificationTest(parameterized.TestCase):
-    def foreign(self, texts: dict[str, list[str]]) -> dict[str, list[int]]:
+    def fit(self, texts: dict[str, list[str]]):
         blocks = {one: block_of("\n".join(lines)) for one, lines in texts.items()}
-        identifier = identification.fit({k: (b.codes, b.lines) for k, b in blocks.items()})
+        return blocks, identification.fit({k: (b.codes, b.lines) for k, b in blocks.items()})
+
+    def foreign(self, texts: dict[str, list[str]]) -> dict[str, list[int]]:
+        blocks, identifier = self.fit(texts)
         found = {}
         for own, (one, block) in enumerate(blocks.items()):
             _, other = identifier.judge(block.codes, block.lines, own)
@@ -172,6 +175,11 @@ class LanguageIdentificationTest(parameterized.TestCase):
         other = [" ".join(w + "x" * (rng.random() < 0.02) for w in s.split()) for s in one[1000:]]
         found = self.foreign({"aa": one[:1000], "bb": other, "cc": made_up(9, 1000)})
         self.assertLess(len(found["aa"] + found["bb"]), 10)
+        # Text of another language among one's own, to a cosine of 0.911 and of 0.929.
+        for count, is_alike in ((760, False), (800, True)):
+            mixed = one[1000 : 1000 + count] + made_up(2, 1000)[count:]
+            _, identifier = self.fit({"aa": one[:1000], "bb": mixed})
+            self.assertEqual(identifier.alike.tolist(), [[False, is_alike], [is_alike, False]])
 
     def test_a_language_of_few_lines_is_not_judged(self):
         found = self.foreign({"aa": made_up(1, 1000), "bb": made_up(2, 10) + made_up(1, 5)})

@@ -15,12 +15,16 @@ import numpy as np
 from absl.testing import absltest
 
 from input_pipeline import packed_dataset, preparation, preparation_beam
+from input_pipeline.cleaning import tasks
+from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.preparation import Job
+from input_pipeline.preparation_beam import Pipelines
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
 from tests.folders import FolderTest
 from vocap import merge
+from xlm.common.processes import Workers
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 # What DirectRunner runs on, after it has looked for another runner to download.
@@ -73,6 +77,20 @@ class BeamTest(FolderTest):
             commands.error("pip install '\\.\\[beam"),
         ):
             preparation_beam.main(["--rows=a"])
+
+    @unittest.skipUnless(HAS_BEAM, "Apache Beam is not installed; it is the extra [beam]")
+    def test_cleaned_text_is_that_of_local_processes(self):
+        lines = ["<b>keep me</b>", "and so on 7", "<b>keep me</b>", "\x07bell"]
+        (self.folder / "text" / "sw.txt").write_text("\n".join(lines * 9))
+        self.enterContext(mock.patch.object(tasks, "_BYTES_A_PROCESS", 0))
+        found = []
+        for name, workers in (("local", Workers(1, "")), ("beam", Pipelines(RUNNER))):
+            spec, out = CorpusSpec(root=str(self.folder / "text")), self.folder / name
+            settings = CleaningSettings(html=True, odd_characters=True, repeated_lines=1)
+            tasks.clean(spec, settings, self.folder / f"{name}.work", out, workers, 1500)
+            found.append({path.name: path.read_bytes() for path in out.iterdir()})
+        self.assertEqual(*found)
+        self.assertEqual(found[0]["sw.txt"].splitlines()[:3], [b"keep me", b"and so on 7", b"bell"])
 
     @unittest.skipUnless(HAS_BEAM, "Apache Beam is not installed; it is the extra [beam]")
     def test_the_files_are_those_of_local_processes(self):

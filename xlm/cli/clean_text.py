@@ -7,10 +7,13 @@ languages as <lang>.txt, and report.html. Rerun the command to resume. docs/clea
 rules. A run applies them by the section `clean` of its config.
 """
 
+import contextlib
+import pathlib
 from collections.abc import Sequence
 
 from absl import flags
 
+from input_pipeline import preparation_beam
 from input_pipeline.cleaning import tasks
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
@@ -18,6 +21,7 @@ from xlm.common import artifacts, html_report, outputs, schema
 from xlm.common.processes import Workers
 
 _WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that clean.", lower_bound=1)
+_BEAM = flags.DEFINE_list("beam", None, "Flags of Apache Beam, which then cleans: --runner=...")
 _OUTPUT = outputs.define_flags("The folder of the cleaned text.")
 _DEFINE = {
     bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float,
@@ -37,10 +41,11 @@ def main(argv: Sequence[str]) -> None:
     settings = CleaningSettings(**{name: one.value for name, one in _RULES.items()})
     if settings == CleaningSettings():
         raise ValueError(f"no rule is given; add some of --{', --'.join(_RULES)}")
-    spec = CorpusSpec(root=argv[1], text=("",))
+    spec = CorpusSpec(root=str(pathlib.Path(argv[1]).absolute()), text=("",))
+    beam = contextlib.nullcontext(preparation_beam.Pipelines(_BEAM.value)) if _BEAM.value else None
     with (
         outputs.folder(_OUTPUT.value, [argv[1]]) as aside,
-        Workers(_WORKERS.value, "--num_workers") as workers,
+        beam or Workers(_WORKERS.value, "--num_workers") as workers,
     ):
         work = outputs.parts(aside, artifacts.fingerprint(argv[1]))
         tasks.clean(spec, settings, work, aside, workers)

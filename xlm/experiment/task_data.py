@@ -245,7 +245,7 @@ def seen_in_training(
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
     of_training = [one for split in splits for one in data[split]]
-    known = {_letters(example) for one in of_training for example in one.examples}
+    known = {_letters(example) for one in of_training for example in one.examples} - {()}
     found = {}
     for one in data["test"]:
         if seen := [example for example in one.examples if _letters(example) in known]:
@@ -257,7 +257,8 @@ def seen_in_training(
 
 
 def _letters(example: Any) -> tuple[str, ...]:
-    return tuple(exclusion.letters(part) or part for part in example.content)
+    parts = getattr(example, "content", ())  # a kind of one's own may have none
+    return tuple(exclusion.letters(part) or part for part in parts)
 
 
 def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:

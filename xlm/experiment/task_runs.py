@@ -162,7 +162,7 @@ def _fine_tune(
     data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
     weights = task_data.class_weights(options, data["train"])
     selecting = task_data.selected_on(options, data["validation"])
-    seen = task_data.seen_in_training(options, data) if task.is_own else {}
+    seen = task_data.seen_in_training(options, data)
     objective = builders.with_head(config, encoder, weights)
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
