@@ -87,6 +87,12 @@ class ArrayWriter:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
+def save(path: pathlib.Path, array: np.ndarray) -> None:
+    """Write an array of numbers to a file, atomically."""
+    with artifacts.atomic_path(path) as aside:
+        np.save(aside, array, allow_pickle=False)
+
+
 @contextlib.contextmanager
 def array_file(
     path: pathlib.Path, shape: tuple[int, ...], dtype: np.dtype | type

@@ -221,7 +221,7 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
     execute(write, job, job.unfinished("rows", parts), "tokenise")
     execute(count, job, job.unfinished("count", languages), "count")
     hashes = [np.load(job.work / f"heldout-{part.id}.npy", allow_pickle=False) for part in parts]
-    _save(job.work / _HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
+    array_files.save(job.work / _HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
     pairs = [task for task in found.tasks if task.key == "parallel"]
     execute(write_pairs, job, job.unfinished("pairs", pairs), "pairs")
     for task in pairs:
@@ -381,13 +381,8 @@ def scan(job: Job, part: Part) -> None:
             found.append(hasher.hexdigest())
 
     records = selection.records(blocks())
-    _save(job.work / f"scan-{part.id}.npy", records)
+    array_files.save(job.work / f"scan-{part.id}.npy", records)
     job.write_note("scan", part, digests=found, tally=exclusion.tally())
-
-
-def _save(path: pathlib.Path, array: np.ndarray) -> None:
-    with artifacts.atomic_path(path) as aside:
-        np.save(aside, array, allow_pickle=False)
 
 
 def select(job: Job, task: LanguageTask) -> None:
@@ -395,7 +390,7 @@ def select(job: Job, task: LanguageTask) -> None:
     records = array_files.MappedArrays([job.work / f"scan-{part.id}.npy" for part in task.parts])
     chosen = selection.select(records, job.spec, task.id)
     for part, sides in zip(task.parts, chosen.sides, strict=True):
-        _save(job.work / f"sides-{part.id}.npy", sides)
+        array_files.save(job.work / f"sides-{part.id}.npy", sides)
     counts = np.sum([np.bincount(one, minlength=3) for one in chosen.sides], axis=0).tolist()
     job.write_note(
         "select",
@@ -433,9 +428,11 @@ def write(job: Job, part: Part) -> None:
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
-    _save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
+    array_files.save(job.work / f"counts-{part.id}.npy", np.stack([used, counts[used]]))
     none = np.zeros(0, np.uint64)
-    _save(job.work / f"heldout-{part.id}.npy", np.unique(np.concatenate([none, *heldout])))
+    array_files.save(
+        job.work / f"heldout-{part.id}.npy", np.unique(np.concatenate([none, *heldout]))
+    )
     by_split = dict(zip(SPLITS, statistics, strict=True))
     files = job.describe(*map(part.row_file, SPLITS))
     job.write_note("rows", part, statistics=by_split, files=files)
@@ -448,7 +445,7 @@ def count(job: Job, task: LanguageTask) -> None:
         used, counts = np.load(job.work / f"counts-{part.id}.npy", allow_pickle=False)
         total[used] += counts
     name = f"{task.id}.counts.npy"
-    _save(job.work / name, total)
+    array_files.save(job.work / name, total)
     heldout = [job.read_note("rows", part.id).statistics["heldout"] for part in task.parts]
     tokens, characters = (sum(one[key] for one in heldout) for key in ("tokens", "characters"))
     train, held = ([job.work / one.row_file(split) for one in task.parts] for split in SPLITS)

@@ -13,7 +13,6 @@ others have left: its units are passages. No result depends on workers or on the
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 import os
@@ -72,14 +71,9 @@ class Job:
             return rules.Cleaner(self.settings, table)
         model, own = None, 0
         if self.settings.other_language:
-            model = _model(self.work / "identifier.npz")
+            model = identification.load(self.work / "identifier.npz")
             own = model.languages.index(language)
         return rules.Cleaner(self.settings, table, self.scripts[language], own, model)
-
-
-@functools.lru_cache(maxsize=1)
-def _model(path: pathlib.Path) -> identification.Identifier:
-    return identification.Identifier.load(path)
 
 
 def clean(
@@ -176,7 +170,7 @@ def scan(job: Job, task: LanguageTask, number: int) -> None:
         keys, owners, _ = rules.keys_of((rows, codes), fates, job.near)
         documents = np.cumsum(rows["is_first"])[owners]
         tally.add(tallies.line_rows(keys, rows["size"][owners], documents))
-    _save(job.path("scan", task, number), tally.rows())
+    array_files.save(job.path("scan", task, number), tally.rows())
 
 
 def choose(job: Job, task: LanguageTask, _: int) -> None:
@@ -188,7 +182,7 @@ def choose(job: Job, task: LanguageTask, _: int) -> None:
     pieces = [np.split(one, np.searchsorted(one["digest"], edges)) for one in rows]
     fates = [_fates(some, job) for some in zip(*pieces, strict=True)]
     for i, of_part in zip(numbers, zip(*fates, strict=True), strict=True):
-        _save(job.path("choose", task, i), np.concatenate(of_part))
+        array_files.save(job.path("choose", task, i), np.concatenate(of_part))
 
 
 def _fates(rows: Sequence[np.ndarray], job: Job) -> list[np.ndarray]:
@@ -228,11 +222,6 @@ def write(job: Job, task: LanguageTask, number: int) -> None:
             file.writelines(f"{line}\n".encode() for line in document)
     counts = {name: vars(one) for name, one in cleaner.counts.items()}
     artifacts.write_json(path.with_suffix(".json"), counts)
-
-
-def _save(path: pathlib.Path, array: np.ndarray) -> None:
-    with artifacts.atomic_path(path) as aside:
-        np.save(aside, array, allow_pickle=False)
 
 
 def _finish(job: Job, tasks: Sequence[LanguageTask], before: Mapping, out: pathlib.Path) -> dict:

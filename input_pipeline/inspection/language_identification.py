@@ -15,6 +15,7 @@ tail of lines that are untypical in the opposite way, where no foreign line can 
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Mapping
@@ -81,6 +82,9 @@ class Identifier:
         with np.load(path) as found:
             arrays = dict(found)
         return cls(tuple(arrays.pop("languages").tolist()), **arrays)
+
+
+load = functools.lru_cache(maxsize=1)(Identifier.load)  # once in a process
 
 
 def evidence(num_languages: int) -> float:

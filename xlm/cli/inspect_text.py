@@ -21,6 +21,7 @@ from absl import flags, logging
 from tqdm import tqdm
 
 from input_pipeline import corpus, sources, tokenization
+from input_pipeline import preparation_plan as plans
 from input_pipeline.inspection import files, findings, page, pairs
 from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, Any]]:
-    states = [(one.language, str(one.path), *_state(one.path)) for one in every]
+    states = [(one.language, *plans.states([one.path])) for one in every]
     folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, _NEAR_COPIES.value, states))
     found: dict[str, dict[pathlib.Path, pathlib.Path]] = collections.defaultdict(dict)
     for i, one in enumerate(every):
@@ -112,7 +113,7 @@ def _find_parallel(root: str) -> list[ParallelSource]:
 
 def _inspect_pairs(found: Sequence[ParallelSource], aside: pathlib.Path) -> list[dict[str, Any]]:
     """Return the record of each pair of languages of each source."""
-    states = [(one.name, *map(str, one.files), *map(_state, one.files)) for one in found]
+    states = [(one.name, plans.states(one.files)) for one in found]
     number = _SCORED_PAIRS if _ENCODER.value else 0
     folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, number, states))
     learn, records = functools.cache(lambda: pairs.learn_languages(found)), []
@@ -138,21 +139,11 @@ def _encoder_scores() -> Callable[[Sequence], tuple[dict[str, float], np.ndarray
     return lambda sample: pair_scores(sample, encoder.encode, encoder.loss)
 
 
-def _state(path: pathlib.Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-@functools.cache
-def _identifier(path: pathlib.Path) -> identification.Identifier:
-    return identification.Identifier.load(path)
-
-
 def _inspect_file(
     path: pathlib.Path, part: pathlib.Path, own: int, script: int, identifier: pathlib.Path,
     compare: bool,
 ) -> None:  # fmt: skip
-    files.inspect(path, own, script, _identifier(identifier), compare).save(part)
+    files.inspect(path, own, script, identification.load(identifier), compare).save(part)
 
 
 def _tokenize(blocks: Mapping[str, files.Block]) -> dict[str, dict[str, Any]]:
