@@ -94,7 +94,7 @@ def _describe(codes, lines, lower, digits, marks, normal, numbers, mark):
 
 def column_of(cells: Sequence[str]) -> Column:
     tables, there = ch.tables(), np.array([*map(bool, cells)])
-    codes = scanning.decode("\n".join(filter(None, cells)).encode("utf-8", "surrogatepass"))
+    codes = scanning.code_points("\n".join(filter(None, cells)))
     lines = np.zeros(int(there.sum()) + 1, scanning.LINE)
     count, _ = scanning.find_lines(
         codes, tables.kinds, tables.scripts, lines, np.zeros(256, np.int64),
@@ -267,9 +267,11 @@ def _cells(rows: Sequence[Row], pivot: int, own: Sequence[int], languages: Langu
         cells = table[:, number]
         cells["digest"] = one.of("digest") | one.there
         cells["length"], cells["size"] = one.of("end") - one.of("start"), one.of("size")
-        _, foreign = languages.identifier.judge(one.codes, one.lines, own[number])
-        is_foreign = (foreign >= 0) & languages.is_told[own[number], foreign]
-        marks = {"language": one.there & np.append(is_foreign, False)[one.line]}
+        marks: dict[str, np.ndarray] = {}
+        if (is_told := languages.is_told[own[number]]).any():
+            _, foreign = languages.identifier.judge(one.codes, one.lines, own[number])
+            is_foreign = (foreign >= 0) & is_told[foreign]
+            marks["language"] = one.there & np.append(is_foreign, False)[one.line]
         if number != pivot:
             both = one.there & first.there
             is_long = np.minimum(one.of("letters"), first.of("letters")) >= _LEAST_LETTERS

@@ -32,10 +32,13 @@ _NO_HASH = np.iinfo(np.int64).max
 jit = numba.njit(cache=True, nogil=True)
 
 
+def code_points(text: str) -> np.ndarray:
+    return np.array([text]).view(np.int32)[: len(text)]
+
+
 def decode(data: bytes) -> np.ndarray:
     """Return the code points of UTF-8, `BAD_BYTE` for each byte that is none."""
-    text = data.decode("utf-8", "surrogateescape")
-    codes = np.array([text]).view(np.int32)[: len(text)]
+    codes = code_points(data.decode("utf-8", "surrogateescape"))
     codes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = ch.BAD_BYTE
     return codes
 
