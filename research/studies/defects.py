@@ -20,6 +20,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from research import measures, pivot
 from research.pivot import Column, Line
 from research.planted_defects import Defect, parse
@@ -27,6 +29,7 @@ from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, encoder
 from xlm.common import artifacts
 from xlm.evaluation.pair_report import ranked_by_excess
+from xlm.objectives.best_response import best_response, shrunk
 
 CORPORA = {"planted": "damaged", "clean": "as it is"}
 _ROBUST = {
@@ -99,6 +102,12 @@ Rank by the loss beyond what the other pairs of the two languages predict, 1 for
 the mean of that loss. Sentences that are easy to predict, such as copies, are at the other end."""
 
 
+_SHRUNK_NOTE = """\
+The last phase solved again, from losses as they are and from shrunk ones (`robust.shrink`): rank
+and p / q of each seed. A loss has the standard error e_i, e_i^2 = s^2 mean(q) / q_i: s is the
+deviation between seeds, pooled over pairs, and base weights q stand for counts of examples."""
+
+
 def report(plan: Plan) -> list[str]:
     found = {
         (corpus, kind): by_seed
@@ -114,6 +123,7 @@ def report(plan: Plan) -> list[str]:
         _rank_table(plan, found, _weight),
         _EXCESS_NOTE,
         _rank_table(plan, found, _excess),
+        *_shrunk_table(plan, found),
     ]
     for kind, (title, _) in KINDS.items():
         if clean := found.get(("clean", kind)):
@@ -151,6 +161,41 @@ def _rank_table(
         for (corpus, kind), by_seed in found.items()
     ]  # fmt: skip
     return pivot.markdown(["run", "corpus", "seeds", *titles], rows, texts=2)
+
+
+def _shrunk_table(plan: Plan, found: Mapping[tuple[str, str], BySeed]) -> list[str]:
+    """Return a note and a table of the last phase with and without shrinkage; [] for one seed."""
+    robust = {corpus: list(found.get((corpus, "robust"), {}).values()) for corpus in CORPORA}
+    rows = []
+    for corpus, some in robust.items():
+        pairs = sorted(some[0]["pairs/ratio"]) if len(some) > 1 else []
+        if not pairs or not all(_name(one) in pairs for one in _defects(plan)):
+            continue
+        losses = np.array([[one["pairs/loss"][pair] for pair in pairs] for one in some], float)
+        base = np.array([some[0]["pairs/base"][pair] for pair in pairs])
+        errors = between_seeds(losses) * np.sqrt(base.mean() / base)
+        for title in ("as they are", "shrunk"):
+            cells: dict[str, list[str]] = {_name(one): [] for one in _defects(plan)}
+            for values in losses:
+                used = shrunk(values, errors) if title == "shrunk" else values
+                rho, least = _ROBUST["robust.rho"], _ROBUST["robust.min_ratio"]
+                ratios = best_response(used, base, rho, min_ratio=least).weights / base
+                order = [pairs[i] for i in np.lexsort((pairs, -values, -np.round(ratios, 9)))]
+                for pair, cell in cells.items():
+                    cell.append(f"{order.index(pair) + 1} ({ratios[pairs.index(pair)]:.2f})")
+            rows.append([CORPORA[corpus], title, *map(", ".join, cells.values())])
+    heads = ["corpus", "losses", *map(_name, _defects(plan))]
+    return [_SHRUNK_NOTE, pivot.markdown(heads, rows, texts=2)] if rows else []
+
+
+def between_seeds(losses: np.ndarray) -> float:
+    """Return the deviation of a loss between seeds, of losses [seeds, pairs], pooled over pairs.
+
+    The mean of a seed is subtracted, since it is common to all pairs.
+    """
+    centred = losses - losses.mean(1, keepdims=True)
+    left = centred - centred.mean(0)
+    return float(np.sqrt((left**2).sum() / ((len(losses) - 1) * (losses.shape[1] - 1))))
 
 
 def _name(defect: Defect) -> str:

@@ -5,9 +5,11 @@ import pathlib
 import random
 import tempfile
 
+import numpy as np
 from absl.testing import parameterized
 
 from research.planted_defects import Defect, damaged, parse, plant
+from research.studies.defects import between_seeds
 from tests.input_pipeline.reading import read_parallel
 from xlm.common import artifacts
 
@@ -128,3 +130,14 @@ class PlantTest(parameterized.TestCase):
         for text in ("upside_down:de-fr", "shuffled", "wrong_language:es-it", "shuffled:de-fr:fi"):
             with self.assertRaisesRegex(ValueError, "must be KIND:PAIR"):
                 parse(text)
+
+
+class ShrinkageTest(parameterized.TestCase):
+    def test_what_seeds_or_pairs_share_is_no_deviation_between_seeds(self):
+        losses = np.array([[0.0, 0, 0], [0, 2, 4], [1, 0, 5]])
+        shared = losses + np.array([[3.0], [1], [-2]]) + np.array([0, 7.0, -7])
+        self.assertAlmostEqual(between_seeds(shared), between_seeds(losses))
+        # Of two pairs it is the deviation of their difference, over the root of 2.
+        two = losses[:, :2]
+        expected = np.std(two[:, 0] - two[:, 1], ddof=1) / np.sqrt(2)
+        self.assertAlmostEqual(between_seeds(two), expected)
