@@ -133,7 +133,7 @@ def _hash(sentence: str) -> int:
 
 
 def log_tally(
-    name: str, came: int, kept: int, num_long: int,
+    name: str, came: int, kept: int, num_long: int, *,
     reason: str = "corpus.exclude, held-out translations",
 ) -> None:  # fmt: skip
     """Log how much of a text was left out, and how many lines were cut; see `Exclusion.tally`."""

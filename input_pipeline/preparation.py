@@ -226,7 +226,7 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
     execute(write_pairs, job, job.unfinished("pairs", pairs), "pairs")
     for task in pairs:
         tally = job.read_note("pairs", task.id).tally
-        log_tally(task.name, *tally, "pairs that repeat held-out text")
+        log_tally(task.name, *tally, reason="pairs that repeat held-out text")
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
