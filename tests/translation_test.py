@@ -389,7 +389,7 @@ class WrongInputTest(folders.FolderTest):
         ({"train__averaged_checkpoints": 3}, "8 steps give 2 checkpoints; lower it"),
         ({"train__batch_tokens": 8}, "train.batch_tokens is 8, too few for 1 rows of 24 tokens"),
         ({"optimizer__frozen": ("layers",)}, "frozen names .'layers'., must be"),
-        ({"random_init": False}, "which is no encoder; --config.init_from must be"),
+        ({"random_init": False}, "is no encoder; give a --workdir of train.py"),
         ({"init_from": "/gone"}, "spm.model does not exist; run build_vocab.py"),
     )
     def test_settings(self, overrides, error):

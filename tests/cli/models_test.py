@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import flax.linen as nn
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -211,6 +212,21 @@ class EntryPointsTest(FolderTest):
         self.assertIn(f"{output} is an encoder, without the head of any task", printed)
         self.assertNotIn("head", model_folder.read_model(output)[1])
 
+    def test_a_folder_is_exported(self):
+        folder, output = self.write_model(**GATED), self.folder / "out"
+        flags = ("export_model", f"--model={folder}", f"--output={output}")
+        self.succeed(*flags)
+        both = (model_folder.read_model(one)[1] for one in (folder, output))
+        jax.tree.map(np.testing.assert_array_equal, *both)
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertIn('AutoModelForMaskedLM.from_pretrained(".", trust_remote_code=True)', card)
+        self.assertIn("Converted from model.", card)
+        other = ("export_model", f"--output={self.folder / 'none'}")
+        self.assert_refused("give either --workdir=RUN or --model=FOLDER", *other)
+        self.assert_refused("either --workdir", *other, f"--model={folder}", "--workdir=x")
+        self.assert_refused("leave out --part", *other, f"--model={folder}", "--part=generator")
+        self.assert_refused("and no model's folder", *other, f"--model={self.folder / 'gone'}")
+
     def write_workdir(
         self, config: ConfigDict, bitexts: Any = None
     ) -> tuple[data_builders.Folders, PackedDataset]:
@@ -337,8 +353,12 @@ class EntryPointsTest(FolderTest):
         self.assertStartsWith(
             card,
             '---\nlanguage: ["aa"]\nlicense: "unknown"\nbase_model: "mini_lm"\n'
-            'library_name: "sentence-transformers"\npipeline_tag: "sentence-similarity"\n---\n',
+            'library_name: "sentence-transformers"\npipeline_tag: "sentence-similarity"\n',
         )
+        scores = huggingface_hub.ModelCard(card).data.eval_results
+        self.assertEqual([one.metric_value for one in scores], [3.25, 1.5])
+        self.assertEqual(scores[1].metric_type, "bits_per_character")
+        self.assertEqual((scores[1].task_type, scores[1].dataset_config), ("fill-mask", "aa"))
         for said in (
             'SentenceTransformer(".", trust_remote_code=True)', "Started from mini\\_lm, and",
             "| aa Afar | 1,000 | ", "| aa Afar | 3.250 | 3.000 | 1.500 |", "- aa: odd text",

@@ -117,6 +117,7 @@ class ModelingTest(FolderTest):
         (SEQUENCES, ClassificationHead(3, 0.1), "first", LABELS),
         (SEQUENCES, ClassificationHead(3, 0.1, "mean"), "mean", LABELS),
         (SEQUENCES, ClassificationHead(1, 0.1, "mean"), "mean", ()),
+        (SEQUENCES, ClassificationHead(3, 0.1, norm_epsilon=1e-5), "first", LABELS),
         (TOKENS, TaggingHead(3, 0.1, "first"), "first", LABELS),
         (SPANS, SpanHead(), "first", ()),
     )
@@ -125,11 +126,13 @@ class ModelingTest(FolderTest):
 
         batch = batch_of(np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (4, LENGTH)))
         objective, params, head = head_of("classification", module, suffix, labels)
-        encoder = {key: value for key, value in params_of(GATED).items() if key != "head"}
-        objective = dataclasses.replace(objective, encoder=Encoder(GATED))
+        blocks = {"norm": "layer_no_bias", "bias": False} if head.has_norm else {}
+        settings = dataclasses.replace(GATED, **blocks)
+        encoder = {key: value for key, value in params_of(settings).items() if key != "head"}
+        objective = dataclasses.replace(objective, encoder=Encoder(settings))
         mine = jax.jit(objective.outputs)({"encoder": encoder, "task": params}, batch)
         head = dataclasses.replace(head, pooling=pooling)
-        model = self.load(f"For{suffix}", GATED, encoder, head)
+        model = self.load(f"For{suffix}", settings, encoder, head)
         self.assertEqual(tuple(model.config.id2label.values())[: len(labels)], labels)
         is_text = batch["segments"] > 0
         found = model(

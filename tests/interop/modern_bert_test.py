@@ -203,9 +203,13 @@ class RefusedTest(FolderTest):
         )
 
 
+BLANK = "\u2581"
+SYMBOLS = ["<2x>", *("\n" * n for n in range(1, 4)), *(BLANK * n for n in range(2, 6))]
 LINES = [
     "the thing and the other thing", "  two blanks  ", "", "x\ty", "zebra \u00e9\u4e2d \U0001f600!",
     "tha thi", "a<2x>b the<2x>", "<0x41> \u2581",
+    "a\n\nb\n\n\n\n  the\n the  ", " " * 13 + "the    \u2581 thing",
+    "\U0001f9d1\u200d\U0001f4bb\x00 12",
 ]  # fmt: skip
 
 
@@ -218,7 +222,7 @@ def gemma() -> tuple[bytes, dict[str, Any]]:
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(["the thing and the other thing, that is this"] * 50),
         model_writer=model, model_type="bpe", vocab_size=300, byte_fallback=True, pad_id=0,
-        eos_id=1, bos_id=2, unk_id=3, control_symbols=["<mask>"], user_defined_symbols=["<2x>"],
+        eos_id=1, bos_id=2, unk_id=3, control_symbols=["<mask>"], user_defined_symbols=SYMBOLS,
         bos_piece="<bos>", eos_piece="<eos>", normalization_rule_name="identity",
         add_dummy_prefix=False, remove_extra_whitespaces=False, hard_vocab_limit=False,
         minloglevel=2,
@@ -226,17 +230,18 @@ def gemma() -> tuple[bytes, dict[str, Any]]:
     processor = spm.SentencePieceProcessor(model_proto=model.getvalue())
     ids = {processor.id_to_piece(i): i for i in range(len(processor))}
     merges = [
-        (processor.get_score(i), [piece[:n], piece[n:]])
+        ((processor.get_score(i), n, len(piece) - n), [piece[:n], piece[n:]])
         for piece, i in ids.items()
         for n in range(1, len(piece))
         if not processor.is_byte(i) and piece[:n] in ids and piece[n:] in ids
     ]
-    added = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<2x>"]
+    added = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *SYMBOLS]
     options = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return model.getvalue(), {
         "version": "1.0", "truncation": None, "padding": None, "decoder": None,
         "added_tokens": [
-            {"id": ids[one], "content": one, "special": one != "<2x>", **options} for one in added
+            {"id": ids[one], "content": one, "special": one not in SYMBOLS, **options}
+            for one in added
         ],
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
         "pre_tokenizer": {
@@ -257,7 +262,7 @@ def gemma() -> tuple[bytes, dict[str, Any]]:
             "type": "BPE", "vocab": ids, "byte_fallback": True, "fuse_unk": True,
             "unk_token": "<unk>", "dropout": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "ignore_merges": False,
-            "merges": [pair for _, pair in sorted(merges, key=lambda one: -one[0])],
+            "merges": [pair for _, pair in sorted(merges, reverse=True)],
         },
     }  # fmt: skip
 
@@ -284,6 +289,24 @@ class TokenizerTest(FolderTest):
         before, after = (spm.SentencePieceProcessor(model_proto=m) for m in (original, model))
         for line in LINES:
             self.assertEqual(before.encode(line, out_type=str), after.encode(line, out_type=str))
+
+    def test_an_export_has_the_original_tokens(self):
+        """By `AutoTokenizer`, of what was imported, with the names of special tokens changed."""
+        import tokenizers
+
+        value = gemma()[1]
+        self.write(value)
+        model = vocabulary.sentencepiece_model(self.folder)
+        output = self.parent / "out"
+        huggingface.export_tokenizer(model, output)
+        exported = parity.transformers().AutoTokenizer.from_pretrained(output)
+        original = tokenizers.Tokenizer.from_str(json.dumps(value))
+        for line in LINES:
+            before = original.encode(line, add_special_tokens=False).tokens
+            found = exported(line, add_special_tokens=False)["input_ids"]
+            self.assertEqual(exported.convert_ids_to_tokens(found), before)
+            self.assertEqual(exported.decode(found), line.replace(BLANK, " "))
+        self.assertEqual(exported("the thing", add_special_tokens=False).word_ids()[-1], 1)
 
     def test_pieces_of_bytes_keep_their_embeddings(self):
         """Of ModernBERT's kind: its tokenizer is refused, its pieces are known by their text."""

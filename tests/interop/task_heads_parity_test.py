@@ -9,9 +9,11 @@ import numpy as np
 from absl.testing import absltest, parameterized
 from safetensors.numpy import load_file
 
+from tests import tiny_tasks
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH, XL, texts, transformers
 from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, FolderTest, params_of, tokenizer
 from xlm.common import artifacts
+from xlm.experiment import fine_tuning as builders
 from xlm.interop import model_folder, task_heads
 from xlm.interop.task_heads import TaskHead
 from xlm.models.encoder import Encoder
@@ -19,6 +21,10 @@ from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 from xlm.objectives import fine_tuning
 from xlm.objectives.fine_tuning import FineTuning
 
+MODERN = {
+    "position": "rotary", "norm_position": "pre", "mlp": "geglu", "norm": "layer_no_bias",
+    "bias": False, "first_norm": False, "local_window": 4, "global_every": 2,
+}  # fmt: skip
 LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -30,7 +36,8 @@ def head_of(kind: str, module: nn.Module, suffix: str, labels: tuple[str, ...]):
         lambda x: (0.5 * rng.normal(size=x.shape)).astype(np.float32),
         nn.unbox(jax.eval_shape(objective.init_head, jax.random.key(0))),
     )
-    return objective, params, TaskHead(kind, suffix, labels, params)
+    pooling = module.pooling if suffix == task_heads.SEQUENCES else "first"
+    return objective, params, TaskHead(kind, suffix, labels, params, pooling)
 
 
 def batch_of(words: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -58,7 +65,17 @@ class HeadParityTest(FolderTest):
         encoder = {key: value for key, value in params_of(settings).items() if key != "head"}
         objective = dataclasses.replace(objective, encoder=Encoder(settings))
         sizes = dataclasses.asdict(settings)
+        if "final_norm" in encoder:
+            # Of any size: heads of ModernBERT divide by it.
+            scale = np.geomspace(0.01, 30, settings.hidden_size).astype(np.float32)
+            encoder = {**encoder, "final_norm": {**encoder["final_norm"], "scale": scale}}
         model_folder.write_model(self.folder, encoder, sizes, tokenizer(), task_head=head)
+        read = model_folder.read_task_head(self.folder)
+        self.assertEqual(
+            (read.class_suffix, read.labels, read.pooling),
+            (head.class_suffix, head.labels, head.pooling),
+        )
+        jax.tree.map(np.testing.assert_array_equal, read.params, head.params)
         loader = getattr(transformers(), f"AutoModelFor{head.class_suffix}")
         model, report = loader.from_pretrained(self.folder, output_loading_info=True)
         self.assertEmpty({key: value for key, value in report.items() if value})
@@ -76,9 +93,13 @@ class HeadParityTest(FolderTest):
         self.assertGreater(theirs.std(), 0.2)
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
 
-    @parameterized.parameters(({}, "XLMRoberta"), (XL, "XLMRobertaXL"))
-    def test_classes(self, changes, name):
-        head = head_of("classification", ClassificationHead(3, 0.1), task_heads.SEQUENCES, LABELS)
+    @parameterized.parameters(
+        ({}, "XLMRoberta"), (XL, "XLMRobertaXL"), (MODERN, "ModernBert"),
+        (MODERN, "ModernBert", "mean"),
+    )  # fmt: skip
+    def test_classes(self, changes, name, pooling="first"):
+        module = ClassificationHead(3, 0.1, pooling, 1e-5 if changes is MODERN else None)
+        head = head_of("classification", module, task_heads.SEQUENCES, LABELS)
         mine, theirs = self.both(head, batch_of(), **changes)
         self.assert_equal(mine, theirs.logits.numpy())
         self.assertEqual(self.names, dict(enumerate(LABELS)))
@@ -95,8 +116,9 @@ class HeadParityTest(FolderTest):
         self.assertEqual(config["problem_type"], "regression")
 
     @parameterized.parameters(
-        ("first", {}, "XLMRoberta"), ("mean", {}, "XLMRoberta"), ("mean", XL, "XLMRobertaXL")
-    )
+        ("first", {}, "XLMRoberta"), ("mean", {}, "XLMRoberta"), ("mean", XL, "XLMRobertaXL"),
+        ("mean", MODERN, "ModernBert"),
+    )  # fmt: skip
     def test_tags_of_words_of_several_tokens(self, pooling, changes, name):
         _, is_text = texts(pad_id=1)
         words = np.where(is_text, (np.arange(LENGTH) - 1) // 2, -1).astype(np.int32)
@@ -114,7 +136,7 @@ class HeadParityTest(FolderTest):
         self.assertGreater(len(found), 15)
         self.assert_equal(np.stack(found), np.stack(expected))
 
-    @parameterized.parameters(({}, "XLMRoberta"), (XL, "XLMRobertaXL"))
+    @parameterized.parameters(({}, "XLMRoberta"), (XL, "XLMRobertaXL"), (MODERN, "ModernBert"))
     def test_spans(self, changes, name):
         head = head_of("extractive_qa", SpanHead(), task_heads.SPANS, ())
         batch = batch_of()
@@ -125,6 +147,12 @@ class HeadParityTest(FolderTest):
 
 
 class OwnFormTest(FolderTest):
+    def test_texts_have_modern_berts_head_on_its_encoder(self):
+        modern = dataclasses.replace(SETTINGS, **MODERN, norm_epsilon=1e-3)
+        for settings, epsilon in ((SETTINGS, None), (modern, 1e-3)):
+            found = builders.with_head(tiny_tasks.config("glue", "cola,"), settings).head
+            self.assertEqual(found.norm_epsilon, epsilon)
+
     def test_an_encoder_that_is_no_xlm_r_keeps_its_head_and_can_be_read(self):
         settings = dataclasses.replace(SETTINGS, position="gated")
         sizes = dataclasses.asdict(settings)

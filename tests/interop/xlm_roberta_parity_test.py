@@ -166,14 +166,24 @@ class ParityTest(FolderTest):
         encoder = getattr(model, "roberta", model)
         encoder.load_state_dict(masked_lm.roberta.state_dict(), strict=False)  # but the pooler
         model.save_pretrained(self.folder)
-        _, params = model_folder.read_model(self.folder)
+        sizes, params = model_folder.read_model(self.folder)
         self.assertNotIn("head", params)
+        output = self.folder.parent / "out"
+        pieces = model_folder.with_table(
+            params, *(x[:VOCAB] for x in model_folder.table_of(params))
+        )
+        model_folder.write_model(output, pieces, sizes, tokenizer())
+        written, report = transformers().AutoModel.from_pretrained(output, output_loading_info=True)
+        self.assertEmpty({key: value for key, value in report.items() if value})
+        self.assertEqual(type(written).__name__, "XLMRobertaModel")
         tokens, is_text = texts(1)
+        inputs = torch.tensor(tokens.astype(np.int64)), torch.tensor(is_text.astype(np.int64))
         with torch.no_grad():
-            expected = encoder(
-                torch.tensor(tokens.astype(np.int64)),
-                attention_mask=torch.tensor(is_text.astype(np.int64)),
-            ).last_hidden_state.numpy()
+            expected, again = (
+                one(inputs[0], attention_mask=inputs[1]).last_hidden_state.numpy()
+                for one in (encoder, written.eval())
+            )
+        np.testing.assert_allclose(again[is_text], expected[is_text], atol=1e-4)
         positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
         found = encode({"params": params}, tokens, is_text.astype(np.int32), positions)
         np.testing.assert_allclose(np.asarray(found)[is_text], expected[is_text], atol=1e-4)

@@ -1,10 +1,11 @@
-"""Export the model of a working directory, for `transformers` where possible.
+"""Export the model of a run or a folder, for `transformers` where possible.
 
     xlm export --workdir=RUN --output=FOLDER [--format=onnx | --format=sentence_transformers]
+    xlm export --model=FOLDER --output=FOLDER [--format=onnx | --format=sentence_transformers]
 
 From a run of train.py it writes the latest checkpoint, by the config that the run recorded. From a
-finished run of finetune.py it writes the best parameters with their head, the labels by name and a
-model card.
+finished run of finetune.py it writes the best parameters with their head and the labels by name.
+--model is a folder of xlm import, xlm merge, xlm prune or xlm export. Each output has a card.
 
 An XLM-R, XLM-R XL or ModernBERT encoder is written in its format:
 `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. Other encoders have a format of our own,
@@ -19,18 +20,20 @@ files by which that library gives the vectors of xlm.Encoder. docs/interop.md ha
 """
 
 import dataclasses
+import functools
 import pathlib
 
-import jax
 from absl import flags, logging
 
 from xlm.common import outputs
-from xlm.experiment import model_card, pretrained_card, tuned_export
-from xlm.experiment.data import Folders
+from xlm.experiment import model_card, tuned_export
+from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
-from xlm.experiment.pretrained import encoder_alone, read_run, run_config
+from xlm.experiment.pretrained import read_pretrained, run_config
 from xlm.interop import model_folder, onnx_folder, sentence_folder
+from xlm.interop.task_heads import TaskHead
 
+_MODEL = flags.DEFINE_string("model", None, "The folder of a model, in place of --workdir.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "masked_lm", "generator", "encoder_decoder"),
@@ -47,67 +50,76 @@ _OBJECTIVE = flags.DEFINE_string(
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
-_READERS = "which xlm import, xlm prune, finetune.py and train.init_from read"
-_TUNED_READERS = (
-    "the head's tensors beside the encoder's, which alone xlm import, xlm prune "
-    "and finetune.py read"
-)
-
-OPTIONS = {"required": ("workdir", "output")}
+OPTIONS = {"required": ("output",)}
 
 
 def main(_) -> None:
-    workdir, output = pathlib.Path(_WORKDIR.value), pathlib.Path(_OUTPUT.value)
-    is_fine_tuned = tuned_export.is_fine_tuned(workdir)
-    if is_fine_tuned and _PART.value != "encoder":
-        raise ValueError(
-            f"--part is {_PART.value}, but {workdir} is a run of finetune.py, which has one part; "
-            "leave out --part"
-        )
-    if _FORMAT.value != "transformers" and _PART.value == "encoder_decoder":
+    given = [one for one in (_WORKDIR.value, _MODEL.value) if one is not None]
+    if len(given) != 1:
+        raise ValueError("give either --workdir=RUN or --model=FOLDER")
+    source, output, part = pathlib.Path(given[0]), pathlib.Path(_OUTPUT.value), _PART.value
+    is_folder = (source / "config.json").exists()
+    is_fine_tuned = not is_folder and tuned_export.is_fine_tuned(source)
+    head = model_folder.read_task_head(source) if is_folder else None
+    has_task_head = is_fine_tuned or head is not None
+    if part != "encoder" and (has_task_head or (is_folder and part == "generator")):
+        raise ValueError(f"--part is {part}, but {source} has one part; leave out --part")
+    if _FORMAT.value != "transformers" and part == "encoder_decoder":
         raise ValueError(f"--format={_FORMAT.value} has no cross-attention; export another --part")
-    if _FORMAT.value == "sentence_transformers" and is_fine_tuned:
+    if _FORMAT.value == "sentence_transformers" and has_task_head:
         raise ValueError(
-            f"--format=sentence_transformers has no place for the head of {workdir}; leave it out"
+            f"--format=sentence_transformers has no place for the head of {source}; leave it out"
         )
-    export = tuned_export.export if is_fine_tuned else _export_pretrained
+    export = tuned_export.export if is_fine_tuned else functools.partial(_export_encoder, head)
     with outputs.folder(_OUTPUT.value, overwrite=False) as aside:
-        reason = export(workdir, aside, _FORMAT.value)
+        reason = export(source, aside, _FORMAT.value)
         if _FORMAT.value == "onnx":
-            by_head = is_fine_tuned or _PART.value in ("masked_lm", "generator")
+            by_head = has_task_head or part in ("masked_lm", "generator")
             onnx_folder.convert(aside, by_head=by_head)
         elif _FORMAT.value == "sentence_transformers":
             sentence_folder.add(aside)
     logging.info("wrote the model to %s", output)
     if reason and _FORMAT.value != "onnx":
-        readers = _TUNED_READERS if is_fine_tuned else _READERS
         logging.warning(
-            "%s. %s has a form of our own, %s (docs/interop.md)", reason, output, readers,
+            "%s. %s has a form of our own (docs/interop.md), of which the other commands read the "
+            "encoder", reason, output,
         )  # fmt: skip
 
 
-def _export_pretrained(workdir: pathlib.Path, output: pathlib.Path, form: str) -> str:
-    """Write the latest checkpoint; return why `transformers` cannot load it, or ""."""
-    folders = Folders(workdir)
-    if not folders.train.exists():
+def _export_encoder(
+    head: TaskHead | None, source: pathlib.Path, output: pathlib.Path, form: str
+) -> str:
+    """Write a folder's model, with the head of a task that it has, or a run's latest checkpoint.
+
+    Returns why `transformers` cannot load it, or "".
+    """
+    folders, is_folder = Folders(source), (source / "config.json").exists()
+    if not is_folder and not folders.train.exists():
         raise ValueError(
-            f"{workdir} is no run of train.py or finetune.py; give the --workdir of one"
+            f"{source} is no run of train.py or finetune.py, and no model's folder; give the "
+            "--workdir of one, or the --model that xlm import, merge, prune or export wrote"
         )
-    trained = read_run(folders, _OBJECTIVE.value)
-    part_of = masked_lm_of if _PART.value == "generator" else encoder_of
-    model = part_of(trained.objective)
-    settings, keeps_decoder = model.encoder.settings, _PART.value == "encoder_decoder"
-    if keeps_decoder and not settings.cross_attention:
+    objective, keeps_decoder = _OBJECTIVE.value, _PART.value == "encoder_decoder"
+    found = read_pretrained(
+        str(source), keeps_decoder=keeps_decoder, objective=objective,
+        part_of=masked_lm_of if _PART.value == "generator" else encoder_of,
+    )  # fmt: skip
+    if keeps_decoder and not found.settings.cross_attention:
         raise ValueError(
-            "--part is encoder_decoder, but this run's model.cross_attention is False; export its "
-            'encoder, or train with objective "veco"'
+            "--part is encoder_decoder, but this model's model.cross_attention is False; export "
+            'its encoder, or train with objective "veco"'
         )
-    params = jax.device_get(model.encoder_params(trained.params))
-    if not keeps_decoder:
-        settings, params = encoder_alone(settings, params)
-    sizes, tokenizer = dataclasses.asdict(settings), folders.read_tokenizer()
-    config, has_head = run_config(folders, _OBJECTIVE.value), "head" in params
-    card = pretrained_card.text(folders, config, trained.step, sizes, form, has_head=has_head)
-    model_folder.write_model(output, params, sizes, tokenizer, card=card)
-    logging.info("the model is that of step %d", trained.step)
-    return model_folder.why_not_transformers(sizes, has_head=has_head)
+    sizes, tokenizer = dataclasses.asdict(found.settings), found.tokenizer
+    run, base = None, source.resolve().name
+    if found.step is not None:
+        config, store = run_config(folders, objective), open_packed_dataset(folders)
+        run = model_card.Run(folders, config, store, found.step)
+        start = pathlib.Path(config.train.init_from)
+        base = start.name if start.parent.name != "phases" else ""  # parts of this run
+        logging.info("the model is that of step %d", found.step)
+    has_head = "head" in found.params
+    card = model_card.of_encoder(
+        sizes, tokenizer, form, has_head=has_head, task_head=head, base=base, run=run
+    )
+    model_folder.write_model(output, found.params, sizes, tokenizer, task_head=head, card=card)
+    return model_folder.why_not_transformers(sizes, has_head=has_head, task_head=head)

@@ -91,4 +91,5 @@ def _check(
     ids = [numbers[piece] for piece in vocabulary.vocabulary(tokenizer).pieces]
     found = huggingface.compare(tokenizer, folder, lines, ids)
     print(f"{path}: {len(lines) - len(found)} of {len(lines)} lines agree")
-    print(huggingface.describe(found), end="")
+    if found:
+        print(huggingface.describe(found))

@@ -1,20 +1,21 @@
-"""Model cards of exported runs: README.md as Hugging Face's hub shows it.
-
-Of runs of finetune.py here; `xlm.experiment.pretrained_card` has those of train.py.
-"""
+"""Model cards of exported models: README.md as Hugging Face's hub shows it."""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from xlm.common import tables
+from input_pipeline.packed_dataset import PackedDataset
+from xlm.common import artifacts, tables
+from xlm.common.languages import label
 from xlm.evaluation import task_results
+from xlm.experiment import seen, text_warnings
+from xlm.experiment.data import Folders
 from xlm.experiment.task_settings import TaskSettings
-from xlm.interop import task_heads
+from xlm.interop import huggingface, model_folder, task_heads
 from xlm.interop.task_heads import TaskHead
 
 # Formats of an export, and the library that cards name; the hub has none for ONNX.
@@ -22,10 +23,24 @@ FORMATS = {
     "transformers": "transformers", "onnx": "", "sentence_transformers": "sentence-transformers"
 }  # fmt: skip
 _PIPELINES = {
+    "": "feature-extraction",
+    "MaskedLM": "fill-mask",
     task_heads.SEQUENCES: "text-classification",
     task_heads.TOKENS: "token-classification",
     task_heads.SPANS: "question-answering",
 }
+_LIMITS = """\
+## Limits
+
+- It has been trained for no other task than the one above.
+- Its text came from its sources as they are, with their errors, biases and personal data.
+- Text of a model that it started from is not listed here."""
+_EVALUATION = """\
+Exact masked-LM loss on held-out text in nats a token, and that of a model that knows only the
+frequencies of tokens."""
+# Of losses by language, for the hub; and its tasks for the other formats.
+_METRICS = ("loss", "bits_per_character")
+_OTHER_PIPELINES = {"onnx": "", "sentence_transformers": "sentence-similarity"}
 _SPM = """\
 `AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
 `<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
@@ -83,16 +98,8 @@ if starts[0] + ends[0] - starts[first] - ends[last] > {threshold}:
 """
 _OWN_FORM = """\
 {reason}. The tensors of the encoder and, under names that begin with `task.`, those of the head are
-read with safetensors, and text with the tokenizer:
-
-```python
-{imports}
-
-tensors = load_file("model.safetensors")
-{tokenizer}
-```
-
-`predict.py --workdir=RUN` of this project predicts with the run that this is an export of.
+read with safetensors. `predict.py --workdir=RUN` of this project predicts with the run that this is
+an export of.
 """
 
 
@@ -124,6 +131,15 @@ class Facts:
     form: str = "transformers"
 
 
+class Run(NamedTuple):
+    """A run of train.py at a step."""
+
+    folders: Folders
+    config: ConfigDict
+    store: PackedDataset
+    step: int
+
+
 def text(facts: Facts) -> str:
     """Write the card of a run, Markdown with the metadata that Hugging Face's hub reads."""
     options, results = facts.options, facts.results
@@ -135,28 +151,102 @@ def text(facts: Facts) -> str:
         "## Scores\n\n" + _choice(results.get("selected") or {}),
         task_results.table(options.task, results),
         "## Training\n\n" + _training(facts),
-        LICENCE,
+        _LICENCE,
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
-LICENCE = """\
+_LICENCE = """\
 ## Licence
 
 To be filled in by whoever publishes this model: it depends on the licences of the model that it
 started from and of the data that it was trained on."""
 
 
-def metadata(languages: Iterable[str], form: str, *, base: str = "", **more: Any) -> str:
-    """Return the metadata for the hub; `more` are values by key, left out where empty."""
+def of_encoder(
+    sizes: Mapping[str, Any], tokenizer: bytes, form: str, *, has_head: bool,
+    task_head: TaskHead | None = None, base: str = "", run: Run | None = None,
+) -> str:  # fmt: skip
+    """Write the card of an encoder: a checkpoint of `run`, or a folder's model, called `base`."""
+    reason = model_folder.why_not_transformers(sizes, has_head=has_head, task_head=task_head)
+    suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
+    unread = huggingface.why_not_exported(tokenizer)
+    usage = _loading(form, suffix and f"For{suffix}", reason, unread)
+    start, task = tables.escaped(base) or "random parameters", _PIPELINES[suffix]
+    title, origin = "Encoder", f"Converted from {start}."
+    losses: dict[str, Any] = {}
+    named, before, after = list[str](), list[str](), list[str]()
+    if run:
+        named, title = list(run.store.languages), f"Encoder of {len(run.store.languages)} languages"
+        origin = f"Started from {start}, and trained on {', '.join(map(label, named))}."
+        path = run.folders.report / "results.json"
+        found = artifacts.read_object(path) if has_head and path.exists() else {}
+        losses = found["losses"] if found.get("step") == run.step else {}
+        before = seen.section(run.config, run.store, run.step)
+        after = text_warnings.section(run.folders)
+    shown = {name: {key: of[key] for key in _METRICS} for name, of in sorted(losses.items())}
+    index = _model_index(title, task, "held-out text", shown)
+    task = task if form == "transformers" else _OTHER_PIPELINES[form]
+    pieces = run.store.vocab_size if run else sizes["vocab_size"]
+    return tables.page(
+        _front(named, form, base=base, pipeline_tag=task, index=index),
+        f"# {title}",
+        f"{sizes['num_layers']} layers of {sizes['hidden_size']}, {pieces:,} pieces, "
+        f"sequences of {sizes['max_length']} tokens. {origin}",
+        f"## How to use it\n\n{usage}```",
+        *before,
+        *_evaluation(losses),
+        *after,
+        _LIMITS,
+        _LICENCE,
+    )
+
+
+def _evaluation(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the parts on losses by language."""
+    keys = {"loss": "loss", "unigram": "unigram", "bits/char": "bits_per_character"}
+    rows: list[dict[str, Any]] = [
+        {"language": label(language), **{name: one[key] for name, key in keys.items()}}
+        for language, one in sorted(losses.items())
+    ]
+    collapsed = [row["language"] for row in rows if (row["loss"] or 0) >= (row["unigram"] or 1)]
+    limit = f"\n\nNo better than these frequencies: {', '.join(collapsed)}." if collapsed else ""
+    if not rows:
+        return []
+    return ["## Evaluation", _EVALUATION, tables.markdown(rows, ".3f", mean=keys) + limit]
+
+
+def _model_index(
+    name: str, task: str, dataset: str, scores: Mapping[str, Mapping[str, float | None]]
+) -> list[str]:
+    """Return lines of metadata with scores by language, which the hub shows beside the card."""
+    results = [
+        {
+            "task": {"type": task},
+            "dataset": {"type": dataset.replace(" ", "_"), "name": dataset, "config": language},
+            "metrics": [{"type": key, "value": one} for key, one in of.items() if one is not None],
+        }
+        for language, of in scores.items()
+    ]
+    lines = [f"  - {json.dumps(one)}" for one in results]
+    return ["model-index:", f"- name: {json.dumps(name)}", "  results:", *lines] if lines else []
+
+
+def _front(
+    languages: Iterable[str], form: str, *, base: str, index: Sequence[str], **more: Any
+) -> str:
+    """Return the metadata for the hub; `more` are values by key, left out where empty.
+
+    `index` is of `_model_index`.
+    """
     # JSON is YAML; "no" alone would be false, not Norwegian.
     found = {"language": sorted(languages), "license": "unknown", "base_model": base,
              "library_name": FORMATS[form], **more}  # fmt: skip
     lines = [f"{key}: {json.dumps(value)}" for key, value in found.items() if value]
-    return "\n".join(["---", *lines, "---"])
+    return "\n".join(["---", *lines, *index, "---"])
 
 
-def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> str:
+def _loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> str:
     """Return code that loads a class of this suffix, without its end; the rest is of `Facts`."""
     trust = ", trust_remote_code=True" if reason and form != "onnx" else ""
     imports, names = ["import onnxruntime"], []
@@ -198,10 +288,13 @@ def _choice(selected: Mapping[str, Any]) -> str:
 def _metadata(facts: Facts) -> str:
     scored = facts.results["test"] or facts.results["validation"]
     suffix = facts.head.class_suffix
-    return metadata(
-        _trained_on(facts), facts.form if suffix else "onnx", base=facts.results["model"],
-        pipeline_tag=_PIPELINES[suffix] if suffix and not facts.tokenizer_reason else "",
+    name, base = facts.options.name, facts.results["model"]
+    task = _PIPELINES[suffix] if suffix else facts.head.kind.replace("_", "-")
+    return _front(
+        _trained_on(facts), facts.form if suffix else "onnx", base=base,
+        pipeline_tag=task if suffix and not facts.tokenizer_reason else "",
         metrics=list(dict.fromkeys(name for scores in scored.values() for name in scores)),
+        index=_model_index(f"{base}, fine-tuned on {name}", task, name, scored),
     )  # fmt: skip
 
 
@@ -241,8 +334,8 @@ def _task(facts: Facts) -> str:
 def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if not suffix:
-        return _own_form(facts)
-    code, note = loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""
+        return _OWN_FORM.format(reason=facts.reason)
+    code, note = _loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""
     if facts.tokenizer_reason or facts.form == "onnx":
         return f"{code}```\n"
     code += "\n"
@@ -271,19 +364,6 @@ def _usage(facts: Facts) -> str:
             f"{options.stride} over longer contexts, which this code cuts off.\n"
         )
     return f"{code}```\n{note}"
-
-
-def _own_form(facts: Facts) -> str:
-    imports = ["from safetensors.numpy import load_file"]
-    if facts.tokenizer_reason:
-        imports.insert(0, "import sentencepiece")
-        tokenizer = 'sentencepiece.SentencePieceProcessor(model_file="spm.model")'
-    else:
-        imports.append("from transformers import AutoTokenizer")
-        tokenizer = 'AutoTokenizer.from_pretrained(".")'
-    return _OWN_FORM.format(
-        reason=facts.reason, imports="\n".join(imports), tokenizer=f"tokenizer = {tokenizer}"
-    )
 
 
 def _training(facts: Facts) -> str:

@@ -37,11 +37,13 @@ class Pretrained:
       params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
         tokenizer's pieces are padding.
       tokenizer: the serialised SentencePiece model.
+      step: of the checkpoint; None of a model folder.
     """
 
     settings: EncoderSettings
     params: dict[str, Any]
     tokenizer: bytes
+    step: int | None = None
 
     def digests(self) -> dict[str, str]:
         """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
@@ -52,33 +54,36 @@ class Pretrained:
         return {"tokenizer": tokenizer_hash(self.tokenizer), "parameters": hasher.hexdigest()}
 
 
-def read_pretrained(path: str, *, keeps_decoder: bool = False, objective: str = "") -> Pretrained:
+def read_pretrained(
+    path: str, *, keeps_decoder: bool = False, objective: str = "", part_of: Any = encoder_of
+) -> Pretrained:
     """Read an encoder from a working directory of train.py, or a folder of
     `xlm.interop.model_folder`.
 
     Args:
       keeps_decoder: whether to keep the cross-attention that there may be.
       objective: as of `run_config`.
+      part_of: objective -> its part with the encoder.
 
     Raises:
       ValueError: it is neither, or cannot be read.
     """
-    folder = pathlib.Path(path)
+    folder, step = pathlib.Path(path), None
     if _is_model_folder(path):
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
         tokenizer = model_folder.read_tokenizer(folder)
     else:
         trained = read_run(Folders(folder), objective)
-        found, params, tokenizer = _encoder_of_run(folder, trained.objective, trained.params)
+        step = trained.step
+        found, params, tokenizer = _of_run(folder, part_of(trained.objective), trained.params)
     part = (found, params) if keeps_decoder else encoder_alone(found, params)
-    return Pretrained(*part, tokenizer)
+    return Pretrained(*part, tokenizer, step)
 
 
-def _encoder_of_run(
-    folder: pathlib.Path, objective: Objective, params: Any
+def _of_run(
+    folder: pathlib.Path, encoder: Any, params: Any
 ) -> tuple[EncoderSettings, dict[str, Any], bytes]:
-    encoder = encoder_of(objective)
     params = jax.device_get(encoder.encoder_params(params))
     return encoder.encoder.settings, params, Folders(folder).read_tokenizer()
 
@@ -93,7 +98,7 @@ def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
         raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
     built, functions = _built(Folders(folder))
     steps, params = restore_mean_params(folder / "train" / "checkpoints", functions, count)
-    return Pretrained(*_encoder_of_run(folder, built, params)), steps
+    return Pretrained(*_of_run(folder, encoder_of(built), params)), steps
 
 
 def read_settings(
@@ -127,8 +132,8 @@ def _is_model_folder(path: str) -> bool:
     if (folder / "train" / "settings.json").exists():
         return False
     raise ValueError(
-        f"init_from is {path!r}, which is no encoder; --config.init_from must be a --workdir of "
-        "train.py, or an --output of xlm export or xlm import"
+        f"{path!r} (init_from, or --model) is no encoder; give a --workdir of train.py, or an "
+        "--output of xlm import, xlm merge or xlm export"
     )
 
 

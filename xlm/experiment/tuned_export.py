@@ -24,9 +24,6 @@ def is_fine_tuned(workdir: pathlib.Path) -> bool:
 def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformers") -> str:
     """Write the model of a finished run as a folder; see `xlm.interop.model_folder.write_model`.
 
-    An XLM-R or XLM-R XL is written as the class of `transformers` with its head, other encoders and
-    heads in our own form.
-
     Args:
       output: folder to write, absent or empty.
       form: one of `model_card.FORMATS`, which its card tells of.

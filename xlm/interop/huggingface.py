@@ -99,23 +99,46 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
             "build_vocab.py builds without vocab.tokenizer"
         )
     proto = vocabulary.parse(model)
-    normalizer, pre_tokenizer = normalizer_json.of_model(proto)
+    steps: tuple[dict[str, Any] | None, dict[str, Any] | None]
+    if _is_gemmas(proto):
+        # The original does not split words, which no piece crosses.
+        is_crossed = any(_SPACE in one.lstrip(_SPACE) for one in of_type(proto, _KINDS.NORMAL))
+        words = normalizer_json.split({"Regex": f"{_SPACE}+"}, "MergedWithNext")
+        visible = typed("Replace", pattern={"String": " "}, content=_SPACE)
+        steps = visible, None if is_crossed else words
+    else:
+        steps = normalizer_json.of_model(proto)
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": _added_tokens(proto),
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
+        "normalizer": steps[0],
+        "pre_tokenizer": steps[1],
         "post_processor": _template(),
         "decoder": _decoder(proto),
         "model": _segmentation(proto),
     }  # fmt: skip
 
 
+def _is_gemmas(proto: Message) -> bool:
+    """Whether a model is a BPE that segments text as it is, with visible blanks, as Gemma's does.
+
+    User-defined pieces are then added tokens, and those of several blanks, which no text has
+    before it is normalised, the first merges.
+    """
+    spec, symbols = proto.normalizer_spec, normalizer_json.symbols(proto)
+    is_kept = spec.escape_whitespaces and not normalizer_json.read_rules(spec.precompiled_charsmap)
+    is_changed = spec.add_dummy_prefix or spec.remove_extra_whitespaces
+    is_spelled = all(_SPACE not in one or not one.strip(_SPACE) for one in symbols)
+    return vocabulary.kind(proto) == BPE and is_kept and is_spelled and not is_changed
+
+
 def _added_tokens(proto: Message) -> list[dict[str, Any]]:
+    specials = (_KINDS.CONTROL, _KINDS.UNKNOWN)
+    added = (*specials, _KINDS.USER_DEFINED) if _is_gemmas(proto) else specials
     return [
-        added_token(i, piece.piece)
+        added_token(i, piece.piece, special=piece.type in specials)
         for i, piece in enumerate(proto.pieces)
-        if piece.type in (_KINDS.CONTROL, _KINDS.UNKNOWN)
+        if piece.type in added
     ]
 
 
@@ -127,7 +150,8 @@ def _decoder(proto: Message) -> dict[str, Any]:
         typed("Fuse"),
     ]
     leading = _MOST_BLANKS if proto.normalizer_spec.remove_extra_whitespaces else 1
-    steps.append(typed("Strip", content=" ", start=leading, stop=0))
+    if proto.normalizer_spec.add_dummy_prefix:
+        steps.append(typed("Strip", content=" ", start=leading, stop=0))
     return typed("Sequence", decoders=steps)
 
 
@@ -153,7 +177,7 @@ def _segmentation(proto: Message) -> dict[str, Any]:
     # which no merge makes.
     options = {
         "unk_token": SPECIALS[UNK_ID], "fuse_unk": True, "byte_fallback": bytes_too,
-        "ignore_merges": bool(normalizer_json.symbols(proto)),
+        "ignore_merges": bool(normalizer_json.symbols(proto)) and not _is_gemmas(proto),
     }  # fmt: skip
     return typed("BPE", **options, vocab=ids, merges=_merges(proto))
 
@@ -162,7 +186,11 @@ def _merges(proto: Message) -> list[tuple[str, str]]:
     """Return all pairs of pieces that make a piece, in SentencePiece's order of merges."""
     normal = [piece for piece in proto.pieces if piece.type == _KINDS.NORMAL]
     known = {piece.piece for piece in normal}
-    return [
+    blanks = [one for one in normalizer_json.symbols(proto) if not one.strip(_SPACE)]
+    # What is longest on the left comes first, so that blanks are taken from left to right.
+    runs = sorted([_SPACE, *blanks], key=len, reverse=True)
+    several = [(left, right) for left in runs for right in runs if left + right in blanks]
+    return several * _is_gemmas(proto) + [
         (piece.piece[:i], piece.piece[i:])
         for piece in sorted(normal, key=lambda piece: -piece.score)
         for i in range(1, len(piece.piece))
@@ -222,7 +250,7 @@ def why_not_exported(model: bytes) -> str:
     proto = vocabulary.parse(model)
     is_bpe = vocabulary.kind(proto) == BPE
     specials = tuple(piece.piece for piece in proto.pieces[: len(SPECIALS)])
-    symbols = normalizer_json.symbols(proto)
+    symbols, is_gemmas = normalizer_json.symbols(proto), _is_gemmas(proto)
     ends = proto.trainer_spec.treat_whitespace_as_suffix
     faults = {
         f"begins with {' '.join(specials)}, must begin with {' '.join(SPECIALS)}": specials
@@ -231,10 +259,13 @@ def why_not_exported(model: bytes) -> str:
         "puts the visible space behind words": ends,
         "has user-defined pieces, and others that its merges do not make": is_bpe
         and bool(symbols)
+        and not is_gemmas
         and not _merges_make_all(proto),
     }
     found = [fault for fault, is_found in faults.items() if is_found]
-    if not found and (fault := normalizer_json.fault(proto.normalizer_spec, symbols)):
+    if not (found or is_gemmas) and (
+        fault := normalizer_json.fault(proto.normalizer_spec, symbols)
+    ):
         found = [fault]
     return f"the tokenizer {', '.join(found)}" if found else ""
 

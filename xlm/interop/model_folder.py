@@ -71,6 +71,8 @@ class _Form(Protocol):
 
     def read_arrays(self, folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]: ...
 
+    def read_task_head(self, folder: pathlib.Path, config: Any) -> TaskHead | None: ...
+
 
 _OfTransformers = xlm_roberta.XLMRoberta | modern_bert.ModernBert
 _OF_TRANSFORMERS = (xlm_roberta.XLM_R, xlm_roberta.XLM_R_XL, modern_bert.MODERN_BERT)
@@ -101,11 +103,9 @@ def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_task_head(folder: pathlib.Path) -> TaskHead | None:
-    """Read the head of a folder of XLM-R or its kin for a task; None if there is none."""
+    """Read the head of a folder for a task; None if there is none that can be kept."""
     form, config, _ = _read_config(folder)
-    if isinstance(form, xlm_roberta.XLMRoberta):
-        return form.read_task_head(folder, config)
-    return None
+    return form.read_task_head(folder, config)
 
 
 def why_not_transformers(

@@ -3,9 +3,15 @@
 Theirs and our parameters differ in layout alone. Their kernels are [out, in], and those of query,
 key and value, and of the two halves of a gated MLP, are one tensor. The first layer has no norm
 before its attention. Ours has a row for it that nothing reads.
+
+Their heads for tasks are a dense layer without bias, an activation, a norm and a dense layer with
+bias. Ours for texts is of this form. Those for tags and answers are the last layer alone. The final
+norm makes this a case of theirs: the first layer divides by the final norm's scale, which the
+second norm puts back, and the activation is linear.
 """
 
 import contextlib
+import logging
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -15,9 +21,9 @@ import numpy as np
 
 from vocap.settings import BOS_ID, EOS_ID, PAD_ID
 from xlm.common.declarations import Count
-from xlm.interop import parameters
+from xlm.interop import parameters, task_heads
 from xlm.interop.parameters import Layers, Positive, Rate, Size
-from xlm.interop.task_heads import TaskHead
+from xlm.interop.task_heads import SEQUENCES, TaskHead
 from xlm.interop.weights import Weights
 
 _SAVE_AGAIN = "load it as ModernBertForMaskedLM in float32 and write it with save_pretrained"
@@ -45,6 +51,8 @@ _HEAD: dict[str, tuple[str, ...]] = {
     "head.norm.weight": ("head.norm.scale",),
     "decoder.bias": ("head.bias",),
 }
+_TASK_MODULES = {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}
+_POOLINGS = {"first": "cls", "mean": "mean"}  # ours and theirs
 _GATES = {"gelu": "geglu", "silu": "swiglu"}  # activations, and our MLPs
 _KINDS = ("full_attention", "sliding_attention")
 _THETAS = ("global_rope_theta", "local_rope_theta")
@@ -57,7 +65,6 @@ class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     classifier_bias: bool = False
-    classifier_activation: str = "gelu"
     decoder_bias: bool = True
     tie_word_embeddings: bool = True
 
@@ -81,6 +88,12 @@ class Config(_Fixed, frozen=True, kw_only=True):
     embedding_dropout: Rate = 0.0
     attention_dropout: Rate = 0.0
     local_attention: Count = 128
+    # Of heads; the activation is also the masked-LM head's.
+    classifier_activation: Literal["gelu", "linear"] = "gelu"
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    architectures: list[str] | None = None
+    id2label: dict[str, Any] | None = None
+    problem_type: str | None = None
     # Of transformers 5, and below of 4.
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     rope_parameters: dict[str, _Rotary] | None = None
@@ -146,7 +159,7 @@ class ModernBert:
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
         """Say why no class of theirs has the model's head; "" if one has."""
         del has_head  # without one it is a ModernBertModel
-        return "" if task_head is None else "their task heads have a prediction head in front"
+        return "" if task_head is None else task_head.refusal(has_norm=True, poolings=(*_POOLINGS,))
 
     def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN, tied={_TABLE: "decoder.weight"})
@@ -180,6 +193,19 @@ class ModernBert:
                 part[...] = read
         return arrays
 
+    def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
+        """Read the head of config.json's class for a task; None without one that we compute."""
+        suffix = task_heads.class_of(config, self.prefix)
+        is_text, is_linear = suffix == SEQUENCES, config.classifier_activation == "linear"
+        if suffix and is_text == is_linear:
+            logging.warning("%s: its head has a layer that ours has not, and is left out", folder)
+        if not suffix or is_text == is_linear:
+            return None
+        modules = _TASK_MODULES if is_text else {"output": "classifier"}
+        pooling = "mean" if is_text and config.classifier_pooling == "mean" else "first"
+        with self.open_weights(folder) as weights:
+            return task_heads.read(weights, config, suffix, modules, pooling)
+
     def tensors(
         self,
         arrays: Mapping[str, np.ndarray],
@@ -187,17 +213,26 @@ class ModernBert:
         task_head: TaskHead | None = None,
     ) -> dict[str, np.ndarray]:
         """Return all tensors of the file from parameters by name."""
-        del sizes, task_head
         has_head = "head.bias" in arrays
-        drop = "" if has_head else _PREFIX
+        drop = "" if has_head or task_head else _PREFIX
         places = _places(arrays, has_head)
-        return {name.removeprefix(drop): np.concatenate(parts) for name, parts in places}
+        found = {name.removeprefix(drop): np.concatenate(parts) for name, parts in places}
+        if task_head is None:
+            return found
+        if not task_head.has_norm:
+            scale = arrays["final_norm.scale"]
+            if not scale.all():
+                raise ValueError("a scale of the final norm is 0; no ModernBERT's head fits it")
+            found["head.dense.weight"] = np.diag(1 / scale)
+            # A second norm divides by the root of 1 + epsilon.
+            found["head.norm.weight"] = scale * np.float32(np.sqrt(1 + sizes["norm_epsilon"]))
+        modules = {ours: _TASK_MODULES[ours] for ours in task_head.params}
+        return found | task_head.their_tensors(modules)
 
     def config(
         self, sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
     ) -> dict[str, Any]:
         """Return the value of config.json; the special ids are those of all exported tokenizers."""
-        del task_head
         every = sizes["global_every"] if sizes["local_window"] else 1
         thetas = sizes["rotary_theta"], sizes["local_rotary_theta"]
         rotary = {
@@ -205,8 +240,12 @@ class ModernBert:
             for kind, theta in zip(_KINDS, thetas, strict=True)
         }
         (activation,) = (theirs for theirs, ours in _GATES.items() if ours == sizes["mlp"])
+        suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
+        is_linear = task_head is not None and not task_head.has_norm
         return {
-            "architectures": ["ModernBertForMaskedLM" if has_head else "ModernBertModel"],
+            "architectures": [self.prefix + (f"For{suffix}" if suffix else "Model")],
+            "classifier_activation": "linear" if is_linear else "gelu",
+            "classifier_pooling": _POOLINGS[task_head.pooling if task_head else "first"],
             "model_type": self.MODEL_TYPE, **_FIXED,
             **{theirs: sizes[ours] for ours, theirs in _SIZES.items()},
             "mlp_dropout": sizes["dropout_rate"], "hidden_activation": activation,
@@ -215,6 +254,7 @@ class ModernBert:
             "global_attn_every_n_layers": every, **dict(zip(_THETAS, thetas, strict=True)),
             "bos_token_id": BOS_ID, "cls_token_id": BOS_ID, "pad_token_id": PAD_ID,
             "eos_token_id": EOS_ID, "sep_token_id": EOS_ID,
+            **(task_head.their_config() if task_head else {}),
         }  # fmt: skip
 
     def read_sizes(self, config: Config, path: pathlib.Path) -> dict[str, Any]:
@@ -227,6 +267,8 @@ class ModernBert:
             faults.append(
                 f"hidden_activation is {config.hidden_activation!r}, must be gelu or silu"
             )
+        if config.classifier_activation != "gelu" and not task_heads.class_of(config, self.prefix):
+            faults.append("classifier_activation is 'linear', must be 'gelu' in a masked-LM head")
         if not config.period():
             faults.append(
                 f"layer_types are {config.layer_types}, must be full_attention for the first layer "

@@ -5,12 +5,14 @@ names and in the shapes of our own parameters.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from xlm.interop import parameters
+from xlm.interop.weights import Weights
 
 SEQUENCES, TOKENS, SPANS = "SequenceClassification", "TokenClassification", "QuestionAnswering"
 # Modules of `xlm.models.heads` and those of the classes, XLM-R's and XLM-R XL's alike.
@@ -20,7 +22,8 @@ MODULES: dict[str, dict[str, str]] = {
     SPANS: {"output": "qa_outputs"},
 }
 KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
-_KINDS = {"kernel": "weight", "bias": "bias"}
+_KINDS = {"kernel": "weight", "bias": "bias", "scale": "weight"}
+_NORM = "norm"  # module that texts' heads have if their form is ModernBERT's
 # Values of `problem_type` in config.json, by what the head's outputs are.
 _CLASSES, NUMBER = "single_label_classification", "regression"
 _PREFIX = "task."  # of the tensors in our own form
@@ -35,7 +38,7 @@ class TaskHead:
         the encoder's name, such as "TokenClassification"; "" if none does.
       pooling: state that a text is classified by: "first", or "mean", which `transformers` has not.
       labels: names of its outputs in order; empty if they have none.
-      params: {module: {"kernel": [in, out], "bias": [out]}}, float32.
+      params: {module: {"kernel": [in, out], "bias": [out]}}, float32; a norm has "scale" [in].
     """
 
     kind: str
@@ -45,7 +48,8 @@ class TaskHead:
     pooling: str = "first"
 
     def __post_init__(self):
-        if self.class_suffix and set(self.params) != set(MODULES[self.class_suffix]):
+        is_known = self.class_suffix and {*self.params} - {_NORM} == {*MODULES[self.class_suffix]}
+        if self.class_suffix and not is_known:
             raise ValueError(
                 f"the head has parts {sorted(self.params)}, must have "
                 f"{sorted(MODULES[self.class_suffix])} to be one of a {self.class_suffix}"
@@ -57,11 +61,25 @@ class TaskHead:
                 "parameters those of another run?"
             )
 
-    def their_tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors of the class by its names; kernels are [out, in] there."""
+    @property
+    def has_norm(self) -> bool:
+        """Whether it classifies texts as ModernBERT's class does, not RoBERTa's."""
+        return _NORM in self.params
+
+    def refusal(self, *, has_norm: bool, poolings: Sequence[str]) -> str:
+        """Say why no class computes the head if its form has a norm or not; "" if one does."""
+        is_text = self.class_suffix == SEQUENCES
+        if self.class_suffix and (
+            not is_text or (self.has_norm == has_norm and self.pooling in poolings)
+        ):
+            return ""
+        return f"no class of theirs computes the head of this task, of kind {self.kind}"
+
+    def their_tensors(self, modules: Mapping[str, str]) -> dict[str, np.ndarray]:
+        """Return the tensors of the class by its names of modules; kernels are [out, in] there."""
         return {
             f"{module}.{_KINDS[kind]}": np.ascontiguousarray(np.asarray(array, np.float32).T)
-            for ours, module in MODULES[self.class_suffix].items()
+            for ours, module in modules.items()
             for kind, array in self.params[ours].items()
         }
 
@@ -80,11 +98,47 @@ class TaskHead:
 
     def config(self) -> dict[str, Any]:
         """Return the value of "task" in config.json of our own form."""
-        shapes = {module: list(of["kernel"].shape) for module, of in self.params.items()}
+        shapes = {
+            module: list((of["scale"] if module == _NORM else of["kernel"]).shape)
+            for module, of in self.params.items()
+        }
         return {
             "kind": self.kind, "labels": list(self.labels), "tensors": sorted(self.tensors()),
             "pooling": self.pooling, "shapes": shapes,
         }  # fmt: skip
+
+
+def class_of(config: Any, prefix: str) -> str:
+    """Return the class for a task that a config.json names, without its prefix; "" for none."""
+    classes = {f"{prefix}For{suffix}": suffix for suffix in MODULES}
+    return next((classes[one] for one in config.architectures or () if one in classes), "")
+
+
+def read(
+    weights: Weights, config: Any, suffix: str, modules: Mapping[str, str], pooling: str = "first"
+) -> TaskHead | None:
+    """Read a head by their names of its modules; None, with a warning, of many labels a text."""
+    if config.problem_type == "multi_label_classification":
+        logging.warning("the model's head, of several labels a text, is left out")
+        return None
+    names = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(str(names[number]) for number in sorted(names, key=int))
+    params: dict[str, dict[str, np.ndarray]] = {}
+    for ours, theirs in modules.items():
+        width = config.hidden_size
+        out = len(labels) if ours == "output" else width
+        kinds = {"kernel": (out, width), "bias": (out,)}
+        if _NORM in modules and ours != "output":
+            kinds = {"scale": (width,)} if ours == _NORM else {"kernel": (out, width)}
+        wanted = {kind: f"{theirs}.{_KINDS[kind]}" for kind in kinds}
+        weights.check_names({*wanted.values()}, weights.names)
+        params[ours] = {
+            kind: np.ascontiguousarray(weights.read(name, kinds[kind]).T)
+            for kind, name in wanted.items()
+        }
+    is_number = suffix == SEQUENCES and len(labels) == 1
+    kind = NUMBER if is_number else KINDS[suffix]
+    return TaskHead(kind, suffix, () if is_number or suffix == SPANS else labels, params, pooling)
 
 
 def _labels(names: Mapping[int, str]) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None
         ids = next(folder / name for name in _ID_FILES if (folder / name).exists())
         raise ValueError(
             f"{tokenizer_file(folder)} has {len(unknown)} pieces that {ids} lacks, such as "
-            f"{unknown[0]!r}: they are not of one model; remove the one that is not this model's, "
-            "or write both again with save_pretrained"
+            f"{unknown[0]!r}: they are not of one model; copy the tokenizer "
+            "of this model, or write both again with save_pretrained"
         )
 
 

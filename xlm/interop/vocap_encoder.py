@@ -10,6 +10,7 @@ names and shapes of the head's tensors, which begin with "task.". Readers of enc
 out.
 """
 
+import logging
 import pathlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -111,6 +112,11 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
 
 def open_weights(folder: pathlib.Path) -> AbstractContextManager[Weights]:
     return Weights.open(folder, REMEDY)
+
+
+def read_task_head(folder: pathlib.Path, config: Config) -> None:
+    if config.task is not None:
+        logging.warning("%s: its head is left out; export the run of finetune.py again", folder)
 
 
 def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:

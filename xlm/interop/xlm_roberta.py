@@ -26,7 +26,7 @@ from vocap.settings import BOS_ID, EOS_ID, PAD_ID
 from xlm.common.declarations import Count
 from xlm.interop import parameters, task_heads
 from xlm.interop.parameters import Layers, Positive, Rate, Size
-from xlm.interop.task_heads import SEQUENCES, SPANS, TaskHead
+from xlm.interop.task_heads import SEQUENCES, TaskHead
 from xlm.interop.weights import Weights
 
 REMEDY = "write the folder again with save_pretrained"
@@ -41,8 +41,9 @@ _TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
 _BIAS = "lm_head.bias"
 _TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
 # Tensors that the masked language model does not use: of classifiers, a constant, of sentences.
+_POOLER = ("roberta.pooler.dense.weight", "roberta.pooler.dense.bias")
 _UNUSED = (
-    "roberta.pooler.dense.weight", "roberta.pooler.dense.bias", _EMBEDDINGS + "position_ids",
+    *_POOLER, _EMBEDDINGS + "position_ids",
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",
 )  # fmt: skip
 # Beginnings of BERT's names, by those of RoBERTa; the first that fits counts.
@@ -199,12 +200,10 @@ class XLMRoberta:
 
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
         """Say why no class of theirs has the model's head; "" if one has."""
-        if task_head is None and not has_head:
-            return "this encoder has no masked-LM head"
-        is_theirs = task_head is None or (task_head.class_suffix and task_head.pooling == "first")
-        if task_head is not None and not is_theirs:
-            return f"no class of theirs computes the head of this task, of kind {task_head.kind}"
-        return ""
+        del has_head  # without one it is an XLMRobertaModel
+        if task_head is None:
+            return ""
+        return task_head.refusal(has_norm=False, poolings=("first",))
 
     def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         tied = {self._named(name): self._named(alias) for name, alias in _TIED.items()}
@@ -262,30 +261,14 @@ class XLMRoberta:
 
     def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
         """Read the head of config.json's class for a task; None without one, or of many labels."""
-        classes = {f"{self.prefix}For{suffix}": suffix for suffix in task_heads.MODULES}
-        suffix = next((classes[one] for one in config.architectures or () if one in classes), None)
-        if suffix is None:
-            return None
-        if config.problem_type == "multi_label_classification":
-            logging.warning("%s: its head, of several labels a text, is left out", folder)
+        suffix = task_heads.class_of(config, self.prefix)
+        if not suffix:
             return None
         modules = task_heads.MODULES[suffix]
         if self.names and suffix == SEQUENCES:
             modules = {"dense": self._named("roberta.pooler.dense"), "output": "classifier"}
-        names = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
-        labels = tuple(str(names[number]) for number in sorted(names, key=int))
-        params, width = {}, config.hidden_size
         with self.open_weights(folder) as weights:
-            wanted = {f"{name}.{kind}" for name in modules.values() for kind in ("weight", "bias")}
-            weights.check_names(wanted, weights.names)
-            for ours, theirs in modules.items():
-                out = len(labels) if ours == "output" else width
-                kernel = weights.read(f"{theirs}.weight", (out, width))
-                bias = weights.read(f"{theirs}.bias", (out,))
-                params[ours] = {"kernel": np.ascontiguousarray(kernel.T), "bias": bias}
-        is_number = suffix == SEQUENCES and len(labels) == 1
-        kind = task_heads.NUMBER if is_number else task_heads.KINDS[suffix]
-        return TaskHead(kind, suffix, () if is_number or suffix == SPANS else labels, params)
+            return task_heads.read(weights, config, suffix, modules)
 
     def tensors(
         self,
@@ -294,22 +277,31 @@ class XLMRoberta:
         task_head: TaskHead | None = None,
     ) -> dict[str, np.ndarray]:
         """Return all tensors of the file: parameters by name, and those of a task head."""
-        found = {} if task_head is None else task_head.their_tensors()
-        for parameter in self._parameters(sizes, has_head=task_head is None):
+        has_head, found = "head.bias" in arrays, {}
+        if task_head is not None:
+            found = task_head.their_tensors(task_heads.MODULES[task_head.class_suffix])
+        for parameter in self._parameters(sizes, has_head=has_head):
             array = arrays[parameter.ours]
             layers = array if parameter.is_layered else array[None]
             for name, layer in zip(parameter.names, layers, strict=True):
                 found[name] = np.ascontiguousarray(parameter.turned(layer))
         found[_POSITIONS] = np.pad(arrays["embeddings.positions"], ((PAD_ID + 1, 0), (0, 0)))
-        found[_TOKEN_TYPE] = np.zeros((1, sizes["hidden_size"]), np.float32)
-        return found
+        width = sizes["hidden_size"]
+        found[_TOKEN_TYPE] = np.zeros((1, width), np.float32)
+        if has_head or task_head is not None:
+            return found
+        # Their class of an encoder alone has a pooler, which would else be random.
+        found |= {
+            name: np.zeros((width,) * (3 - n), np.float32) for n, name in enumerate(_POOLER, 1)
+        }
+        return {name.removeprefix(_PREFIX): array for name, array in found.items()}
 
     def config(
         self, sizes: Mapping[str, Any], *, has_head: bool = True, task_head: TaskHead | None = None
     ) -> dict[str, Any]:
         """Return the value of config.json; the special ids are those of all exported tokenizers."""
-        del has_head  # there is one or a task head, or the model has another format
-        name = f"{self.prefix}For{task_head.class_suffix}" if task_head else self.class_name
+        name = self.class_name if has_head else f"{self.prefix}Model"
+        name = f"{self.prefix}For{task_head.class_suffix}" if task_head else name
         return {
             "architectures": [name], "model_type": self.MODEL_TYPE, **_FIXED,
             "tie_word_embeddings": True,

@@ -10,23 +10,24 @@ from xlm.models.layout import split_batch
 from xlm.models.segments import mean_state
 
 
-def _dense(features: int, name: str) -> nn.Dense:
+def _dense(features: int, name: str, *, has_bias: bool = True) -> nn.Dense:
     # In float32: heads are small, and rounding could change the order of their logits.
-    return nn.Dense(
-        features, dtype=jnp.float32, kernel_init=nn.initializers.normal(INIT_STDDEV), name=name
-    )
+    init = nn.initializers.normal(INIT_STDDEV)
+    return nn.Dense(features, has_bias, dtype=jnp.float32, kernel_init=init, name=name)
 
 
 class ClassificationHead(nn.Module):
     """Scores of classes from one state: dropout, dense, tanh, dropout, dense (RoBERTa).
 
     A regression has one output. `pooling` is "first", the state of `<s>`, or "mean" of the states
-    of all tokens but padding.
+    of all tokens but padding. With `norm_epsilon` the middle is ModernBERT's: dense without bias,
+    GELU, LayerNorm without bias.
     """
 
     num_outputs: int
     dropout_rate: float
     pooling: str = "first"
+    norm_epsilon: float | None = None
 
     @nn.compact
     def __call__(
@@ -37,7 +38,12 @@ class ClassificationHead(nn.Module):
         is_mean = self.pooling == "mean"
         state = mean_state(hidden, batch["segments"] > 0) if is_mean else hidden[:, 0]
         x = dropout(state.astype(jnp.float32))
-        x = jnp.tanh(_dense(x.shape[-1], "dense")(x))
+        has_norm = self.norm_epsilon is not None
+        x = _dense(x.shape[-1], "dense", has_bias=not has_norm)(x)
+        if has_norm:
+            x = nn.LayerNorm(self.norm_epsilon, use_bias=False, name="norm")(gelu(x))
+        else:
+            x = jnp.tanh(x)
         return _dense(self.num_outputs, "output")(dropout(x))
 
 

@@ -346,7 +346,11 @@ class _ForTask(VocapModel):
         shapes = (config.task or {}).get("shapes") or {
             "output": [config.hidden_size, config.num_labels]
         }
-        self.task = nn.ModuleDict({name: Dense(*shape) for name, shape in shapes.items()})
+        self.task = nn.ModuleDict({
+            name: Dense(*shape, has_bias=name == "output" or "norm" not in shapes)
+            if len(shape) == 2 else Norm(config, *shape)
+            for name, shape in shapes.items()
+        })  # fmt: skip
 
 
 class VocapForSequenceClassification(_ForTask):
@@ -359,7 +363,9 @@ class VocapForSequenceClassification(_ForTask):
             state = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
         else:
             state = states[:, 0]
-        if "dense" in self.task:
+        if "norm" in self.task:  # ModernBERT's
+            state = self.task["norm"](F.gelu(self.task["dense"](state)))
+        elif "dense" in self.task:
             state = torch.tanh(self.task["dense"](state))
         logits, loss = self.task["output"](state), None
         if labels is not None and logits.shape[1] == 1:
