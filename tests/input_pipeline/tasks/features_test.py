@@ -8,7 +8,7 @@ from input_pipeline.tasks import features
 from input_pipeline.tasks.examples import TaggedExample, TextExample, TranslationExample
 from input_pipeline.tasks.features import sentence_features, tagging_features, text_features
 from input_pipeline.tokenization import special_ids
-from vocap import merge
+from vocap import merge, model_proto
 
 PIECES = [*"▁abcdefghij.", "▁ab", "▁c", "äö", "日本", "▁กา", "<2de>"]
 MODEL = merge.write_model(PIECES, np.full(len(PIECES), -5.0))
@@ -90,12 +90,14 @@ class TextFeaturesTest(parameterized.TestCase):
 
 
 class TaggingFeaturesTest(parameterized.TestCase):
-    def features(self, *sentences: list[str], max_length: int = 8, tagged: bool = True):
+    def features(
+        self, *sentences: list[str], max_length: int = 8, tagged: bool = True, processor=PROCESSOR
+    ):
         examples = [
             TaggedExample(str(i), tuple(words), tuple(range(len(words))) if tagged else ())
             for i, words in enumerate(sentences)
         ]
-        return tagging_features(examples, PROCESSOR, SPECIAL, max_length)
+        return tagging_features(examples, processor, SPECIAL, max_length)
 
     @parameterized.product(seed=tuple(range(5)), max_length=(8, 9, 30))
     def test_every_word_is_in_one_row(self, seed, max_length):
@@ -117,6 +119,11 @@ class TaggingFeaturesTest(parameterized.TestCase):
         for sentence, found in zip(sentences, seen, strict=True):
             expected = [encode(word)[: max_length - 2] or [SPECIAL.unk] for word in sentence]
             self.assertEqual(found, expected)
+
+    def test_a_tokenizer_that_adds_no_blank_is_given_one(self):
+        proto = model_proto.ModelProto.FromString(MODEL)
+        (found,) = self.features(["ab", "c"], processor=model_proto.plain_processor(proto))
+        np.testing.assert_array_equal(found.tokens, self.features(["ab", "c"])[0].tokens)
 
     def test_rows_are_as_full_as_can_be(self):
         words = ["ab", "c", "ef", "g", "hi", "ab", "c"]  # 1, 1, 3, 2, 3, 1, 1 tokens
