@@ -170,6 +170,7 @@ class PhasedExperiment:
         models = [str(self._of(name).workdir) for name in phase.merges]
         with outputs.folder(str(output), overwrite=False) as aside:
             merging.merge(aside, models, phase.method, base)
+        logging.info("phase %s: wrote the merger; xlm export --model=%s", phase.name, output)
 
     def _with_steps(self) -> list[Phase]:
         return [phase for phase in self._phases if not phase.merges]
