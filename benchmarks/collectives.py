@@ -58,7 +58,7 @@ class Collective(NamedTuple):
 
 def collectives_of(text: str, num_devices: int) -> list[Collective]:
     """Return all collectives of a compiled program of `num_devices`."""
-    lines = _computations(text)
+    lines = computations(text)
     called = {name: _called("\n".join(body)) for name, body in lines.items()}
     repeated = set(re.findall(r"body=%([\w.\-]+)", text))
     todo = list(repeated)
@@ -68,35 +68,33 @@ def collectives_of(text: str, num_devices: int) -> list[Collective]:
         todo.extend(new)
     found: dict[str, list[Collective]] = {}
     for name, body in lines.items():
-        found[name] = [
-            _collective(match, line, num_devices, name in repeated)
-            for line in body
-            if (match := re.search(rf"= (.*?) ({KINDS})(-start)?\(", line))
-        ]
-    times = _executions(lines, found, _entry(text))
+        of_lines = (of_line(line, num_devices, in_loop=name in repeated) for line in body)
+        found[name] = [one for one in of_lines if one]
+    times = _executions(lines, found, entry(text))
     return [one._replace(times=times.get(name, 0)) for name, some in found.items() for one in some]
 
 
-def _collective(match: re.Match, line: str, num_devices: int, in_loop: bool) -> Collective:
-    """Parse a line; `match` has the result, the kind and any "-start"."""
+def of_line(line: str, num_devices: int, *, in_loop: bool = False) -> Collective | None:
+    """Parse a line, or the start of an asynchronous one; None if it is no collective."""
+    match = re.search(rf"= (.*?) ({KINDS})(-start)?\(", line)
+    if match is None:
+        return None
     shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-    if match[3] and match[2] in ("all-gather", "collective-permute"):
+    if match[3] and match[2] != "all-reduce":
         # The result also holds the operands, and then scalars of the runtime.
         shapes = [one for one in shapes if one[0] not in ("u32", "s32") or one[1]]
         shapes = shapes[len(shapes) // 2 :]
     sizes = [math.prod(_ints(shape)) for _, shape in shapes]
-    num_bytes = sum(
-        size * _bits(dtype) // 8 for size, (dtype, _) in zip(sizes, shapes, strict=True)
-    )
+    num_bytes = sum(size * bits(dtype) // 8 for size, (dtype, _) in zip(sizes, shapes, strict=True))
     return Collective(match[2], sizes, _groups(line, num_devices), in_loop, num_bytes)
 
 
-def _bits(dtype: str) -> int:
+def bits(dtype: str) -> int:
     match = _BITS.match(dtype)
     return int(match[1]) if match else 8  # pred
 
 
-def _entry(text: str) -> str:
+def entry(text: str) -> str:
     match = re.search(r"^ENTRY %([\w.\-]+)", text, re.MULTILINE)
     if match is None:
         raise ValueError(f"no program, it has no entry: {text[:100]!r}")
@@ -121,7 +119,7 @@ def _executions(
     return times
 
 
-def _trips(line: str, lines: Mapping[str, list[str]]) -> int:
+def trips(line: str, lines: Mapping[str, list[str]]) -> int:
     """Return the iterations of a loop's line; 1 for other lines and loops of unknown length."""
     if match := _TRIPS.search(line):
         return int(match[1])
@@ -139,7 +137,7 @@ def _trips(line: str, lines: Mapping[str, list[str]]) -> int:
 def _calls(lines: Mapping[str, list[str]], name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (times, callees) for the instructions of a computation that call others."""
     for line in lines[name]:
-        trips = _trips(line, lines)
+        times = trips(line, lines)
         branches: list[str] = []
         for one, many in _CALLS.findall(line):
             if many:
@@ -147,7 +145,7 @@ def _calls(lines: Mapping[str, list[str]], name: str) -> Iterator[tuple[int, lis
             elif f"_computation=%{one}" in line:
                 branches.append(one)
             else:
-                yield trips, [one]
+                yield times, [one]
         if branches:
             yield 1, branches
 
@@ -162,7 +160,7 @@ def _reached(
             yield from (count * size for size in _reached(lines, found, callee))
 
 
-def _computations(text: str) -> dict[str, list[str]]:
+def computations(text: str) -> dict[str, list[str]]:
     """Split a program into the lines of each computation."""
     found: dict[str, list[str]] = {}
     name = ""

@@ -1,0 +1,167 @@
+"""Accounts of programs of known cost, and budgets of steps as a CPU's compiler splits them."""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks import hlo
+from tests import commands
+from xlm.experiment import memory
+
+bench = commands.load("benchmarks.compile")
+CHIP = bench.Chip(1e9, 1e9, 1e9, 1e3, {})
+SIZES = (
+    "model.embedding_size=16", "model.hidden_size=16", "model.mlp_size=32", "model.num_heads=2",
+    "model.dtype=float32", "vocab.target_size=4096",
+)  # fmt: skip
+SHORT = (
+    *SIZES, "store.length=16", "model.max_length=16", "model.num_layers=2", "train.batch_size=16",
+    "output_layer.group_size=2",
+)  # fmt: skip
+IDS = "output_layer.capacity=128"
+# A stack of twelve rows is sliced and updated in a loop. Rows are of 256 bytes, an index of 4.
+TEXT = """HloModule step
+
+FileNames
+1 "/any/xlm/models/attention.py"
+2 "/any/xlm/training/sharding.py"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=1 line=9 end_line=9 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+%sliced (p: f32[12,64], q: s32[]) -> f32[1,64] {
+  %p = f32[12,64]{1,0} parameter(0)
+  %q = s32[] parameter(1)
+  %half = bf16[12,64]{1,0} convert(%p)
+  %part = bf16[1,64]{1,0} dynamic-slice(%half, %q, %q), dynamic_slice_sizes={1,64}
+  ROOT %up = f32[1,64]{1,0} convert(%part)
+}
+
+%stored (s: f32[12,64], r: f32[1,64], i: s32[]) -> f32[12,64] {
+  %s = f32[12,64]{1,0} parameter(0)
+  %r = f32[1,64]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %put = f32[12,64]{1,0} dynamic-update-slice(%s, %r, %i, %i)
+}
+
+%body (state: (s32[], f32[12,64])) -> (s32[], f32[12,64]) {
+  %row = f32[1,64]{1,0} fusion(%stack, %number), kind=kLoop, calls=%sliced, \
+metadata={op_name="a/b" stack_frame_id=2}
+  %stack = f32[12,64]{1,0} get-tuple-element(%state), index=1
+  %number = s32[] get-tuple-element(%state), index=0
+  %next = f32[12,64]{1,0} fusion(%stack, %row, %number), kind=kLoop, calls=%stored
+  ROOT %all = (s32[], f32[12,64]{1,0}) tuple(%number, %next)
+}
+
+%end (state: (s32[], f32[12,64])) -> pred[] {
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0:T(8,128)} parameter(0)
+  %start = f32[64]{0} all-reduce-start(%x), replica_groups={{0,1}}, to_apply=%add
+  %near = f32[64]{0:T(8,128)S(1)} copy(%x)
+  %done = f32[64]{0} all-reduce-done(%start)
+  %loop = (s32[], f32[12,64]{1,0}) while(%begin), condition=%end, body=%body TRIPS
+  ROOT %sum = f32[64]{0} all-reduce(%done), replica_groups={{0,1}}, to_apply=%add
+}
+"""
+KNOWN = 'backend_config={"known_trip_count":{"n":"7"}}'
+
+
+def account(function, *shapes) -> tuple[float, float, float]:
+    """Bytes, FLOPs and bytes sent of a compiled function of float32 arrays, by its products."""
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=s) for shape, s in shapes]
+    text = jax.jit(function).lower(*arrays).compile().as_text()
+    found = [x for x in hlo.Program(text, 8).operations() if x.flops or x.sent]
+    return tuple(sum(getattr(x, k) * x.times for x in found) for k in ("bytes", "flops", "sent"))
+
+
+@functools.cache
+def step(preset: str, keys: tuple[str, ...], num_devices: int = 8):
+    config = bench.config_of(preset, num_devices, keys)
+    devices = bench.devices_of(f"cpu:{num_devices}")
+    ((_, facts, text),) = bench.compiled(config, devices)
+    return config, facts, text
+
+
+def tearDownModule():
+    step.cache_clear()
+
+
+class AccountTest(parameterized.TestCase):
+    def test_products_collectives_and_loops(self):
+        one = ((64, 32), None), ((32, 16), None)
+        of_one = 4 * (64 * 32 + 32 * 16 + 64 * 16), 2 * 64 * 32 * 16, 0
+        self.assertEqual(account(jnp.dot, *one), of_one)
+        loop = account(lambda x, w: jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0],
+                       ((8, 64), None), ((12, 64, 64), None))  # fmt: skip
+        self.assertEqual(loop, (12 * 4 * (2 * 8 * 64 + 64 * 64), 12 * 2 * 8 * 64 * 64, 0))
+        mesh = NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
+        sums = account(lambda x: x.sum(0), ((8, 1024), mesh))
+        self.assertEqual(sums, (2 * 4096, 0, 2 * 4096 * 7 / 8))
+
+    @parameterized.parameters((KNOWN, 7, []), ("", 12, [12]))
+    def test_slices_loops_and_overlap(self, trips: str, times: int, open_loops: list[int]):
+        text = TEXT.replace("TRIPS", trips)
+        found = {x.name: (x.bytes, x.times, x.where) for x in hlo.Program(text, 2).operations()}
+        self.assertEqual(found["row"], (256 + 256 + 4, times, "xlm/models/attention.py:7"))
+        self.assertEqual(found["next"], (256 + 256 + 4, times, ""))
+        self.assertEqual(found["near"], (256, 1, ""))  # its result is in vector memory
+        record = bench.record_of({}, text, CHIP, 2)
+        self.assertEqual(record["sent"], {"all-reduce": [2, 512, 256]})
+        self.assertEqual(record["open_loops"], open_loops)
+        # Of the first only a launch, longer than a copy of 256 bytes, is hidden.
+        sending = 2 * 256 / (bench.LINKS * 1e3) - bench.LAUNCH
+        self.assertAlmostEqual(record["exposed_ms"], 1e3 * sending, places=6)
+        launches = 1 + 3 * times  # the condition's is one
+        self.assertAlmostEqual(record["ms"], 1e3 * (sending + launches * bench.LAUNCH), places=6)
+        changed = {**record, "flops": 1.0, "ms": 1.001 * record["ms"]}
+        self.assertEqual(bench.changes(record, changed), ["flops: 0 -> 1"])
+
+    def test_memory_and_a_step_that_does_not_fit(self):
+        config, facts, _ = step("vocap_500k_full", SHORT)
+        sizes = memory.estimate(config, 8).bytes()
+        state = sum(sizes[part] for part in ("parameters", "optimizer", "extra state"))
+        # Besides tokens and languages of two sequences, the step and the random key.
+        self.assertBetween(facts["arguments"] - state, 2 * 17 * 4, 2 * 17 * 4 + 64)
+        message = "RESOURCE_EXHAUSTED: Ran out of memory. Used 12.50G of 1.00G hbm. Exceeded"
+        with mock.patch.object(
+            jax.stages.Lowered, "compile", side_effect=jax.errors.JaxRuntimeError(message)
+        ):
+            ((_, facts, text),) = bench.compiled(config, jax.devices())
+        self.assertEqual((facts["peak"], text), (12.5 * 2**30, ""))
+
+
+class BudgetTest(absltest.TestCase):
+    def test_packed_documents_have_no_array_of_all_pairs(self):
+        keys = ("model.num_layers=4", "train.batch_size=1", "train.accumulation_steps=1")
+        _, _, text = step("mmbert_base_8192", (*SIZES, *keys), 1)
+        size, shape = hlo.Program(text, 1).largest_array()
+        self.assertLess(size, 8192 * 8192, shape)
+
+    def test_the_gradient_is_sent_once(self):
+        in_parts, few = "train.accumulation_steps=2", ("output_layer.row_capacity=512", IDS)
+        # Of rows two parts, as inputs and as classes, which this compiler does not add up before.
+        for preset, keys, share in (("full", (in_parts,), 1.0), ("knn", few, 2 * 512 / 4096)):
+            config, _, text = step(f"vocap_500k_{preset}", (*SHORT, *keys))
+            table = 4 * 4096 * 16
+            parameters = memory.estimate(config, 8).state["gradients"]
+            expected = 2 * 7 / 8 * (parameters - table + share * table)
+            sent = sum(x.sent * x.times for x in hlo.Program(text, 8).operations())
+            # Besides, ids of candidates and masked positions.
+            self.assertBetween(sent, expected, 1.08 * expected, preset)
+
+
+if __name__ == "__main__":
+    absltest.main()
