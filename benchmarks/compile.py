@@ -316,18 +316,21 @@ def category(one: hlo.Operation) -> str:
 def record_of(facts: Mapping[str, Any], text: str, chip: Chip, num_devices: int) -> dict[str, Any]:
     """Return the account of a program: bytes, FLOPs and milliseconds of a device and a step.
 
-    `flops` leaves out what the compiler computes again to save memory, which `repeated_flops` is.
+    `repeated` are bytes and FLOPs of what the compiler computes again to save memory. Of these two
+    `traffic` has both, `flops` only the first time.
     """
     program = hlo.Program(text, num_devices)
     operations = program.operations()
     rate = LINKS * chip.sent_per_second(num_devices)
-    traffic, terms, idle, needed = (defaultdict[str, float](float) for _ in range(4))
+    traffic, terms, idle = (defaultdict[str, float](float) for _ in range(3))
+    once: dict[str, tuple[float, float]] = {}
     sent: dict[str, list[float]] = {}
     for one in operations:
         kind = category(one)
         traffic[kind] += one.bytes * one.times
         original = re.sub(r"\.remat\d*", "", one.name)
-        needed[original] = max(needed[original], one.flops * one.times)
+        costs = one.bytes * one.times, one.flops * one.times
+        once[original] = max(costs, once.get(original, costs))
         if not one.sent:
             seconds = max(
                 one.bytes / (STREAMS * chip.hbm_rate), one.flops / (PRODUCTS * chip.flops), LAUNCH
@@ -350,12 +353,16 @@ def record_of(facts: Mapping[str, Any], text: str, chip: Chip, num_devices: int)
         exposed += seconds
         terms[f"collectives; {one.where}; {one.opcode} {one.shape[:40]}"] += seconds
     looks = sum(program.open_loops.values()) * LOOK if chip.far_rate else 0.0
-    whole, flops = busy + exposed + looks, sum(needed.values())
+    whole = busy + exposed + looks
+    num_bytes, flops = map(sum, zip(*once.values(), strict=True))
     return {
         **facts,
         "flops": flops,
-        "repeated_flops": sum(one.flops * one.times for one in operations) - flops,
         "traffic": {name: traffic[name] for name in CATEGORIES if traffic[name]},
+        "repeated": [
+            sum(traffic.values()) - num_bytes,
+            sum(one.flops * one.times for one in operations) - flops,
+        ],
         "sent": sent,
         "launches": sum(one.times for one in operations),
         "launches_in_open_loops": sum(one.times for one in operations if one.in_open_loop),
@@ -382,10 +389,10 @@ def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         **{part: f"{traffic.get(part, 0) / 1e9:.1f}" for part in CATEGORIES},
-        "traffic": f"{sum(traffic.values()) / 1e9:.0f}",
+        "traffic (repeated)": f"{sum(traffic.values()) / 1e9:.0f} ({one['repeated'][0] / 1e9:.0f})",
         "sent (can overlap)": f"{sent:.2f} ({hidden:.2f})",
         "launches (open loops)": f"{one['launches']} ({one['launches_in_open_loops']})",
-        "TFLOP (repeated)": f"{one['flops'] / 1e12:.1f} ({one['repeated_flops'] / 1e12:.1f})",
+        "TFLOP (repeated)": f"{one['flops'] / 1e12:.1f} ({one['repeated'][1] / 1e12:.1f})",
         "ms (sending)": f"{one['ms']:.0f} ({one['exposed_ms']:.1f})",
         "MFU": f"{one['mfu']:.0%}",
         "compiled in s": f"{one['compile_seconds']:.0f}",
