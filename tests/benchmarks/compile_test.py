@@ -151,16 +151,16 @@ class BudgetTest(absltest.TestCase):
         self.assertLess(size, 8192 * 8192, shape)
 
     def test_the_gradient_is_sent_once(self):
-        in_parts, few = "train.accumulation_steps=2", ("output_layer.row_capacity=512", IDS)
-        # Of rows two parts, as inputs and as classes, which this compiler does not add up before.
-        for preset, keys, share in (("full", (in_parts,), 1.0), ("knn", few, 2 * 512 / 4096)):
+        few = "output_layer.row_capacity=512", IDS
+        for preset, keys, share in (("full", (), 1.0), ("knn", few, 512 / 4096)):
             config, _, text = step(f"vocap_500k_{preset}", (*SHORT, *keys))
             table = 4 * 4096 * 16
             parameters = memory.estimate(config, 8).state["gradients"]
-            expected = 2 * 7 / 8 * (parameters - table + share * table)
+            # The gradients of 256 tokens' embeddings go round, to be added up where they are rows.
+            expected = 2 * 7 / 8 * (parameters - table + share * table) + 7 / 8 * 4 * 256 * 16
             sent = sum(x.sent * x.times for x in hlo.Program(text, 8).operations())
             # Besides, ids of candidates and masked positions.
-            self.assertBetween(sent, expected, 1.08 * expected, preset)
+            self.assertBetween(sent, expected, 1.1 * expected, preset)
 
 
 if __name__ == "__main__":
