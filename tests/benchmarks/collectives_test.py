@@ -12,6 +12,7 @@ TEXT = """HloModule step
 }
 
 %one (x: f32[8]) -> f32[8] {
+  %begun = ((f32[4]{0}), f32[1]{0}) reduce-scatter-start(%x), replica_groups={{0,1,2,3}}
   ROOT %small = f32[8]{0} all-reduce(%x), replica_groups=[1,4]<=[4], to_apply=%add
 }
 
@@ -67,5 +68,7 @@ class CollectivesTest(absltest.TestCase):
         self.assertEqual((branch.bytes, branch.times), (256, 1))
         never = next(one for one in found if one.sizes == [8] and one.kind == "all-reduce")
         self.assertEqual(never.times, 0)
+        begun = next(one for one in found if one.kind == "reduce-scatter" and not one.times)
+        self.assertEqual(begun.sizes, [1])
         with self.assertRaisesRegex(ValueError, "no program, it has no entry: 'nothing'"):
             collectives_of("nothing", 4)
