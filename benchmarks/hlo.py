@@ -117,7 +117,7 @@ class Program:
             elif one.opcode.endswith("-done"):
                 running.pop(one.operands[0], None)
                 continue
-            elif one.opcode not in _FREE:
+            elif one.opcode not in _FREE and "AllocateBuffer" not in one.line:
                 between: list[str] = []
                 found = [self._operation(own, one, body, times, is_open, between)]
                 if found[0].sent and "-start" in one.opcode and '"is_sync":true' not in one.line:
