@@ -343,7 +343,7 @@ def check_found(spec: CorpusSpec, found: Collection[str]) -> None:
 
 
 def _check_languages(spec: CorpusSpec, found: Collection[str]) -> None:
-    root = pathlib.Path(spec.root)
+    root = spec.root
     places = [*spec.text, *(spec.parallel if spec.parallel_as_text else ())]
     if missing := sorted(set(spec.languages) - set(found)):
         left_out = sources.find_left_out(spec).items()

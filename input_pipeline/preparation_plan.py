@@ -20,7 +20,7 @@ from input_pipeline import corpus, selection, sources, text_files
 from input_pipeline.array_files import sha256, shard_names
 from input_pipeline.exclusion import Exclusion
 from input_pipeline.sources import CorpusSpec, ParallelSource
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, places
 from xlm.common.declarations import Artefact, Count, Digest, Name
 
 INPUTS = "inputs.json"
@@ -114,7 +114,7 @@ class SourceTask:
         for source in sources.find_parallel(spec):
             if source.key == self.key and states(source.files) == self.files:
                 return source
-        raise _changed(pathlib.Path(self.files[0][0]).parent)
+        raise _changed(places.path(self.files[0][0]).parent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,21 +149,15 @@ class Found:
         return parallel + sum(piece.text_bytes for piece in self.pieces)
 
 
-def stat(path: pathlib.Path) -> tuple[int, int]:
-    """Return size and time of the last change (ns) of a file."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
 def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:
     """Return path, size and time of the last change (ns) of files."""
-    return tuple((str(path), *stat(path)) for path in paths)
+    return tuple((str(path), *places.state(path)) for path in paths)
 
 
 def check_unchanged(files: Iterable[tuple[str, int, int]]) -> None:
     """Raise ValueError if one of `files`, see `states`, has changed since it was planned."""
     for path, *state in files:
-        if state != list(stat(pathlib.Path(path))):
+        if state != list(places.state(places.path(path))):
             raise _changed(path)
 
 
@@ -178,7 +172,7 @@ def cut_file(
     language: str, path: pathlib.Path, shard_bytes: int, origin: int = selection.TEXT
 ) -> Iterator[Piece]:
     """Yield a file as one piece, or as ranges of at most `shard_bytes` if it is large and plain."""
-    size, modified = stat(path)
+    size, modified = places.state(path)
     whole = Piece(language, str(path), size, modified, origin=origin)
     file_type = text_files.file_format(path)
     count = -(-size // shard_bytes)
@@ -278,7 +272,7 @@ def describe_inputs(spec: CorpusSpec, found: Found, digest: Callable[[Any, Any],
             for one in found.tasks
         ],
         "exclude": [
-            (_file(str(path), *stat(path)), path) for path in sources.find_excluded(spec)
+            (_file(str(path), *places.state(path)), path) for path in sources.find_excluded(spec)
         ],
     }  # fmt: skip
     return {
@@ -326,7 +320,7 @@ def _key(one: Mapping[str, Any]) -> str:
 
 def blocks_of(spec: CorpusSpec, piece: Piece, exclusion: Exclusion) -> Iterator[corpus.Block]:
     """Yield the blocks of a piece, including those that exclusion leaves empty."""
-    marked = text_files.read_marked(pathlib.Path(piece.path), piece.start, piece.end)
+    marked = text_files.read_marked(places.path(piece.path), piece.start, piece.end)
     return corpus.read_blocks(marked, spec, exclusion, piece.origin)
 
 

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import glob
 import itertools
 import logging
 import pathlib
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from input_pipeline import text_files
-from xlm.common import declarations, packages, schema
+from xlm.common import declarations, packages, places, schema
 
 Row = tuple[str, ...]
 BY_TEXT, BY_POSITION, BY_DOCUMENT = "text", "position", "document"
@@ -29,7 +28,7 @@ class CorpusSpec:
     """Sources of text and the held-out split; the `corpus` section of a config.
 
     Attributes:
-      root: folder that the other paths are relative to.
+      root: folder that the other paths are relative to, also in a bucket (s3://, gs://).
       text: folders of `<lang>.txt` and `<lang>.jsonl` files; a language's files are joined.
       parallel: aligned text that is trained on, except for its held-out blocks: TSV files or
         folders of `<lang>.txt` files, aligned by line or by `<lang>.ids` files; glob patterns.
@@ -134,7 +133,7 @@ class ParallelSource:
 
 def root_of(spec: CorpusSpec) -> pathlib.Path:
     """Return the folder of the corpus; raise ValueError if there is none."""
-    root = pathlib.Path(spec.root)
+    root = places.path(spec.root)
     if not root.is_dir():
         raise ValueError(f"corpus.root: {root} is no folder; correct the path")
     return root
@@ -153,17 +152,17 @@ def find_text(spec: CorpusSpec, *, with_empty: bool = False) -> list[TextFile]:
     folders = (path for path in matched["parallel"] if path.is_dir())
     trained = {path.resolve() for path in folders if _has_two(_languages_of(path, spec), spec)}
     for name in spec.text:
-        folder = root / name
+        folder = places.join(root, name)
         place = folder.resolve()
         if place in seen:
             raise ValueError(
                 f"corpus.text has {folder} twice, so that its text would count twice; remove one"
             )
-        for places, fault in (
+        for others, fault in (
             (evaluated, "parallel_eval, so that what is evaluated on would be trained on"),
             (trained, "parallel, so that its text would count twice, some of it held out"),
         ):
-            if place in places:
+            if place in others:
                 raise ValueError(
                     f"{folder} is named in corpus.text and in corpus.{fault}; remove it from one"
                 )
@@ -236,7 +235,7 @@ def _matched_parallel(spec: CorpusSpec) -> dict[str, dict[pathlib.Path, None]]:
 def find_unmatched(spec: CorpusSpec, keys: Iterable[str]) -> list[str]:
     """Find the patterns of config keys that match nothing; only those with `*` may."""
     patterns = itertools.chain.from_iterable(getattr(spec, key) for key in keys)
-    return [one for one in patterns if not glob.glob(one, root_dir=spec.root, recursive=True)]
+    return [one for one in patterns if not places.glob(places.path(spec.root), one)]
 
 
 def find_left_out(spec: CorpusSpec) -> dict[pathlib.Path, tuple[str, ...]]:
@@ -328,12 +327,12 @@ def _matching_paths(
 ) -> Iterator[pathlib.Path]:
     """Yield the paths that match glob patterns below `root`; a plain name must exist."""
     for pattern in patterns:
-        matches = glob.glob(pattern, root_dir=root, recursive=True)
+        matches = places.glob(root, pattern)
         if not matches and "*" not in pattern:
             raise ValueError(
                 f"corpus.{key}: {root / pattern} does not exist; correct the path below corpus.root"
             )
-        for path in sorted(root / match for match in matches):
+        for path in sorted(matches):
             text_files.check_regular(path)
             yield path
 

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from xlm.common import packages
+from xlm.common import packages, places
 from xlm.common.long_lines import cut_line
 
 Document = list[str]  # sentences, in order
@@ -74,7 +74,7 @@ class _ZstdFrames(io.RawIOBase):
     def __init__(self, path: pathlib.Path):
         import zstandard
 
-        self._file = path.open("rb")
+        self._file = places.opened(path)
         self._error = zstandard.ZstdError
         self._decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         self._frame: Any = None  # decoder of a frame that was read in part
@@ -110,12 +110,19 @@ class _ZstdFrames(io.RawIOBase):
         return size
 
 
+def _decompressed(opener: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `opener` the path of a local file, which it closes, and else a stream."""
+    return lambda path, mode: opener(
+        path if isinstance(path, pathlib.Path) else places.opened(path), mode
+    )
+
+
 # By suffix, "" for plain files.
 OPENERS: dict[str, Callable[..., Any]] = {
-    "": open,
-    "gz": gzip.open,
-    "xz": lzma.open,
-    "bz2": bz2.open,
+    "": lambda path, _: places.opened(path),
+    "gz": _decompressed(gzip.open),
+    "xz": _decompressed(lzma.open),
+    "bz2": _decompressed(bz2.open),
     "zst": _open_zstd,
 }
 

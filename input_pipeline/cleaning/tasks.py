@@ -33,7 +33,7 @@ from input_pipeline.inspection import language_identification as identification
 from input_pipeline.preparation_beam import Pipelines
 from input_pipeline.preparation_plan import LanguageTask, Part
 from input_pipeline.sources import CorpusSpec
-from xlm.common import artifacts, html_report, tables
+from xlm.common import artifacts, html_report, places, tables
 from xlm.common.processes import Workers
 
 MANIFEST = "cleaning.json"
@@ -148,7 +148,7 @@ def _read(job: Job, part: Part, counts: rules.Counts) -> Iterator[str]:
     most = job.settings.bad_lines
     skipping: Callable[[], Any] = text_files.skipping_bad_lines if most else contextlib.nullcontext
     for piece in part.pieces:
-        path = pathlib.Path(piece.path)
+        path = places.path(piece.path)
         with skipping() as skipped:
             yield from text_files.read_marked(path, piece.start, piece.end)
         yield ""

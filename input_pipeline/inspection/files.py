@@ -247,7 +247,7 @@ def _sample_of(reader: Reader, most: int) -> list[bytes]:
     file_type, size = text_files.file_format(reader.path), reader.report.file_bytes
     if file_type and not file_type[2] and size > 2 * most:
         pieces = []
-        with open(reader.path, "rb") as file:
+        with text_files.OPENERS[""](reader.path, "rb") as file:
             for start in np.linspace(0, size - _SAMPLE_PIECE, most // _SAMPLE_PIECE).astype(int):
                 file.seek(start)
                 piece = file.read(_SAMPLE_PIECE)

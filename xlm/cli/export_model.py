@@ -25,7 +25,7 @@ import pathlib
 
 from absl import flags, logging
 
-from xlm.common import outputs
+from xlm.common import outputs, places
 from xlm.experiment import model_card, tuned_export
 from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
@@ -57,7 +57,7 @@ def main(_) -> None:
     given = [one for one in (_WORKDIR.value, _MODEL.value) if one is not None]
     if len(given) != 1:
         raise ValueError("give either --workdir=RUN or --model=FOLDER")
-    source, output, part = pathlib.Path(given[0]), pathlib.Path(_OUTPUT.value), _PART.value
+    source, output, part = places.fetched(given[0]), _OUTPUT.value, _PART.value
     is_folder = (source / "config.json").exists()
     is_fine_tuned = not is_folder and tuned_export.is_fine_tuned(source)
     head = model_folder.read_task_head(source) if is_folder else None
@@ -114,7 +114,7 @@ def _export_encoder(
     if found.step is not None:
         config, store = run_config(folders, objective), open_packed_dataset(folders)
         run = model_card.Run(folders, config, store, found.step)
-        start = pathlib.Path(config.train.init_from)
+        start = places.local(config.train.init_from)
         base = start.name if start.parent.name != "phases" else ""  # parts of this run
         logging.info("the model is that of step %d", found.step)
     has_head = "head" in found.params

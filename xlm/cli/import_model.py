@@ -17,7 +17,7 @@ import pathlib
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import artifacts, declarations, outputs
+from xlm.common import artifacts, declarations, outputs, places
 from xlm.interop import huggingface, model_folder, tokenizer_json, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
@@ -29,7 +29,7 @@ OPTIONS = {"required": ("model", "output")}
 
 
 def main(_) -> None:
-    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
+    folder, output = places.fetched(_MODEL.value), _OUTPUT.value
     if _CHECK.value and _VOCABULARY.value:
         raise ValueError(
             "--check compares the tokenizer that is kept, and --vocabulary puts another in its "

@@ -29,7 +29,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from input_pipeline.tasks import unlabelled
-from xlm.common import artifacts, outputs
+from xlm.common import artifacts, outputs, places
 from xlm.evaluation.tasks import Line
 from xlm.experiment import prediction, run_folder, task_schema
 from xlm.experiment.task_settings import task_settings
@@ -54,11 +54,11 @@ def main(_) -> None:
     _join_hosts()
     if (_CONFIG.value is None) == (_WORKDIR.value is None):
         raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
-    workdir = None if _WORKDIR.value is None else pathlib.Path(_WORKDIR.value)
+    workdir = None if _WORKDIR.value is None else places.fetched(_WORKDIR.value)
     config = (
         task_schema.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
     )
-    paths = [pathlib.Path(name) for name in _INPUT.value]
+    paths = [places.fetched(name) for name in _INPUT.value]
     task = task_settings(config).task
     with contextlib.ExitStack() as stack:
         if workdir is not None:

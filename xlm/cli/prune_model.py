@@ -8,12 +8,11 @@ loses its head. docs/interop.md has more.
 """
 
 import itertools
-import pathlib
 
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import artifacts, outputs
+from xlm.common import artifacts, outputs, places
 from xlm.interop import model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
@@ -26,7 +25,7 @@ OPTIONS = {"required": ("model", "texts", "output")}
 
 
 def main(_) -> None:
-    folder, output = pathlib.Path(_MODEL.value), _OUTPUT.value
+    folder, output = places.fetched(_MODEL.value), _OUTPUT.value
     with outputs.folder(output, overwrite=False) as aside:
         sizes, params = model_folder.read_model(folder)
         tokenizer = model_folder.read_tokenizer(folder)

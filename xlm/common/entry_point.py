@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from xlm.common import artifacts, interruption, packages
+from xlm.common import artifacts, interruption, packages, places
 
 # Exit status for faults of the user's input: flags, config, files, disk. Any other error is a fault
 # of the program, which ends with its traceback and status 1.
@@ -29,7 +29,12 @@ _ADDRESS_SPACE = 3 << 29  # bytes
 
 # How ml_collections begins the message of an error in a config file, before its traceback.
 _OF_FILE = "Error whilst parsing config file"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Flags and keys whose value may lie in a bucket.
+_MAY_BE_URL = re.compile(
+    r"--(workdir|output|input|model|config\.(corpus\..*|init_from|train\.init_from|task\.root|"
+    r"vocab\.(tokenizer|tables|amounts|allocation|parallel)|evaluation\.frozen_generator))"
+)
+_OF_STORES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")
 _REMEDIES = {
     errno.ENOSPC: "make room on the disk, or choose a folder on another one",
     errno.EDQUOT: "make room in the quota, or choose a folder on another disk",
@@ -177,6 +182,11 @@ def _call(
             fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
         if isinstance(error, ValueError | OSError | FloatingPointError | app.UsageError):
             fail(describe(error))
+        if type(error).__module__.partition(".")[0] in _OF_STORES:
+            fail(
+                f"{type(error).__name__}: {error}; check the bucket, the network and the "
+                "credentials, which the store's package finds (docs/launching.md)"
+            )
         place = traceback.extract_tb(error.__traceback__)[-1].filename
         if place.endswith("xla_bridge.py"):  # an AssertionError, if jax has no kind of device left
             named = os.environ.get("JAX_PLATFORMS", "")
@@ -326,13 +336,15 @@ def _check_local() -> None:
         if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue
         for key, value in strings(f"--{name}", flags.FLAGS[name].value):
-            if _URL.match(value):
-                fail(
-                    f"{key} is {value}, which is no path; files are read and written on disks "
-                    "only: mount the bucket (for example with gcsfuse) and give its folder"
-                )
-            if key == "--workdir":
-                try:
+            try:
+                if places.is_url(value) and _MAY_BE_URL.fullmatch(key):
+                    places.check(value)
+                elif places.is_url(value):
+                    fail(
+                        f"{key} is {value}, which is no path; this file is read and written on "
+                        "disks only: mount the bucket (for example with gcsfuse), or copy the file"
+                    )
+                elif key == "--workdir":
                     artifacts.check_plain(pathlib.Path(value).absolute(), key)
-                except ValueError as error:
-                    fail(str(error))
+            except ValueError as error:
+                fail(str(error))

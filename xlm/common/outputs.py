@@ -9,11 +9,12 @@ import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
 
-from xlm.common import artifacts
+from xlm.common import artifacts, places
 
 _Output = contextlib.AbstractContextManager[pathlib.Path]
 _Paths = Sequence[str | os.PathLike[str]]
@@ -33,6 +34,8 @@ def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _O
     Raises ValueError or OSError if it is an input, exists and may not be replaced, is a folder, a
     link or a device, cannot be written, or another process writes it.
     """
+    if places.is_url(name):
+        return _uploaded(name, overwrite=overwrite)
     # Resolve the parent: links may lead elsewhere, and ".." out of a folder that does not exist.
     path = pathlib.Path(name).parent.resolve() / pathlib.Path(name).name
 
@@ -55,6 +58,8 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
     Raises ValueError or OSError if it does, is not empty and may not be overwritten, has a link,
     folder or device of a file's name, cannot be written, or another process writes to it.
     """
+    if places.is_url(name):
+        return _published(name, overwrite=overwrite)
     path = pathlib.Path(name).resolve()
 
     def check() -> None:
@@ -75,6 +80,23 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
 def parts(aside: pathlib.Path, key: str) -> pathlib.Path:
     """Folder for parts of `aside` that depend on `key`; kept until `aside` is published."""
     return aside.parents[1] / "parts" / key
+
+
+@contextlib.contextmanager
+def _uploaded(url: str, *, overwrite: bool | None) -> Iterator[pathlib.Path]:
+    may_replace = flags.FLAGS.overwrite if overwrite is None else overwrite
+    if not may_replace and places.path(url).exists():
+        raise ValueError(f"{url} exists; choose another path, or add --overwrite")
+    with tempfile.TemporaryDirectory() as scratch:
+        aside = pathlib.Path(scratch, pathlib.PurePath(url).name)
+        yield aside
+        places.path(url).write_bytes(aside.read_bytes())
+
+
+@contextlib.contextmanager
+def _published(url: str, *, overwrite: bool | None) -> Iterator[pathlib.Path]:
+    with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
+        yield aside
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from input_pipeline import preparation_plan as plans
 from input_pipeline import sources
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
-from xlm.common import artifacts, packages, processes, schema
+from xlm.common import artifacts, packages, places, processes, schema
 from xlm.experiment import data as builders
 
 
@@ -26,7 +25,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> tuple[CorpusSpec, dict
     if settings == CleaningSettings():
         return spec, record
     states = {
-        os.path.relpath(one.path, spec.root): plans.stat(one.path)
+        os.path.relpath(one.path, spec.root): places.state(one.path)
         for one in sources.find_text(spec)
     }
     names = ("text", "languages", "language_codes")

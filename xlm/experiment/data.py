@@ -17,7 +17,7 @@ from input_pipeline.pair_sampling import Pair, PairSampling, sample_pairs
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from vocap.settings import VocabularySettings
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, places
 from xlm.common.declarations import Artefact, Count, Name
 from xlm.common.schema import settings
 from xlm.evaluation.settings import EvaluationSettings
@@ -123,7 +123,7 @@ class _Allocation(Artefact, frozen=True):
 def _read_given(key: str, path: str, kind: type[T], remedy: str) -> T:
     """Read the file that a key of `vocab` names."""
     with declarations.of_file(f"vocab.{key}"):
-        return declarations.read(artifacts.existing(path), kind, remedy=remedy)
+        return declarations.read(artifacts.existing(places.fetched(path)), kind, remedy=remedy)
 
 
 def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
@@ -157,7 +157,7 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
     """
     from vocap.run_tables import PART  # training needs no numba
 
-    folder = pathlib.Path(config.vocab.tables)
+    folder = places.fetched(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
     # Each would be taken for a separate language.
     if parts := sorted(name for name in found if PART.fullmatch(name)):
@@ -194,7 +194,7 @@ def parallel_sentences(config: ConfigDict) -> dict[str, list[str]]:
     """
     if not config.vocab.parallel:
         return {}
-    folder = pathlib.Path(config.vocab.parallel)
+    folder = places.fetched(config.vocab.parallel)
     if not folder.is_dir():
         raise ValueError(f"vocab.parallel is {folder}, which is no folder; correct the path")
     source = sources.aligned_folder("vocab.parallel", folder, corpus_spec(config))

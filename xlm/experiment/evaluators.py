@@ -1,6 +1,5 @@
 """Builders of the evaluators during training; `evaluation` has those after it."""
 
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -8,6 +7,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
+from xlm.common import places
 from xlm.evaluation.masked_lm import ExactMaskedLM
 from xlm.evaluation.sampled_loss import SampledLoss
 from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
@@ -76,7 +76,7 @@ def _frozen_generator(
     """Read the generator of another run, and its parameters; None if there is no path."""
     if not path:
         return None
-    folders = Folders(pathlib.Path(path))
+    folders = Folders(places.fetched(path))
     if not (folders.train / "settings.json").exists():
         raise ValueError(
             f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "

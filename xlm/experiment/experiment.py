@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xlm.common import packages
+from xlm.common import packages, places
 from xlm.experiment import schema
 from xlm.experiment.data import Folders
 from xlm.experiment.run_folder import RESULTS
@@ -39,7 +39,7 @@ class Experiment:
 
         Args:
           config: a config, or the path of a recipe, "configs/X.py" or "configs/X.py:ARGUMENT".
-          workdir: where results go.
+          workdir: where results go; of one in a bucket, s3://BUCKET/run, `folders` is a copy.
           **overrides: keys with "__" for the dot, such as `train__num_steps=1000`.
 
         Raises:
@@ -61,7 +61,8 @@ class Experiment:
             self.config = task_schema.checked(found)
         else:
             self.config = schema.checked(found)
-        self.folders = Folders(pathlib.Path(workdir))
+        self._workdir = str(workdir)
+        self.folders = Folders(places.local(workdir))
         self._phased = None
         if not self.is_task and self.config.phases:
             from xlm.experiment.phase_runs import PhasedExperiment
@@ -73,7 +74,8 @@ class Experiment:
         from xlm.experiment import vocabulary
 
         self._check_is_pretraining("build_vocab")
-        vocabulary.run(self.config, self.folders)
+        with places.held(self._workdir):
+            vocabulary.run(self.config, self.folders)
         return self
 
     def prepare(self, *, plans_only: bool = False) -> "Experiment":
@@ -85,10 +87,11 @@ class Experiment:
         from xlm.experiment import rows
 
         self._check_is_pretraining("prepare")
-        if self._phased:
-            self._phased.prepare(plans_only=plans_only)
-        else:
-            rows.run(self.config, self.folders, plans_only=plans_only)
+        with places.held(self._workdir):
+            if self._phased:
+                self._phased.prepare(plans_only=plans_only)
+            else:
+                rows.run(self.config, self.folders, plans_only=plans_only)
         return self
 
     def train(self, *, continue_from: int | None = None) -> "Experiment":
@@ -106,20 +109,22 @@ class Experiment:
         from xlm.experiment import model
 
         model.set_up_compilation(self.config)
-        if self.is_task:
-            from xlm.experiment import task_runs
-
-            task_runs.run(self.config, self.folders.workdir)
-        elif self._phased and continue_from is not None:
+        if self._phased and continue_from is not None:
             raise ValueError(
                 f"--continue_from is {continue_from}, but the config has phases; change or add one"
             )
-        elif self._phased:
-            self._phased.train()
-        else:
-            from xlm.experiment import training
+        model.check_one_host(self._workdir)
+        with places.held(self._workdir):
+            if self.is_task:
+                from xlm.experiment import task_runs
 
-            training.run(self.config, self.folders, continue_from)
+                task_runs.run(self.config, self.folders.workdir)
+            elif self._phased:
+                self._phased.train()
+            else:
+                from xlm.experiment import training
+
+                training.run(self.config, self.folders, continue_from)
         return self
 
     def evaluate(self) -> pathlib.Path:
@@ -134,10 +139,11 @@ class Experiment:
         from xlm.training import compilation
 
         compilation.use_cache()
-        if self._phased:
-            return self._phased.evaluate()
-        path = evaluation.run(self.config, self.folders)
-        return path or self.folders.report / "report.md"
+        with places.held(self._workdir):
+            if self._phased:
+                return self._phased.evaluate()
+            path = evaluation.run(self.config, self.folders)
+            return path or self.folders.report / "report.md"
 
     def _check_is_pretraining(self, stage: str) -> None:
         if self.is_task:

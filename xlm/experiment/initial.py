@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from xlm.common import places
 from xlm.experiment import objectives
 from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import masked_lm_of
@@ -38,7 +39,7 @@ def initial_params(
                 config.optimizer.stages,
             )
         return None
-    source = pathlib.Path(config.train.init_from)
+    source = places.fetched(config.train.init_from)
     # Checked before the folder of training is claimed.
     check = not (folders.train / "checkpoints").exists()
     if (source / "train" / "settings.json").exists():

@@ -15,7 +15,7 @@ from input_pipeline.packed_dataset import PackedDataset, SpecialIds
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
-from xlm.common import tables
+from xlm.common import places, tables
 from xlm.common.schema import settings
 from xlm.experiment import fine_tuning, model, objectives
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of, packed_term
@@ -86,7 +86,7 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
     """Return the packed dataset of a config, without sequences."""
     size = config.vocab.target_size
     if given := config.vocab.tokenizer:
-        found = vocabulary.sentencepiece_model(pathlib.Path(given))
+        found = vocabulary.sentencepiece_model(places.fetched(given))
         size = len(vocabulary.vocabulary(found).pieces)
     return _AbsentRows(
         folder=pathlib.Path(), vocab_size=size, length=config.store.length, tokenizer="",

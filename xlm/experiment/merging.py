@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
+from xlm.common import places
 from xlm.experiment.pretrained import Pretrained, read_last, read_pretrained
 from xlm.interop import model_folder
 from xlm.training.averaging import mean_params, ties
@@ -51,7 +52,7 @@ def merge(
 def _read(name: str, last: int) -> Pretrained:
     if last == 1:
         return read_pretrained(name, keeps_decoder=True)
-    found, steps = read_last(pathlib.Path(name), last)
+    found, steps = read_last(places.fetched(name), last)
     logging.info("%s: the mean of steps %s", name, steps)
     return found
 

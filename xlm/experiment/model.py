@@ -3,10 +3,12 @@
 import logging
 from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
+from xlm.common import places
 from xlm.common.schema import settings
 from xlm.experiment import objectives
 from xlm.experiment.data import Folders
@@ -40,6 +42,15 @@ def mesh(config: ConfigDict) -> Mesh:
     mesh = make_mesh(settings(MeshSettings, config.mesh))
     check_batch(config.train.batch_size, mesh)
     return mesh
+
+
+def check_one_host(workdir: str) -> None:
+    """Raise ValueError if several hosts would each work on a copy of a bucket's folder."""
+    if places.is_url(workdir) and jax.process_count() > 1:
+        raise ValueError(
+            f"--workdir is {workdir}, and this is one of {jax.process_count()} hosts, which write "
+            "checkpoints together: give a folder that all mount (for example with gcsfuse)"
+        )
 
 
 def train_functions(

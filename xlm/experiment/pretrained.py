@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
-from xlm.common import artifacts, declarations
+from xlm.common import artifacts, declarations, places
 from xlm.common.schema import settings
 from xlm.experiment import model, objectives, schema
 from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset
@@ -68,8 +68,8 @@ def read_pretrained(
     Raises:
       ValueError: it is neither, or cannot be read.
     """
-    folder, step = pathlib.Path(path), None
-    if _is_model_folder(path):
+    folder, step = places.fetched(path), None
+    if _is_model_folder(folder, path):
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
         tokenizer = model_folder.read_tokenizer(folder)
@@ -94,7 +94,7 @@ def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
     Raises:
       ValueError: it is no such run, or has fewer checkpoints.
     """
-    if _is_model_folder(str(folder)):
+    if _is_model_folder(folder, str(folder)):
         raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
     built, functions = _built(Folders(folder))
     steps, params = restore_mean_params(folder / "train" / "checkpoints", functions, count)
@@ -109,8 +109,8 @@ def read_settings(
     Raises:
       ValueError: it is no encoder, or its settings cannot be read.
     """
-    folder = pathlib.Path(path)
-    if _is_model_folder(path):
+    folder = places.fetched(path)
+    if _is_model_folder(folder, path):
         found = EncoderSettings(**model_folder.read_sizes(folder), dtype="float32")
     else:
         folders = Folders(folder)
@@ -120,13 +120,12 @@ def read_settings(
     return found if keeps_decoder else dataclasses.replace(found, cross_attention=False)
 
 
-def _is_model_folder(path: str) -> bool:
+def _is_model_folder(folder: pathlib.Path, path: str) -> bool:
     """Whether an encoder is in a model folder, or in a working directory of train.py.
 
     Raises:
       ValueError: it is in neither.
     """
-    folder = pathlib.Path(path)
     if (folder / "config.json").exists():
         return True
     if (folder / "train" / "settings.json").exists():

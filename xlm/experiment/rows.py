@@ -15,7 +15,7 @@ from input_pipeline.packed_dataset import META, PackedDataset, tokenizer_hash
 from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
-from xlm.common import artifacts
+from xlm.common import artifacts, places
 from xlm.experiment import cleaned_text, schema, text_warnings
 from xlm.experiment import data as builders
 
@@ -45,7 +45,7 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
         if _stage(config, job, record, recorded).done:
             logging.info("%s is up to date", folders.rows)
             return
-    if plans_only and not pathlib.Path(spec.root).is_absolute():
+    if plans_only and not (places.is_url(spec.root) or pathlib.Path(spec.root).is_absolute()):
         raise ValueError(
             f"corpus.root is {spec.root}; with --plan it must be an absolute path, which the "
             "workers mount as well"

@@ -17,6 +17,7 @@ from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.tasks import Task
 from input_pipeline.tokenization import unknown_warning
 from xlm.common import languages as names
+from xlm.common import places
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import (
@@ -120,7 +121,7 @@ def languages(
     if not found:
         raise ValueError(
             f"task.{split}: there are no files {list(patterns)} below {options.root}"
-            f"{_there(pathlib.Path(options.root))}; rename files so that their language stands at "
+            f"{_there(places.local(options.root))}; rename files so that their language stands at "
             "{language}, such as train.en.csv, or correct task.root or the patterns"
         )
     return tuple(sorted(found))
@@ -136,13 +137,13 @@ def _there(root: pathlib.Path) -> str:
 
 def holds_out(options: TaskSettings) -> bool:
     """Whether a part of the training examples is selected on, for want of a development file."""
-    root = pathlib.Path(options.root)
+    root = places.fetched(options.root)
     return options.task.is_own and not loading.has_files(root, options.validation)
 
 
 def _has_test(options: TaskSettings) -> bool:
     """Whether there are test data, without which the development data are reported."""
-    return not options.task.is_own or loading.has_files(pathlib.Path(options.root), options.test)
+    return not options.task.is_own or loading.has_files(places.fetched(options.root), options.test)
 
 
 def featured(

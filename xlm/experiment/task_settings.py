@@ -1,7 +1,6 @@
 """The `task` section of a config, and the tokenizer that a task's texts go through."""
 
 import dataclasses
-import pathlib
 from typing import Any, Literal, get_args
 
 import sentencepiece as spm
@@ -11,7 +10,7 @@ from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import TASKS, Columns, Task
 from input_pipeline.tokenization import special_ids
-from xlm.common import declarations, schema
+from xlm.common import declarations, places, schema
 from xlm.common.schema import settings
 from xlm.evaluation.metrics.retrieval import MARGINS
 
@@ -185,7 +184,7 @@ class TaskSettings:
 
     def source(self, split: str, language: str = "en") -> Source:
         """Where a split in a language is."""
-        root, data_dir = pathlib.Path(self.root), self.data_dir or None
+        root, data_dir = places.fetched(self.root), self.data_dir or None
         patterns = self.patterns(split, language)
         return Source(self.task, root, patterns, language, self.language_codes, data_dir)
 

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
+from xlm.common import places
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
 from xlm.experiment import objectives, seen, streams
@@ -41,7 +42,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     settings = builders.train_settings(config)
     continued = None
     if config.train.init_optimizer:
-        continued = pathlib.Path(config.train.init_from) / "train" / "checkpoints"
+        continued = places.local(config.train.init_from) / "train" / "checkpoints"
         if not continued.exists():
             raise ValueError(
                 f"train.init_optimizer is True, but train.init_from is {config.train.init_from!r}, "

@@ -1,7 +1,6 @@
 """Builders of translation: what a run starts from, its model, its data and its search."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import Unit, language_symbols, translation_features
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
+from xlm.common import places
 from xlm.common.schema import settings
 from xlm.evaluation.decoding import TokenIds
 from xlm.evaluation.metrics import translation as metrics
@@ -77,7 +77,7 @@ def read_start(config: ConfigDict) -> Pretrained:
     Raises:
       ValueError: it is neither, or cannot be read.
     """
-    folder = pathlib.Path(config.init_from)
+    folder = places.fetched(config.init_from)
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)

@@ -15,7 +15,7 @@ from input_pipeline.sources import CorpusSpec
 from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
 from vocap.text_rules import TextRules
-from xlm.common import artifacts
+from xlm.common import artifacts, places
 from xlm.experiment import cleaned_text, counted_text, schema, text_warnings
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
@@ -24,7 +24,7 @@ from xlm.interop import vocabulary
 def run(config: ConfigDict, folders: builders.Folders) -> None:
     """Build the vocabulary, or take an existing one, unless that is done."""
     if config.vocab.tokenizer:
-        _take(pathlib.Path(config.vocab.tokenizer), folders)
+        _take(places.fetched(config.vocab.tokenizer), folders)
         return
     settings = builders.vocabulary_settings(config)
     cache = folders.vocab / "cache" / f"v{CACHE_VERSION}"

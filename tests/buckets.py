@@ -1,0 +1,61 @@
+"""Servers of S3 and Google Cloud Storage on the loopback address, for tests of buckets."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import fsspec
+
+BUCKET = "bucket"
+
+
+@contextlib.contextmanager
+def s3() -> Iterator[str]:
+    """Serve S3; yield the URL of an empty bucket, which this process and its children reach."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    variables = {
+        "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
+        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    try:
+        with _reached(variables, "s3"):
+            yield f"s3://{BUCKET}"
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def gcs() -> Iterator[str]:
+    """Serve Google Cloud Storage, without preconditions; see `s3`."""
+    from gcp_storage_emulator.server import create_server
+
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    port = server._api._httpd.server_address[1]
+    variables = {
+        "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_GCS": '{"token": "anon", "project": "p"}',
+    }  # fmt: skip
+    try:
+        with _reached(variables, "gs"):
+            yield f"gs://{BUCKET}"
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _reached(variables: dict[str, str], scheme: str) -> Iterator[None]:
+    with mock.patch.dict(os.environ, variables):
+        fsspec.config.set_conf_env(fsspec.config.conf)
+        fs = fsspec.filesystem(scheme)
+        fs.clear_instance_cache()
+        fsspec.filesystem(scheme).mkdir(BUCKET)
+        yield
+        fs.clear_instance_cache()
