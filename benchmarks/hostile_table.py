@@ -512,7 +512,7 @@ def flags() -> Iterator[Condition]:
         ("train", "--config.train.num_steps=nan"),
         ("train", "--config.train.num_steps=99999999999999999999"), ("train", "--none"),
         ("train", "--config.optimizer.learning_rate=nan"), ("train", "--workdir="),
-        ("train", "--workdir=/dev/null"), ("train", "--workdir=gs://bucket/run"),
+        ("train", "--workdir=/dev/null"), ("train", "--workdir=https://bucket/run"),
         ("prepare", "--config.store.length=-1"), ("build", "--config.vocab.target_size=0"),
         ("predict", "--input="), ("predict", "--input=a,b"), ("predict", "--workdir=/dev/zero"),
         ("predict", "--language=../../x"), ("count", "--input=*"), ("score", "--tokenizers=a"),

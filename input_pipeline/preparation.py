@@ -207,23 +207,33 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
 
 
 def _run(job: Job, found: plans.Found, execute: Execute) -> None:
-    execute(prepare_source, job, job.unfinished("source", found.tasks), "parallel text")
+    def execute_all(
+        function: Callable[[Job, Any], None], kind: str, tasks: Sequence[Any], name: str
+    ) -> None:
+        execute(function, job, job.unfinished(kind, tasks), name)
+        if lost := job.unfinished(kind, tasks):
+            raise ValueError(
+                f"{name}: {len(lost)} of {len(tasks)} tasks, such as {lost[0].id}, have left no "
+                f"results in {job.work}; run the same command again, on Beam with another --runner"
+            )
+
+    execute_all(prepare_source, "source", found.tasks, "parallel text")
     parts = find_parts(job, found)
-    execute(scan, job, job.unfinished("scan", parts), "scan")
+    execute_all(scan, "scan", parts, "scan")
     _log_tallies(job, found.tasks, parts)
     languages = plans.language_tasks(parts)
-    execute(select, job, job.unfinished("select", languages), "select")
+    execute_all(select, "select", languages, "select")
     for one in languages:
         note = job.read_note("select", one.id)
         split = selection.Split(*note.split)
         corpus.log_split(job.spec, one.id, note.duplicates["blocks"], note.blocks, split)
         corpus.check_split(job.spec, one.id, note.train, note.heldout)
-    execute(write, job, job.unfinished("rows", parts), "tokenise")
-    execute(count, job, job.unfinished("count", languages), "count")
+    execute_all(write, "rows", parts, "tokenise")
+    execute_all(count, "count", languages, "count")
     hashes = [np.load(job.work / f"heldout-{part.id}.npy", allow_pickle=False) for part in parts]
     array_files.save(job.work / _HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
     pairs = [task for task in found.tasks if task.key == "parallel"]
-    execute(write_pairs, job, job.unfinished("pairs", pairs), "pairs")
+    execute_all(write_pairs, "pairs", pairs, "pairs")
     for task in pairs:
         tally = job.read_note("pairs", task.id).tally
         log_tally(task.name, *tally, reason="pairs that repeat held-out text")
@@ -416,6 +426,7 @@ def write(job: Job, part: Part) -> None:
             file = stack.enter_context(array_files.array_file(path, (length,), dtype))
             writers[side] = RowWriter(job.processor, file, length, dtype)
         exclusion, number, heldout = job.exclusion, 0, list[np.ndarray]()
+        exclusion.tally()
         for piece in part.pieces:
             for block in plans.blocks_of(job.spec, piece, exclusion):
                 if block.sentences:
@@ -425,6 +436,12 @@ def write(job: Job, part: Part) -> None:
                         heldout.append(corpus.heldout_hashes(job.spec, block.sentences))
                     number += 1
             plans.check_unchanged([piece.state])
+        scanned = job.read_note("scan", part.id).tally
+        if (written := exclusion.tally()) != scanned or number != len(sides):
+            raise ValueError(
+                f"{part.id}: {scanned[1]} sentences were read in {len(sides)} blocks, and "
+                f"{written[1]} in {number} when they were tokenised; run the same command again"
+            )
         statistics = [writer.finish() for writer in writers.values()]
     counts = writers[selection.TRAIN].counts
     used = np.flatnonzero(counts)
@@ -507,6 +524,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     left_out = {name: came - kept for name, (came, kept, _) in tallies.items() if came > kept}
     record = {"files": files} | ({"left_out": left_out} if left_out else {})
     artifacts.write_json(job.folder / manifest.MANIFEST, record)
+    manifest.read(job.folder, files)  # what the tasks have noted is there
     artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
     store.write_meta()
     return store

@@ -3,13 +3,11 @@
 import contextlib
 import logging
 import os
-import sys
+import secrets
 from collections.abc import Iterator
 from unittest import mock
 
 import fsspec
-
-BUCKET = "bucket"
 
 
 @contextlib.contextmanager
@@ -25,8 +23,8 @@ def s3() -> Iterator[str]:
         "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
     }  # fmt: skip
     try:
-        with _reached(variables, "s3"):
-            yield f"s3://{BUCKET}"
+        with _reached(variables, "s3") as url:
+            yield url
     finally:
         server.stop()
 
@@ -41,21 +39,20 @@ def gcs() -> Iterator[str]:
     port = server._api._httpd.server_address[1]
     variables = {
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_GCS": '{"token": "anon", "project": "p"}',
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_GCS": '{"token": "anon"}',
     }  # fmt: skip
     try:
-        with _reached(variables, "gs"):
-            yield f"gs://{BUCKET}"
+        with _reached(variables, "gs") as url:
+            yield url
     finally:
         server.stop()
 
 
 @contextlib.contextmanager
-def _reached(variables: dict[str, str], scheme: str) -> Iterator[None]:
+def _reached(variables: dict[str, str], scheme: str) -> Iterator[str]:
     with mock.patch.dict(os.environ, variables):
         fsspec.config.set_conf_env(fsspec.config.conf)
-        fs = fsspec.filesystem(scheme)
-        fs.clear_instance_cache()
-        fsspec.filesystem(scheme).mkdir(BUCKET)
-        yield
-        fs.clear_instance_cache()
+        fsspec.get_filesystem_class(scheme).clear_instance_cache()  # of another server
+        bucket = f"bucket{secrets.token_hex(8)}"  # servers of one process share their buckets
+        fsspec.filesystem(scheme).mkdir(bucket)
+        yield f"{scheme}://{bucket}"

@@ -30,6 +30,7 @@ RUN = {
 ELSEWHERE = {
     "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
     "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
+    "fsspec": "remote", "upath": "remote",
 }  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {
@@ -41,7 +42,8 @@ NOT_IMPORTED = {
     },
     # tensorflow-datasets imports them to prepare some datasets, and does not require them.
     "datasets": {"apache-beam", "mwparserfromhell", "mwxml"},
-    "dev": {"pytest-xdist", "ruff", "mypy", "setuptools"},  # run by scripts, or pip/
+    # Run by scripts or pip, and what moto imports for its server.
+    "dev": {"pytest-xdist", "ruff", "mypy", "setuptools", "flask", "flask-cors"},
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -80,7 +82,10 @@ def modules(paths: Iterable[pathlib.Path]) -> dict[str, pathlib.Path]:
     return found
 
 
-DISTRIBUTIONS = importlib.metadata.packages_distributions()
+DISTRIBUTIONS = {
+    "upath": ["universal-pathlib"], "gcp_storage_emulator": ["gcp-storage-emulator"],
+    **importlib.metadata.packages_distributions(),
+}  # fmt: skip
 
 
 def packages(module: str) -> set[str]:

@@ -336,15 +336,16 @@ def _check_local() -> None:
         if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue
         for key, value in strings(f"--{name}", flags.FLAGS[name].value):
+            is_url = places.is_url(value)
+            if is_url and (value.startswith("http") or not _MAY_BE_URL.fullmatch(key)):
+                fail(
+                    f"{key} is {value}, which is no path; it is read and written on disks only: "
+                    "mount the bucket (for example with gcsfuse), or copy the file"
+                )
             try:
-                if places.is_url(value) and _MAY_BE_URL.fullmatch(key):
+                if is_url:
                     places.check(value)
-                elif places.is_url(value):
-                    fail(
-                        f"{key} is {value}, which is no path; this file is read and written on "
-                        "disks only: mount the bucket (for example with gcsfuse), or copy the file"
-                    )
                 elif key == "--workdir":
                     artifacts.check_plain(pathlib.Path(value).absolute(), key)
             except ValueError as error:
-                fail(str(error))
+                fail(f"{key} is {value}: {error}" if is_url else str(error))

@@ -2,13 +2,12 @@
 
 Text is read where it lies, as a stream. Everything else is worked on in a local copy of its folder,
 since stages map files into memory, rename and append: `fetched` brings a copy to read, `held` one
-to write, which is published while the stage works. A bucket cannot rename a folder. So readers
-believe `MANIFEST` alone, one object that is written after all that it lists. Needs the extra
-`remote`; fsspec's packages find the credentials.
+to write, which it publishes while the stage works. A bucket cannot rename a folder. So readers
+believe one object, `MANIFEST`, which is written after all that it lists. Needs the extra `remote`,
+whose packages find the credentials.
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import glob as local_glob
 import hashlib
@@ -23,28 +22,25 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from xlm.common import artifacts, packages
 
-# Folder of local copies, by default `vocap/places` below $XDG_CACHE_HOME or ~/.cache; and the
-# gigabytes that they may take.
-CACHE, CACHE_GB = "XLM_CACHE", "XLM_CACHE_GB"
-PUBLISH_SECONDS = "XLM_PUBLISH_SECONDS"  # between publications of a stage at work; 30
-MANIFEST, LOCK = ".published.json", ".LOCK.json"
-# A stage is not finished while its other files change: these go first and come last.
-_MARKS = ("DONE", "meta.json")
-_NEVER = re.compile(r"LOCK|\..*\.tmp(\..*)?|.*\.output|.*\.orbax-checkpoint-tmp.*|\.LOCK\.json")
-_WORK = re.compile(r"(.*/)?(work|cache)/.*")  # what only the stage itself reads
+# Variables: the folder of local copies, by default `vocap/places` below $XDG_CACHE_HOME or
+# ~/.cache; the gigabytes that it may hold; the seconds between publications of a stage at work.
+CACHE, CACHE_GB, PUBLISH_SECONDS = "XLM_CACHE", "XLM_CACHE_GB", "XLM_PUBLISH_SECONDS"
+MANIFEST, LOCK = ".published.json", ".lock.json"
+# Says that a stage has finished: taken back before other files change.
+_MARK = re.compile(r"(.*/)?(DONE|meta\.json)")
+_UNFINISHED = re.compile(r"LOCK|\..*\.tmp(\..*)?|.*\.output|.*\.orbax-checkpoint-tmp.*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Read ahead in the background: one block is used while the next one comes.
 _STREAM = {"block_size": 8 << 20, "cache_type": "background"}
 _LOCK_SECONDS = 300  # without a sign of its owner, a lock is void
 _ATTEMPTS = 5
 
-State = tuple[int, int]  # bytes, and time of the last change (ns) or hash of the version
-_held: dict[str, "_Place"] = {}  # by this process
+_held: set[str] = set()  # by this process
 
 
 def is_url(name: str | os.PathLike[str]) -> bool:
@@ -67,7 +63,9 @@ def path(name: str | os.PathLike[str]) -> Any:
     check(str(name))
     import upath
 
-    return upath.UPath(str(name))
+    found = upath.UPath(str(name))
+    found.fs.invalidate_cache()  # of listings, which others may have changed
+    return found
 
 
 def join(root: Any, name: str) -> Any:
@@ -81,9 +79,8 @@ def glob(root: Any, pattern: str) -> list[Any]:
     """Return the paths below `root` that match a glob pattern, `**` for any folders."""
     if isinstance(root, pathlib.Path):
         return [root / one for one in local_glob.glob(pattern, root_dir=root, recursive=True)]
-    return [
-        root / one for one in _relative(root.fs, root.path, root.fs.glob(f"{root.path}/{pattern}"))
-    ]
+    folder = root.path.rstrip("/")
+    return [root / one[len(folder) + 1 :] for one in root.fs.glob(f"{folder}/{pattern}")]
 
 
 def opened(path: Any) -> BinaryIO:
@@ -93,26 +90,21 @@ def opened(path: Any) -> BinaryIO:
     return io.BufferedReader(path.fs.open(path.path, "rb", **_STREAM), 1 << 20)
 
 
-def state(path: Any) -> State:
+def state(path: Any) -> tuple[int, int]:
     """Return bytes and time (ns) of a file; of one in a bucket a hash of its version."""
-    if isinstance(path, pathlib.Path):
-        found = path.stat()
-        return found.st_size, found.st_mtime_ns
-    path.fs.invalidate_cache(path.fs._parent(path.path))
-    return _version(path.fs.info(path.path))
+    if not isinstance(path, pathlib.Path):
+        return _version(path.fs.info(path.path))
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
-def _version(info: dict[str, Any]) -> State:
+def _version(info: dict[str, Any]) -> tuple[int, int]:
     keys = ("generation", "ETag", "etag", "md5", "LastModified", "mtime", "created")
     version = next((str(info[key]) for key in keys if info.get(key)), "")
     return int(info["size"]), int(hashlib.sha256(version.encode()).hexdigest()[:12], 16)
 
 
-def _relative(fs: Any, root: str, found: Any) -> list[str]:
-    return sorted(fs._strip_protocol(one)[len(root.rstrip("/")) + 1 :] for one in found)
-
-
-def cache_folder() -> pathlib.Path:
+def _cache() -> pathlib.Path:
     parent = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(os.environ.get(CACHE) or pathlib.Path(parent, "vocap", "places")).absolute()
 
@@ -125,14 +117,15 @@ def local(name: str | os.PathLike[str]) -> pathlib.Path:
 def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
     """Return a path to read a file or folder at, of one in a bucket that of a local copy.
 
-    Raises ValueError if there is nothing, or the copy is larger than `CACHE_GB`.
+    Raises ValueError if there is nothing, or copies would take more than `CACHE_GB`.
     """
     if not is_url(name):
         return pathlib.Path(name)
     place = _Place(str(name))
     # One that is held here is newer than the bucket.
     with contextlib.suppress(BlockingIOError), _flock(place.side / "HELD"):
-        if not place.fetch(lambda one: not _WORK.fullmatch(one)):
+        place.fetch()
+        if not place.known["files"]:
             raise ValueError(f"{name}: there is no such file or folder; correct the URL")
     return place.copy
 
@@ -141,136 +134,125 @@ def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
 def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Work on a folder until the block ends; of one in a bucket on a copy, which is published.
 
-    Publishes every `PUBLISH_SECONDS`, and at the end whatever ends the block. Blocks of one process
-    may be nested. Raises ValueError if another process works on it, OSError if the last publication
-    fails.
+    Publishes every `PUBLISH_SECONDS`, 30 by default, and at the end, whatever ends the block. One
+    process may nest blocks. Raises ValueError if another process works on it, OSError if the last
+    publication fails.
     """
     url = str(name).rstrip("/")
     if not is_url(url) or url in _held:
         yield local(url)
         return
     place = _Place(url)
-    try:
-        with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        try:
             stack.enter_context(_flock(place.side / "HELD"))
-            stack.enter_context(place.locked())
-            place.fetch()
-            logging.info("%s is worked on in %s", url, place.copy)
-            _held[url] = place
-            stack.callback(_held.pop, url)
-            stack.enter_context(place.published())
-            yield place.copy
-    except BlockingIOError:
-        raise ValueError(
-            f"another process on this machine works on {url}; wait for it or stop it, or choose "
-            "another --workdir"
-        ) from None
-
-
-@dataclasses.dataclass
-class _Files:
-    """What a folder holds: the state of each file, and targets of links; `id` names a version."""
-
-    id: str = ""
-    files: dict[str, State] = dataclasses.field(default_factory=dict)
-    links: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def read(cls, text: bytes | str) -> "_Files":
-        found = json.loads(text)
-        files = {name: (size, change) for name, (size, change) in found["files"].items()}
-        return cls(found["id"], files, found["links"])
-
-    def text(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        except BlockingIOError:
+            raise ValueError(
+                f"another process of this machine works on {url}; wait for it or stop it, or "
+                "choose another folder"
+            ) from None
+        stack.enter_context(place.locked())
+        place.fetch()
+        logging.info("%s is worked on in %s", url, place.copy)
+        _held.add(url)
+        stack.callback(_held.remove, url)
+        stack.enter_context(place.published())
+        yield place.copy
 
 
 class _Place:
-    """A file or folder of a bucket, and its local copy."""
+    """A file or folder of a bucket, and its local copy.
+
+    `known` is the manifest that the copy was last equal to: a random "id", and "files", by name
+    bytes and time of the last change (ns) of a file, or the target of a link.
+    """
 
     def __init__(self, url: str):
         check(url)
         import fsspec
 
         self.url = url.rstrip("/")
-        self.fs, self.root = fsspec.url_to_fs(self.url, use_listings_cache=False)
-        self.side = cache_folder() / artifacts.fingerprint(self.url)
+        self._fs, self._root = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        self.side = _cache() / artifacts.fingerprint(self.url)
         self.copy = self.side / self.url.rpartition("/")[2]
-        self._token, self._fault = secrets.token_hex(8), ""
-        self._known = _Files()  # of the bucket, as far as the copy has it
+        self._record = self.side / MANIFEST
+        self.known: dict[str, Any] = {"id": "", "files": {}}
+        self._sign = {"token": secrets.token_hex(8), "host": socket.gethostname()}
+        self._is_lost = False
 
-    def fetch(self, wanted: Callable[[str], bool] = lambda _: True) -> bool:
-        """Bring the copy up to date; return whether there is anything.
-
-        What a killed stage has not published stays, unless another machine has published since.
-        """
-        with _flock(self.side / "FETCH", waits=True):
-            record = self.side / "fetched.json"
-            here = _Files.read(record.read_text()) if record.exists() else _Files()
-            for attempt in range(_ATTEMPTS):
-                there = self.read_manifest() or self._listed()
-                try:
-                    self._bring(here, there, wanted)
-                    break
-                except FileNotFoundError:  # another version was published meanwhile
-                    if attempt == _ATTEMPTS - 1:
-                        raise
-            artifacts.write_text(record, self._known.text())
-        return bool(there.files)
-
-    def _bring(self, here: _Files, there: _Files, wanted: Callable[[str], bool]) -> None:
-        now = _scan(self.copy)
-        kept = dict(here.files)
-        if here.id != there.id:
-            kept = {one: it for one, it in there.files.items() if now.files.get(one) == it}
-            for one in (*now.links, *(set(now.files) - set(kept))):
-                self._at(one).unlink()
-        needed = [one for one in there.files if one not in kept and wanted(one)]
-        _make_room(self.side, sum(there.files[one][0] for one in needed))
-        for one in needed:
-            self._at(one).parent.mkdir(parents=True, exist_ok=True)
-        asides = [artifacts.aside_of(self._at(one)) for one in needed]
-        if needed:
-            self.fs.get([self._key(one) for one in needed], list(map(str, asides)))
-        for one, aside in zip(needed, asides, strict=True):
-            os.utime(aside, ns=(there.files[one][1],) * 2)
-            aside.replace(self._at(one))
-            kept[one] = there.files[one]
-        for one, target in there.links.items() if here.id != there.id else ():
-            self._at(one).parent.mkdir(parents=True, exist_ok=True)
-            self._at(one).symlink_to(target, target_is_directory=True)
-        self._known = _Files(there.id, kept, there.links)
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
 
     def _at(self, name: str) -> pathlib.Path:
         return self.copy / name if name else self.copy
 
-    def _key(self, name: str) -> str:
-        return f"{self.root}/{name}" if name else self.root
+    def fetch(self) -> None:
+        """Bring the copy up to date.
 
-    def read_manifest(self) -> _Files | None:
+        What a killed stage has not published stays, unless another machine has published since.
+        """
+        with _flock(self.side / "FETCH", waits=True):
+            if self._record.exists():
+                self.known = artifacts.read_object(self._record)
+            for attempt in range(_ATTEMPTS):
+                there = self._read(MANIFEST) or self._listed()
+                if there["id"] == self.known["id"]:
+                    return
+                try:
+                    self._bring(there["files"])
+                    break
+                except FileNotFoundError:  # another version was published meanwhile
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+            self.known = there
+            artifacts.write_json(self._record, there)
+
+    def _read(self, name: str) -> Any:
+        """Read an object of JSON; None if there is none."""
         try:
-            return _Files.read(self.fs.cat_file(self._key(MANIFEST)))
+            return json.loads(self._fs.cat_file(self._key(name)))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _listed(self) -> _Files:
+    def _listed(self) -> dict[str, Any]:
         """Describe a file or folder that others have put there."""
-        found = self.fs.find(self.root, detail=True)
-        names = _relative(self.fs, self.root, found)
-        files = dict(zip(names, (_version(found[one]) for one in sorted(found)), strict=True))
-        files = {one: state for one, state in files.items() if one != LOCK}
-        return _Files(artifacts.fingerprint(files), files)
+        found = self._fs.find(self._root, detail=True)
+        files = {one[len(self._root) + 1 :]: list(_version(found[one])) for one in found}
+        files.pop(LOCK, None)
+        return {"id": artifacts.fingerprint(files), "files": files}
+
+    def _bring(self, there: dict[str, Any]) -> None:
+        here = _scan(self.copy)
+        for name in here:
+            if here[name] != there.get(name):
+                self._at(name).unlink()
+        needed = [name for name in there if here.get(name) != there[name]]
+        files = {
+            one: artifacts.aside_of(self._at(one)) for one in needed if type(there[one]) is list
+        }
+        _check_room(sum(there[name][0] for name in files))
+        for name in needed:
+            self._at(name).parent.mkdir(parents=True, exist_ok=True)
+            if name not in files:
+                self._at(name).symlink_to(there[name], target_is_directory=True)
+        if files:
+            self._fs.get(list(map(self._key, files)), list(map(str, files.values())))
+        for name, aside in files.items():
+            os.utime(aside, ns=(there[name][1],) * 2)
+            aside.replace(self._at(name))
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
         """Publish the copy again and again until the block ends, and then once more."""
         ends, every = threading.Event(), float(os.environ.get(PUBLISH_SECONDS) or 30)
+        # Without a manifest, a first publication that is cut off would be taken for a whole one.
+        self._publish_manifest(self.known["files"])
 
         def work() -> None:
             while not ends.wait(every):
                 try:
                     self._renew()
-                    self.publish()
+                    self._publish()
                 except Exception as error:  # of any package; the last publication raises
                     logging.warning("%s: not published yet: %s", self.url, error)
 
@@ -281,144 +263,121 @@ class _Place:
         finally:
             ends.set()
             thread.join()
-            self.publish()
+            self._renew()
+            self._publish()
 
-    def publish(self) -> None:
-        """Upload what has changed, then the manifest; remove what is gone."""
-        if self._fault:
-            raise OSError(self._fault)
-        shutil.rmtree(self.side / "upload", ignore_errors=True)
-        now, sources = self._snapshot()
-        known = self._known.files
-        gone = [one for one in known if one not in now.files]
-        if not sources and not gone and now.links == self._known.links:
+    def _publish(self) -> None:
+        """Upload what has changed, then the manifest; then remove what is gone."""
+        known, links = self.known["files"], self.side / "upload"
+        shutil.rmtree(links, ignore_errors=True)
+        links.mkdir()
+        now = self._snapshot(links)
+        if now == known:
             return
-        if marks := {one for one in (*sources, *gone) if one in known and _name(one) in _MARKS}:
-            rest = {one: known[one] for one in known if one not in marks}
-            self._write_manifest(_Files(secrets.token_hex(8), rest, self._known.links))
-        new = [one for one in sources if one not in known]
-        if new:
-            self.fs.put([str(sources[one]) for one in new], list(map(self._key, new)))
-        # In the order in which the stage has written them: a kill may come in between.
-        for one in sorted(set(sources) - set(new), key=lambda one: now.files[one][1]):
-            self.fs.put_file(str(sources[one]), self._key(one))
-        self._write_manifest(_Files(secrets.token_hex(8), now.files, now.links))
-        for one in gone:
-            with contextlib.suppress(FileNotFoundError):
-                self.fs.rm_file(self._key(one))
-        shutil.rmtree(self.side / "upload", ignore_errors=True)
+        changed = {name for name in (*now, *known) if now.get(name) != known.get(name)}
+        if marks := {one for one in changed & known.keys() if _MARK.fullmatch(one)}:
+            self._publish_manifest({one: known[one] for one in known if one not in marks})
+        files = [name for name in changed if type(now.get(name)) is list]
+        if files:
+            sources = [str(links / artifacts.fingerprint(name)) for name in files]
+            self._fs.put(sources, list(map(self._key, files)))
+        self._publish_manifest(now)
+        for name in known:
+            if name not in now:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._key(name))
 
-    def _snapshot(self) -> tuple[_Files, dict[str, pathlib.Path]]:
-        """Return what the copy holds at one moment, and hard links to what is not published."""
+    def _snapshot(self, links: pathlib.Path) -> dict[str, Any]:
+        """Return what the copy holds at one moment, and link there what is not published."""
         while True:
-            now, sources = _scan(self.copy), {}
-            (self.side / "upload").mkdir(parents=True, exist_ok=True)
+            now = _scan(self.copy)
             try:
-                for one, found in now.files.items():
-                    if self._known.files.get(one) != found:
-                        sources[one] = self.side / "upload" / secrets.token_hex(8)
-                        os.link(self._at(one), sources[one])
-                if _scan(self.copy).files.keys() == now.files.keys():
-                    return now, sources
-            except FileNotFoundError:  # replaced or removed meanwhile
+                for name, found in now.items():
+                    link = links / artifacts.fingerprint(name)
+                    if type(found) is list and self.known["files"].get(name) != found:
+                        link.unlink(missing_ok=True)
+                        os.link(self._at(name), link)
+            except FileNotFoundError:  # renamed or removed meanwhile
                 continue
+            if _scan(self.copy).keys() == now.keys():
+                return now
 
-    def _write_manifest(self, files: _Files) -> None:
-        self.fs.pipe_file(self._key(MANIFEST), files.text().encode())
-        self._known = files
-        if self.side.exists():
-            artifacts.write_text(self.side / "fetched.json", files.text())
+    def _publish_manifest(self, files: dict[str, Any]) -> None:
+        self.known = {"id": secrets.token_hex(8), "files": files}
+        self._fs.pipe_file(self._key(MANIFEST), json.dumps(self.known).encode())
+        artifacts.write_json(self._record, self.known)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock object of a folder, made by the store only where there is none."""
+        """Hold the lock of a folder, an object that the store makes only where there is none."""
         while True:
             try:
-                self.fs.pipe_file(self._key(LOCK), self._sign(), mode="create")
+                self._fs.pipe_file(self._key(LOCK), self._signed(), mode="create")
                 break
             except FileExistsError:
-                self._check_void()
+                self._remove_void_lock()
         try:
             yield
         finally:
-            if not self._fault:
-                self.fs.rm_file(self._key(LOCK))
+            if not self._is_lost:
+                self._fs.rm_file(self._key(LOCK))
 
-    def _sign(self) -> bytes:
-        host = socket.gethostname()
-        found = {"token": self._token, "host": host, "pid": os.getpid(), "time": time.time()}
-        return json.dumps(found).encode()
+    def _signed(self) -> bytes:
+        return json.dumps({**self._sign, "time": time.time()}).encode()
 
-    def _check_void(self) -> None:
-        """Remove a lock whose owner is gone; ValueError if it is at work."""
-        try:
-            found = json.loads(self.fs.cat_file(self._key(LOCK)))
-        except FileNotFoundError:
+    def _remove_void_lock(self) -> None:
+        if (found := self._read(LOCK)) is None:
             return
-        # Whoever had it on this machine has ended, since this process has the local lock.
         age = time.time() - found["time"]
-        if found["host"] != socket.gethostname() and age < _LOCK_SECONDS:
+        # Of this machine the owner has ended, since this process has the local lock.
+        if found["host"] != self._sign["host"] and age < _LOCK_SECONDS:
             raise ValueError(
-                f"process {found['pid']} on {found['host']} works on {self.url}, with a sign "
-                f"{age:.0f} s ago; wait for it or stop it, or choose another --workdir (a lock "
-                f"without a sign for {_LOCK_SECONDS} s is void)"
+                f"a process on {found['host']} works on {self.url}, by its sign {age:.0f} s ago; "
+                "wait for it or stop it, or choose another folder (its lock is void after "
+                f"{_LOCK_SECONDS} s without a sign)"
             )
-        self.fs.rm_file(self._key(LOCK))
+        self._fs.rm_file(self._key(LOCK))
 
     def _renew(self) -> None:
-        found = json.loads(self.fs.cat_file(self._key(LOCK)))
-        if found["token"] != self._token:
-            self._fault = (
-                f"process {found['pid']} on {found['host']} has taken {self.url} over; what this "
-                f"process did since is in {self.copy} only: stop one of them"
+        """Give a sign that the owner of the lock is at work; OSError if another one has it."""
+        found = self._read(LOCK) or {}
+        self._is_lost = found.get("token") != self._sign["token"]
+        if self._is_lost:
+            raise OSError(
+                f"{self.url}: a process on {found.get('host')} has taken the folder over; what "
+                f"this one has not published is in {self.copy}: stop one of them"
             )
-            raise OSError(self._fault)
-        self.fs.pipe_file(self._key(LOCK), self._sign())
+        self._fs.pipe_file(self._key(LOCK), self._signed())
 
 
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _scan(folder: pathlib.Path) -> _Files:
-    """Describe a local folder, or a file, called ""; without what is unfinished."""
-    found = _Files()
+def _scan(folder: pathlib.Path) -> dict[str, Any]:
+    """Describe a local folder, or a file, called "", as a manifest; without what is unfinished."""
     if folder.is_file():
-        found.files[""] = state(folder)
+        return {"": list(state(folder))}
+    found: dict[str, Any] = {}
     for parent, folders, names in os.walk(folder):
-        below = os.path.relpath(parent, folder)
-        for name in [one for one in folders if os.path.islink(os.path.join(parent, one))]:
-            found.links[os.path.normpath(f"{below}/{name}")] = os.readlink(f"{parent}/{name}")
-        folders[:] = [one for one in folders if not _NEVER.fullmatch(one)]
-        for name in names:
+        folders[:] = [name for name in folders if not _UNFINISHED.fullmatch(name)]
+        for name in (*names, *folders):
+            one = pathlib.Path(parent, name)
             with contextlib.suppress(FileNotFoundError):
-                if not _NEVER.fullmatch(name):
-                    one = state(pathlib.Path(parent, name))
-                    found.files[os.path.normpath(f"{below}/{name}")] = one
+                if one.is_symlink():
+                    found[str(one.relative_to(folder))] = os.readlink(one)
+                elif name in names and not _UNFINISHED.fullmatch(name):
+                    found[str(one.relative_to(folder))] = list(state(one))
     return found
 
 
-def _make_room(side: pathlib.Path, size: int) -> None:
-    """Remove the copies that were used longest ago, until `size` more bytes fit."""
-    most = float(os.environ.get(CACHE_GB) or 200) * 1e9
-    others = [one for one in side.parent.iterdir() if one != side]
-    total = {one: sum(found[0] for found in _scan(one).files.values()) for one in (side, *others)}
-    for one in sorted(others, key=lambda one: one.stat().st_mtime):
-        if sum(total.values()) + size <= most:
-            break
-        record = one / "fetched.json"
-        with contextlib.suppress(BlockingIOError), _flock(one / "HELD"):
-            known = _Files.read(record.read_text()) if record.exists() else _Files()
-            copies = [folder for folder in one.iterdir() if folder.is_dir()]
-            if all(known.files.items() >= _scan(folder).files.items() for folder in copies):
-                shutil.rmtree(one)
-                del total[one]
-    if sum(total.values()) + size > most:
+def _check_room(size: int) -> None:
+    """Raise ValueError if all copies with `size` more bytes were larger than they may be."""
+    most = float(os.environ.get(CACHE_GB) or 500)
+    total = (
+        size + sum(found[0] for found in _scan(_cache()).values() if type(found) is list)
+    ) / 1e9
+    if size and total > most:
         raise ValueError(
-            f"{side.parent} would hold {(sum(total.values()) + size) / 1e9:.1f} GB, and may hold "
-            f"{most / 1e9:g}; set {CACHE_GB} to more, or {CACHE} to a folder on a larger disk"
+            f"{_cache()} would hold {total:.1f} GB, may hold {most:g}; remove folders of it that "
+            f"no run needs, set {CACHE_GB} to more, or {CACHE} to a folder on another disk"
         )
-    os.utime(side)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,164 @@
+"""Folders in buckets of servers on the loopback address: what readers see, and when."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import time
+from unittest import mock
+
+from absl.testing import parameterized
+
+from tests import buckets
+from tests.folders import FolderTest
+from xlm.common import places
+
+
+class PlacesTest(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.held: dict[str, set[str]] = {}
+        self.on("first")
+
+    def on(self, machine: str) -> None:
+        """Go on as another machine, or one again."""
+        cache = {places.CACHE: str(self.folder / machine)}
+        self.enter_context(mock.patch.dict(os.environ, cache))
+        self.enter_context(mock.patch("socket.gethostname", lambda: machine))
+        held = self.held.setdefault(machine, set())
+        self.enter_context(mock.patch.object(places, "_held", held))
+
+    def contents(self, folder: pathlib.Path) -> dict[str, bytes]:
+        files = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+    def fill(self, folder: pathlib.Path, files: dict[str, str]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    @parameterized.parameters(buckets.s3, buckets.gcs)
+    def test_what_is_published_is_fetched(self, serve):
+        url = self.enter_context(serve()) + "/runs/a"
+        files = {"a/DONE": "", "a/b/c.bin": "x" * 3_000_000, "m.jsonl": "1\n", ".x.y": "hidden"}
+        with places.held(url) as copy:
+            self.fill(copy, {**files, "a/.z.0123456789abcdef.tmp": "1", "a/LOCK": "", "gone": "g"})
+            (copy / "link").symlink_to("a/b", target_is_directory=True)
+        with places.held(url) as again, places.held(url):
+            self.assertEqual(again, copy)
+            (copy / "gone").unlink()
+            with (copy / "m.jsonl").open("a") as file:
+                file.write("2\n")
+        self.on("second")
+        found = places.fetched(url)
+        expected = {name: text.encode() for name, text in files.items()}
+        self.assertEqual(self.contents(found), {**expected, "m.jsonl": b"1\n2\n"})
+        self.assertEqual(os.readlink(found / "link"), "a/b")
+        self.assertEqual(places.fetched(f"{url}/m.jsonl").read_text(), "1\n2\n")
+        with self.assertRaisesRegex(ValueError, f"{url}/none: there is no such file"):
+            places.fetched(f"{url}/none")
+
+    def test_a_publication_that_is_cut_off_shows_no_mixture(self):
+        bucket = self.enter_context(buckets.s3())
+        old = {"DONE": "", "settings.json": "old", "model": "old", "only": "old", "m.jsonl": "1"}
+        new = {"DONE": "", "settings.json": "new", "model": "new", "more/x": "new", "m.jsonl": "12"}
+        seen = set()
+        for number in range(9):
+            url, fails = f"{bucket}/run{number}", number
+            self.on("first")
+            with places.held(url) as copy:
+                self.fill(copy, old)
+
+            def cut(function):
+                def call(*args, **kwargs):
+                    nonlocal fails
+                    if (fails := fails - 1) < 0:
+                        raise InterruptedError
+                    return function(*args, **kwargs)
+
+                return call
+
+            place = places._Place(url)
+            place.fetch()
+            time.sleep(0.01)  # so that DONE is another one
+            self.fill(copy, new)
+            with contextlib.ExitStack() as stack:
+                for name in ("_put_file", "pipe_file", "rm_file"):
+                    wrapped = cut(getattr(place._fs, name))
+                    stack.enter_context(mock.patch.object(place._fs, name, wrapped))
+                with contextlib.suppress(InterruptedError):
+                    place._publish()
+            self.on("second")
+            try:
+                found = {name: text.decode() for name, text in
+                         self.contents(places.fetched(url)).items()}  # fmt: skip
+            except FileNotFoundError:  # one is missing that is listed
+                self.fail(f"after {number} writes")
+            if "DONE" in found:
+                self.assertIn(found, (old, new), number)
+            seen.add(found.get("model") + str("DONE" in found))
+        self.assertEqual(seen, {"oldTrue", "oldFalse", "newFalse", "newTrue"})
+
+    def test_work_that_is_not_published_stays_unless_another_machine_went_on(self):
+        url = self.enter_context(buckets.s3()) + "/run"
+        with places.held(url) as copy:
+            self.fill(copy, {"a": "1"})
+        (copy / "b").write_text("of a killed process")
+        with places.held(url):
+            self.assertEqual(self.contents(copy), {"a": b"1", "b": b"of a killed process"})
+        (copy / "b").write_text("lost")
+        self.on("second")
+        with places.held(url) as other:
+            (other / "c").write_text("3")
+        self.on("first")
+        expected = {"a": b"1", "b": b"of a killed process", "c": b"3"}
+        self.assertEqual(self.contents(places.fetched(url)), expected)
+
+    def test_a_folder_is_published_while_it_is_worked_on(self):
+        url = self.enter_context(buckets.s3()) + "/run"
+        with (
+            mock.patch.dict(os.environ, {places.PUBLISH_SECONDS: "0.05"}),
+            contextlib.suppress(InterruptedError),
+            places.held(url) as copy,
+        ):
+            (copy / "checkpoints/1").mkdir(parents=True)
+            (copy / "checkpoints/1/a").write_text("1")
+            self.on("second")
+            found = {}
+            while found != {"checkpoints/1/a": b"1"}:
+                with contextlib.suppress(ValueError):  # nothing is there yet
+                    found = self.contents(places.fetched(url))
+            self.on("first")
+            (copy / "late").write_text("2")
+            raise InterruptedError
+        self.on("second")
+        self.assertIn("late", self.contents(places.fetched(url)))
+
+    def test_one_process_works_on_a_folder(self):
+        url = self.enter_context(buckets.s3()) + "/run"
+        with places.held(url):
+            self.on("second")
+            with self.assertRaisesRegex(ValueError, rf"on first works on {url}, .* sign \d+ s ago"):
+                self.enter_context(places.held(url))
+        with places.held(url) as copy:
+            self.fill(copy, {"a": "1"})
+        place = places._Place(url)
+        place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "first", "time": 0}))
+        lost = f"on third has taken the folder over.* is in {copy}"
+        with self.assertRaisesRegex(OSError, lost), places.held(url):
+            place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "third"}).encode())
+            (copy / "a").write_text("mine")
+        self.on("fourth")
+        self.assertEqual(self.contents(places.fetched(url)), {"a": b"1"})
+
+    def test_copies_have_a_bound(self):
+        url = self.enter_context(buckets.s3()) + "/run"
+        with places.held(url) as copy:
+            self.fill(copy, {"a": "x" * 2_000_000})
+        self.on("second")
+        small = {places.CACHE_GB: "0.001"}
+        message = rf"{self.folder}/second would hold 0\.0 GB, may hold 0\.001"
+        with mock.patch.dict(os.environ, small), self.assertRaisesRegex(ValueError, message):
+            places.fetched(url)
