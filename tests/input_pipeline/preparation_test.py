@@ -270,6 +270,39 @@ class TasksTest(_PreparationTest):
         self.assertEqual(contents(self.folder / "back"), expected)
         self.assertEqual(contents(self.folder / "two"), expected)
 
+    @parameterized.parameters("parallel text", "scan", "select", "tokenise", "count")
+    def test_a_runner_that_loses_a_task_fails(self, round_):
+        def losing(function, job, tasks, name) -> None:
+            in_order(function, job, tasks[name == round_ :], name)
+
+        job = self.job("lost", _SHARDED)
+        message = rf"{round_}: 1 of \d+ tasks, such as .* have left no results in .*lost/work"
+        with self.assertRaisesRegex(ValueError, message):
+            prepare(job, losing)
+
+    def test_sentences_and_files_that_a_runner_loses_are_missed(self):
+        blocks_of = preparation_plan.blocks_of
+
+        def shorter(*args):
+            return itertools.islice(blocks_of(*args), 2)
+
+        def cut_short(function, job, tasks, name) -> None:
+            patched = blocks_of if name != "tokenise" else shorter
+            with mock.patch.object(preparation_plan, "blocks_of", patched):
+                in_order(function, job, tasks, name)
+
+        def removing(function, job, tasks, name) -> None:
+            in_order(function, job, tasks, name)
+            if name == "count":
+                next(job.work.glob("en.train*.npy")).unlink()
+
+        for execute, message in (
+            (cut_short, r"-of-\d+: \d+ sentences were read in \d+ blocks, and \d+ in "),
+            (removing, r"en\.train\S*\.npy: missing, must have"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                prepare(self.job("lost", _SHARDED), execute)
+
     def test_a_language_of_more_parts_than_files_can_be_open(self):
         changes = {"heldout_by": "position", "max_train_bytes": 50_000}
         self.write("en.txt", txt(documents("one", 260, 30)))
