@@ -10,7 +10,6 @@ from unittest import mock
 
 try:
     import fsspec
-    import gcsfs  # noqa: F401
     import s3fs  # noqa: F401
     import upath  # noqa: F401
     from gcp_storage_emulator.server import create_server

@@ -35,7 +35,7 @@ def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _O
     link or a device, cannot be written, or another process writes it.
     """
     if places.is_url(name):
-        return _uploaded(name, overwrite=overwrite)
+        return _in_bucket(name, is_folder=False, overwrite=overwrite)
     # Resolve the parent: links may lead elsewhere, and ".." out of a folder that does not exist.
     path = pathlib.Path(name).parent.resolve() / pathlib.Path(name).name
 
@@ -59,7 +59,7 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
     folder or device of a file's name, cannot be written, or another process writes to it.
     """
     if places.is_url(name):
-        return _published(name, overwrite=overwrite)
+        return _in_bucket(name, is_folder=True, overwrite=overwrite)
     path = pathlib.Path(name).resolve()
 
     def check() -> None:
@@ -83,20 +83,20 @@ def parts(aside: pathlib.Path, key: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _uploaded(url: str, *, overwrite: bool | None) -> Iterator[pathlib.Path]:
-    may_replace = flags.FLAGS.overwrite if overwrite is None else overwrite
-    if not may_replace and places.path(url).exists():
+def _in_bucket(url: str, *, is_folder: bool, overwrite: bool | None) -> Iterator[pathlib.Path]:
+    if is_folder:
+        with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
+            yield aside
+        return
+    if (
+        not (flags.FLAGS.overwrite if overwrite is None else overwrite)
+        and places.path(url).exists()
+    ):
         raise ValueError(f"{url} exists; choose another path, or add --overwrite")
     with tempfile.TemporaryDirectory() as scratch:
-        aside = pathlib.Path(scratch, pathlib.PurePath(url).name)
+        aside = pathlib.Path(scratch, "output")
         yield aside
-        places.path(url).write_bytes(aside.read_bytes())
-
-
-@contextlib.contextmanager
-def _published(url: str, *, overwrite: bool | None) -> Iterator[pathlib.Path]:
-    with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
-        yield aside
+        target.fs.put_file(str(aside), target.path)
 
 
 @contextlib.contextmanager

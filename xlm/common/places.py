@@ -38,7 +38,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Read ahead in the background: one block is used while the next one comes.
 _STREAM = {"block_size": 8 << 20, "cache_type": "background"}
 _LOCK_SECONDS = 300  # without a sign of its owner, a lock is void
-_ATTEMPTS = 5
 
 _held: set[str] = set()  # by this process
 
@@ -147,10 +146,7 @@ def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         try:
             stack.enter_context(_flock(place.side / "HELD"))
         except BlockingIOError:
-            raise ValueError(
-                f"another process of this machine works on {url}; wait for it or stop it, or "
-                "choose another folder"
-            ) from None
+            raise ValueError(_busy(url, "this machine")) from None
         stack.enter_context(place.locked())
         place.fetch()
         logging.info("%s is worked on in %s", url, place.copy)
@@ -158,6 +154,10 @@ def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         stack.callback(_held.remove, url)
         stack.enter_context(place.published())
         yield place.copy
+
+
+def _busy(url: str, where: str) -> str:
+    return f"a process on {where} works on {url}; wait for it or stop it, or choose another folder"
 
 
 class _Place:
@@ -177,8 +177,7 @@ class _Place:
         self.copy = self.side / self.url.rpartition("/")[2]
         self._record = self.side / MANIFEST
         self.known: dict[str, Any] = {"id": "", "files": {}}
-        self._sign = {"token": secrets.token_hex(8), "host": socket.gethostname()}
-        self._is_lost = False
+        self._token, self._host = secrets.token_hex(8), socket.gethostname()
 
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -194,18 +193,17 @@ class _Place:
         with _flock(self.side / "FETCH", waits=True):
             if self._record.exists():
                 self.known = artifacts.read_object(self._record)
-            for attempt in range(_ATTEMPTS):
+            for is_last in (False, False, False, True):
                 there = self._read(MANIFEST) or self._listed()
-                if there["id"] == self.known["id"]:
-                    return
                 try:
-                    self._bring(there["files"])
-                    break
+                    if there["id"] != self.known["id"]:
+                        self._bring(there["files"])
+                        self.known = there
+                        artifacts.write_json(self._record, there)
+                    return
                 except FileNotFoundError:  # another version was published meanwhile
-                    if attempt == _ATTEMPTS - 1:
+                    if is_last:
                         raise
-            self.known = there
-            artifacts.write_json(self._record, there)
 
     def _read(self, name: str) -> Any:
         """Read an object of JSON; None if there is none."""
@@ -226,15 +224,13 @@ class _Place:
         for name in here:
             if here[name] != there.get(name):
                 self._at(name).unlink()
-        needed = [name for name in there if here.get(name) != there[name]]
-        files = {
-            one: artifacts.aside_of(self._at(one)) for one in needed if type(there[one]) is list
-        }
+        needed = {name: there[name] for name in there if here.get(name) != there[name]}
+        files = {one: artifacts.aside_of(self._at(one)) for one in needed if _is_file(needed[one])}
         _check_room(sum(there[name][0] for name in files))
-        for name in needed:
+        for name, target in needed.items():
             self._at(name).parent.mkdir(parents=True, exist_ok=True)
             if name not in files:
-                self._at(name).symlink_to(there[name], target_is_directory=True)
+                self._at(name).symlink_to(target, target_is_directory=True)
         if files:
             self._fs.get(list(map(self._key, files)), list(map(str, files.values())))
         for name, aside in files.items():
@@ -251,7 +247,6 @@ class _Place:
         def work() -> None:
             while not ends.wait(every):
                 try:
-                    self._renew()
                     self._publish()
                 except Exception as error:  # of any package; the last publication raises
                     logging.warning("%s: not published yet: %s", self.url, error)
@@ -263,44 +258,40 @@ class _Place:
         finally:
             ends.set()
             thread.join()
-            self._renew()
             self._publish()
 
     def _publish(self) -> None:
         """Upload what has changed, then the manifest; then remove what is gone."""
+        self._renew()
         known, links = self.known["files"], self.side / "upload"
         shutil.rmtree(links, ignore_errors=True)
         links.mkdir()
         now = self._snapshot(links)
-        if now == known:
-            return
         changed = {name for name in (*now, *known) if now.get(name) != known.get(name)}
+        if not changed:
+            return
         if marks := {one for one in changed & known.keys() if _MARK.fullmatch(one)}:
             self._publish_manifest({one: known[one] for one in known if one not in marks})
-        files = [name for name in changed if type(now.get(name)) is list]
-        if files:
+        if files := [name for name in changed if _is_file(now.get(name))]:
             sources = [str(links / artifacts.fingerprint(name)) for name in files]
             self._fs.put(sources, list(map(self._key, files)))
         self._publish_manifest(now)
-        for name in known:
-            if name not in now:
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.rm_file(self._key(name))
+        for name in known.keys() - now.keys():
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._key(name))
 
     def _snapshot(self, links: pathlib.Path) -> dict[str, Any]:
         """Return what the copy holds at one moment, and link there what is not published."""
         while True:
             now = _scan(self.copy)
-            try:
+            with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
                 for name, found in now.items():
                     link = links / artifacts.fingerprint(name)
-                    if type(found) is list and self.known["files"].get(name) != found:
+                    if _is_file(found) and self.known["files"].get(name) != found:
                         link.unlink(missing_ok=True)
                         os.link(self._at(name), link)
-            except FileNotFoundError:  # renamed or removed meanwhile
-                continue
-            if _scan(self.copy).keys() == now.keys():
-                return now
+                if _scan(self.copy).keys() == now.keys():
+                    return now
 
     def _publish_manifest(self, files: dict[str, Any]) -> None:
         self.known = {"id": secrets.token_hex(8), "files": files}
@@ -310,44 +301,43 @@ class _Place:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of a folder, an object that the store makes only where there is none."""
-        while True:
-            try:
-                self._fs.pipe_file(self._key(LOCK), self._signed(), mode="create")
+        for is_last in (False, True):
+            with contextlib.suppress(FileExistsError):
+                self._sign(mode="create")
                 break
-            except FileExistsError:
-                self._remove_void_lock()
+            found = self._read(LOCK) or {"host": self._host, "time": 0}
+            age = time.time() - found["time"]
+            # An owner on this machine has ended, since this process has the local lock.
+            if is_last or (found["host"] != self._host and age < _LOCK_SECONDS):
+                void = f"its lock is void after {_LOCK_SECONDS} s without a sign"
+                raise ValueError(
+                    f"{_busy(self.url, found['host'])} ({void}, the last {age:.0f} s ago)"
+                )
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._key(LOCK))
         try:
             yield
         finally:
-            if not self._is_lost:
+            if (self._read(LOCK) or {}).get("token") == self._token:
                 self._fs.rm_file(self._key(LOCK))
 
-    def _signed(self) -> bytes:
-        return json.dumps({**self._sign, "time": time.time()}).encode()
-
-    def _remove_void_lock(self) -> None:
-        if (found := self._read(LOCK)) is None:
-            return
-        age = time.time() - found["time"]
-        # Of this machine the owner has ended, since this process has the local lock.
-        if found["host"] != self._sign["host"] and age < _LOCK_SECONDS:
-            raise ValueError(
-                f"a process on {found['host']} works on {self.url}, by its sign {age:.0f} s ago; "
-                "wait for it or stop it, or choose another folder (its lock is void after "
-                f"{_LOCK_SECONDS} s without a sign)"
-            )
-        self._fs.rm_file(self._key(LOCK))
+    def _sign(self, **mode: str) -> None:
+        content = {"token": self._token, "host": self._host, "time": time.time()}
+        self._fs.pipe_file(self._key(LOCK), json.dumps(content).encode(), **mode)
 
     def _renew(self) -> None:
         """Give a sign that the owner of the lock is at work; OSError if another one has it."""
         found = self._read(LOCK) or {}
-        self._is_lost = found.get("token") != self._sign["token"]
-        if self._is_lost:
+        if found.get("token") != self._token:
             raise OSError(
                 f"{self.url}: a process on {found.get('host')} has taken the folder over; what "
                 f"this one has not published is in {self.copy}: stop one of them"
             )
-        self._fs.pipe_file(self._key(LOCK), self._signed())
+        self._sign()
+
+
+def _is_file(entry: Any) -> bool:
+    return isinstance(entry, list)
 
 
 def _scan(folder: pathlib.Path) -> dict[str, Any]:
@@ -370,12 +360,10 @@ def _scan(folder: pathlib.Path) -> dict[str, Any]:
 def _check_room(size: int) -> None:
     """Raise ValueError if all copies with `size` more bytes were larger than they may be."""
     most = float(os.environ.get(CACHE_GB) or 500)
-    total = (
-        size + sum(found[0] for found in _scan(_cache()).values() if type(found) is list)
-    ) / 1e9
+    total = (size + sum(one[0] for one in _scan(_cache()).values() if _is_file(one))) / 1e9
     if size and total > most:
         raise ValueError(
-            f"{_cache()} would hold {total:.1f} GB, may hold {most:g}; remove folders of it that "
+            f"{_cache()} would hold {total:.3g} GB, may hold {most:g}; remove folders of it that "
             f"no run needs, set {CACHE_GB} to more, or {CACHE} to a folder on another disk"
         )
 
