@@ -52,7 +52,10 @@ def check(name: str) -> None:
         import fsspec
         import upath  # noqa: F401
 
-        fsspec.get_filesystem_class(name.partition("://")[0])
+        try:
+            fsspec.get_filesystem_class(name.partition("://")[0])
+        except ValueError as error:
+            raise ValueError(f"{error}; correct the URL") from error
 
 
 def path(name: str | os.PathLike[str]) -> Any:
