@@ -10,6 +10,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from input_pipeline import preparation_plan
 from tests import buckets
 from tests.folders import FolderTest
 from xlm.common import places
@@ -60,6 +61,20 @@ class PlacesTest(FolderTest):
         with self.assertRaisesRegex(ValueError, f"{url}/none: there is no such file"):
             places.fetched(f"{url}/none")
 
+    @parameterized.parameters(buckets.s3, buckets.gcs)
+    def test_text_is_found_and_watched(self, serve):
+        root = places.path(self.enter_context(serve()) + "/text")
+        for name, content in (("en.txt", b"one\n"), ("a/b/sw.txt", b"two\n"), ("a/c.md", b"3")):
+            root.fs.pipe_file(f"{root.path}/{name}", content)
+        names = [str(path) for path in places.glob(root, "**/*.txt")]
+        self.assertCountEqual(names, [f"{root}/en.txt", f"{root}/a/b/sw.txt"])
+        path = places.join(root, "./en.txt")
+        before = preparation_plan.states([path])
+        preparation_plan.check_unchanged(before)
+        path.fs.pipe_file(path.path, b"two\n")
+        with self.assertRaisesRegex(ValueError, f"{path}: has changed while it was read"):
+            preparation_plan.check_unchanged(before)
+
     def test_a_publication_that_is_cut_off_shows_no_mixture(self):
         bucket = self.enter_context(buckets.s3())
         old = {"DONE": "", "settings.json": "old", "model": "old", "only": "old", "m.jsonl": "1"}
@@ -109,6 +124,7 @@ class PlacesTest(FolderTest):
         with places.held(url):
             self.assertEqual(self.contents(copy), {"a": b"1", "b": b"of a killed process"})
         (copy / "b").write_text("lost")
+        (copy / "d").write_text("lost")
         self.on("second")
         with places.held(url) as other:
             (other / "c").write_text("3")
@@ -147,13 +163,25 @@ class PlacesTest(FolderTest):
         with places.held(url) as copy:
             self.fill(copy, {"a": "1"})
         place = places._Place(url)
-        place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "first", "time": 0}))
+        for host, sign in (("first", 0), ("second", time.time())):  # too old, and of this machine
+            void = json.dumps({"host": host, "time": sign}).encode()
+            place._fs.pipe_file(place._key(places.LOCK), void)
+            with places.held(url):
+                pass
         lost = f"on third has taken the folder over.* is in {copy}"
         with self.assertRaisesRegex(OSError, lost), places.held(url):
             place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "third"}).encode())
             (copy / "a").write_text("mine")
         self.on("fourth")
         self.assertEqual(self.contents(places.fetched(url)), {"a": b"1"})
+
+    @parameterized.parameters(({"../x": [1, 1]},), ({"/x": [1, 1]},), ({"a/b": "../../x"},))
+    def test_names_that_lead_out_of_a_folder_are_refused(self, files):
+        place = places._Place(self.enter_context(buckets.s3()) + "/run")
+        manifest = json.dumps({"id": "1", "files": files}).encode()
+        place._fs.pipe_file(place._key(places.MANIFEST), manifest)
+        with self.assertRaisesRegex(ValueError, "outside of it; remove it"):
+            places.fetched(place.url)
 
     def test_copies_have_a_bound(self):
         url = self.enter_context(buckets.s3()) + "/run"

@@ -88,10 +88,8 @@ def _in_bucket(url: str, *, is_folder: bool, overwrite: bool | None) -> Iterator
         with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
             yield aside
         return
-    if (
-        not (flags.FLAGS.overwrite if overwrite is None else overwrite)
-        and places.path(url).exists()
-    ):
+    target = places.path(url)
+    if not (flags.FLAGS.overwrite if overwrite is None else overwrite) and target.exists():
         raise ValueError(f"{url} exists; choose another path, or add --overwrite")
     with tempfile.TemporaryDirectory() as scratch:
         aside = pathlib.Path(scratch, "output")

@@ -38,6 +38,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Read ahead in the background: one block is used while the next one comes.
 _STREAM = {"block_size": 8 << 20, "cache_type": "background"}
 _LOCK_SECONDS = 300  # without a sign of its owner, a lock is void
+_BUSY = "a process on {} works on {}; wait for it or stop it, or choose another folder"
 
 _held: set[str] = set()  # by this process
 
@@ -149,7 +150,7 @@ def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         try:
             stack.enter_context(_flock(place.side / "HELD"))
         except BlockingIOError:
-            raise ValueError(_busy(url, "this machine")) from None
+            raise ValueError(_BUSY.format("this machine", url)) from None
         stack.enter_context(place.locked())
         place.fetch()
         logging.info("%s is worked on in %s", url, place.copy)
@@ -157,10 +158,6 @@ def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         stack.callback(_held.remove, url)
         stack.enter_context(place.published())
         yield place.copy
-
-
-def _busy(url: str, where: str) -> str:
-    return f"a process on {where} works on {url}; wait for it or stop it, or choose another folder"
 
 
 class _Place:
@@ -183,10 +180,7 @@ class _Place:
         self._token, self._host = secrets.token_hex(8), socket.gethostname()
 
     def _key(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
-
-    def _at(self, name: str) -> pathlib.Path:
-        return self.copy / name if name else self.copy
+        return f"{self._root}/{name}".rstrip("/")
 
     def fetch(self) -> None:
         """Bring the copy up to date.
@@ -223,22 +217,29 @@ class _Place:
         return {"id": artifacts.fingerprint(files), "files": files}
 
     def _bring(self, there: dict[str, Any]) -> None:
+        for name, entry in there.items():
+            target = f"{os.path.dirname(name)}/{entry}" if isinstance(entry, str) else name
+            if os.path.normpath(f"./{target}").startswith("..") or name.startswith("/"):
+                raise ValueError(
+                    f"{self.url} lists {name!r}, outside of it; remove it from the list"
+                )
         here = _scan(self.copy)
         for name in here:
             if here[name] != there.get(name):
-                self._at(name).unlink()
+                (self.copy / name).unlink()
         needed = {name: there[name] for name in there if here.get(name) != there[name]}
-        files = {one: artifacts.aside_of(self._at(one)) for one in needed if _is_file(needed[one])}
+        files = [name for name in needed if isinstance(needed[name], list)]
+        asides = [artifacts.aside_of(self.copy / name) for name in files]
         _check_room(sum(there[name][0] for name in files))
         for name, target in needed.items():
-            self._at(name).parent.mkdir(parents=True, exist_ok=True)
+            (self.copy / name).parent.mkdir(parents=True, exist_ok=True)
             if name not in files:
-                self._at(name).symlink_to(target, target_is_directory=True)
+                (self.copy / name).symlink_to(target, target_is_directory=True)
         if files:
-            self._fs.get(list(map(self._key, files)), list(map(str, files.values())))
-        for name, aside in files.items():
+            self._fs.get(list(map(self._key, files)), list(map(str, asides)))
+        for name, aside in zip(files, asides, strict=True):
             os.utime(aside, ns=(there[name][1],) * 2)
-            aside.replace(self._at(name))
+            aside.replace(self.copy / name)
 
     @contextlib.contextmanager
     def published(self) -> Iterator[None]:
@@ -275,7 +276,7 @@ class _Place:
             return
         if marks := {one for one in changed & known.keys() if _MARK.fullmatch(one)}:
             self._publish_manifest({one: known[one] for one in known if one not in marks})
-        if files := [name for name in changed if _is_file(now.get(name))]:
+        if files := [name for name in changed if isinstance(now.get(name), list)]:
             sources = [str(links / artifacts.fingerprint(name)) for name in files]
             self._fs.put(sources, list(map(self._key, files)))
         self._publish_manifest(now)
@@ -290,9 +291,9 @@ class _Place:
             with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
                 for name, found in now.items():
                     link = links / artifacts.fingerprint(name)
-                    if _is_file(found) and self.known["files"].get(name) != found:
+                    if isinstance(found, list) and self.known["files"].get(name) != found:
                         link.unlink(missing_ok=True)
-                        os.link(self._at(name), link)
+                        os.link(self.copy / name, link)
                 if _scan(self.copy).keys() == now.keys():
                     return now
 
@@ -312,9 +313,9 @@ class _Place:
             age = time.time() - found["time"]
             # An owner on this machine has ended, since this process has the local lock.
             if is_last or (found["host"] != self._host and age < _LOCK_SECONDS):
-                void = f"its lock is void after {_LOCK_SECONDS} s without a sign"
                 raise ValueError(
-                    f"{_busy(self.url, found['host'])} ({void}, the last {age:.0f} s ago)"
+                    f"{_BUSY.format(found['host'], self.url)} (its lock is void after "
+                    f"{_LOCK_SECONDS} s without a sign, the last {age:.0f} s ago)"
                 )
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._key(LOCK))
@@ -339,10 +340,6 @@ class _Place:
         self._sign()
 
 
-def _is_file(entry: Any) -> bool:
-    return isinstance(entry, list)
-
-
 def _scan(folder: pathlib.Path) -> dict[str, Any]:
     """Describe a local folder, or a file, called "", as a manifest; without what is unfinished."""
     if folder.is_file():
@@ -363,7 +360,7 @@ def _scan(folder: pathlib.Path) -> dict[str, Any]:
 def _check_room(size: int) -> None:
     """Raise ValueError if all copies with `size` more bytes were larger than they may be."""
     most = float(os.environ.get(CACHE_GB) or 500)
-    total = (size + sum(one[0] for one in _scan(_cache()).values() if _is_file(one))) / 1e9
+    total = (size + sum(one[0] for one in _scan(_cache()).values() if isinstance(one, list))) / 1e9
     if size and total > most:
         raise ValueError(
             f"{_cache()} would hold {total:.3g} GB, may hold {most:g}; remove folders of it that "
