@@ -35,8 +35,9 @@ MANIFEST, LOCK = ".published.json", ".lock.json"
 _MARK = re.compile(r"(.*/)?(DONE|meta\.json)")
 _UNFINISHED = re.compile(r"LOCK|\..*\.tmp(\..*)?|.*\.output|.*\.orbax-checkpoint-tmp.*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Read ahead in the background: one block is used while the next one comes.
-_STREAM = {"block_size": 8 << 20, "cache_type": "background"}
+# Few requests, each of which may take 50 ms. No thread reads ahead, which would outlive the reader,
+# since other processes compute while one waits.
+_STREAM = {"block_size": 8 << 20, "cache_type": "readahead"}
 _LOCK_SECONDS = 300  # without a sign of its owner, a lock is void
 _BUSY = "a process on {} works on {}; wait for it or stop it, or choose another folder"
 
@@ -87,7 +88,7 @@ def glob(root: Any, pattern: str) -> list[Any]:
 
 
 def opened(path: Any) -> BinaryIO:
-    """Open a file for reading bytes; one in a bucket by ranges, read ahead in the background."""
+    """Open a file for reading bytes; one in a bucket by ranges of 8 MiB."""
     if isinstance(path, pathlib.Path):
         return open(path, "rb")
     return io.BufferedReader(path.fs.open(path.path, "rb", **_STREAM), 1 << 20)
