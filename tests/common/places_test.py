@@ -132,26 +132,6 @@ class PlacesTest(FolderTest):
         expected = {"a": b"1", "b": b"of a killed process", "c": b"3"}
         self.assertEqual(self.contents(places.fetched(url)), expected)
 
-    def test_a_folder_is_published_while_it_is_worked_on(self):
-        url = self.enter_context(buckets.s3()) + "/run"
-        with (
-            mock.patch.dict(os.environ, {places.PUBLISH_SECONDS: "0.05"}),
-            contextlib.suppress(InterruptedError),
-            places.held(url) as copy,
-        ):
-            (copy / "checkpoints/1").mkdir(parents=True)
-            (copy / "checkpoints/1/a").write_text("1")
-            self.on("second")
-            found = {}
-            while found != {"checkpoints/1/a": b"1"}:
-                with contextlib.suppress(ValueError):  # nothing is there yet
-                    found = self.contents(places.fetched(url))
-            self.on("first")
-            (copy / "late").write_text("2")
-            raise InterruptedError
-        self.on("second")
-        self.assertIn("late", self.contents(places.fetched(url)))
-
     def test_one_process_works_on_a_folder(self):
         url = self.enter_context(buckets.s3()) + "/run"
         with places.held(url):
