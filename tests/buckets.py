@@ -38,8 +38,10 @@ def s3() -> Iterator[str]:
 @contextlib.contextmanager
 def gcs() -> Iterator[str]:
     """Serve Google Cloud Storage, without preconditions; see `s3`."""
-    server = create_server("127.0.0.1", 0, in_memory=True)
-    server.start()
+    # It takes one connection after the other; gcsfs opens more at once than wait by default.
+    with mock.patch("socketserver.TCPServer.request_queue_size", 1024):
+        server = create_server("127.0.0.1", 0, in_memory=True)
+        server.start()
     port = server._api._httpd.server_address[1]
     variables = {
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
