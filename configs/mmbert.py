@@ -14,9 +14,10 @@ text of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` w
 | vocap, vocap_small | these with a VoCap vocabulary of 500,000 pieces and k-NN target sampling |
 | tiny.RUN | 15 languages, two layers of 128, one core: blocks, optimizers, phases (`TINY`) |
 
-The k-NN samples are of groups of 6 sequences, one group a device and part of a step on 64 devices: a
-batch of 4.7M tokens touches every row, and groups that devices share make each part reduce the
-table (benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate-memory`: 74 GB of vocap at 8,192 tokens.
+The k-NN samples are of groups of 6 sequences, one for each of 64 devices and each part of a step. A
+batch of 4.7M tokens touches every row, and where devices share groups, each part reduces the table
+(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate-memory`: 74 GB of
+vocap at 8,192 tokens.
 
 The shape is of the configs in JHU-CLSP/mmBERT and of the published config.json. Both bases of
 rotary positions are 10,000 in its first phase, 160,000 in the later ones and in what is published,

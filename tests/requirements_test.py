@@ -42,8 +42,8 @@ NOT_IMPORTED = {
     },
     # tensorflow-datasets imports them to prepare some datasets, and does not require them.
     "datasets": {"apache-beam", "mwparserfromhell", "mwxml"},
-    # Run by scripts or pip, and what moto imports for its server.
-    "dev": {"pytest-xdist", "ruff", "mypy", "setuptools", "flask", "flask-cors"},
+    # Run by scripts or pip, and what moto imports.
+    "dev": {"pytest-xdist", "ruff", "mypy", "setuptools", "flask", "flask-cors", "boto3"},
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
