@@ -204,10 +204,10 @@ def tagging_features(
     unknown = np.array([special.unk], np.int32)
     # A tokenizer for text as it is puts no blank before a text, so one is given.
     adds_blank = "".join(processor.encode("a", out_type=str)).startswith("\u2581")
-    words = distinct if adds_blank else [f" {word}" for word in distinct]
+    texts = distinct if adds_blank else [f" {word}" for word in distinct]
     pieces = {
         word: ids[: max_length - 2] if len(ids) else unknown
-        for word, ids in zip(distinct, _encoded(words, processor), strict=True)
+        for word, ids in zip(distinct, _encoded(texts, processor), strict=True)
     }
     found = []
     for number, example in enumerate(examples):
