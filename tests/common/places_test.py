@@ -163,6 +163,12 @@ class PlacesTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "outside of it; remove it"):
             places.fetched(place.url)
 
+    def test_a_bucket_that_is_not_there_is_named(self):
+        self.enter_context(buckets.s3())
+        message = "s3://nowhere/run: The specified bucket does not exist; correct the URL"
+        with self.assertRaisesRegex(ValueError, message):
+            self.enter_context(places.held("s3://nowhere/run"))
+
     def test_copies_have_a_bound(self):
         url = self.enter_context(buckets.s3()) + "/run"
         with places.held(url) as copy:

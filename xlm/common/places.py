@@ -128,7 +128,8 @@ def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
     place = _Place(str(name))
     # One that is held here is newer than the bucket.
     with contextlib.suppress(BlockingIOError), _flock(place.side / "HELD"):
-        place.fetch()
+        with _naming(place.url):
+            place.fetch()
         if not place.known["files"]:
             raise ValueError(f"{name}: there is no such file or folder; correct the URL")
     return place.copy
@@ -152,13 +153,25 @@ def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             stack.enter_context(_flock(place.side / "HELD"))
         except BlockingIOError:
             raise ValueError(_BUSY.format("this machine", url)) from None
-        stack.enter_context(place.locked())
-        place.fetch()
+        with _naming(place.url):
+            stack.enter_context(place.locked())
+            place.fetch()
         logging.info("%s is worked on in %s", url, place.copy)
         _held.add(url)
         stack.callback(_held.remove, url)
         stack.enter_context(place.published())
         yield place.copy
+
+
+@contextlib.contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Turn what a store answers, such as that there is no such bucket, into a ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{url}: {error}; correct the URL, or give this machine's account the right to it"
+        ) from error
 
 
 class _Place:
