@@ -67,8 +67,11 @@ class FormsTest(parameterized.TestCase):
     def test_every_line_of_the_records_is_read(self):
         for path in results.RECORDS.glob("*.jsonl"):
             rows = list(results.read(path))
-            lines = filter(None, path.read_text(encoding="utf-8").split("\n"))
-            runs = {results.run_of(json.loads(line)["path"]) for line in lines}
+            lines = map(json.loads, filter(None, path.read_text("utf-8").split("\n")))
+            runs = {
+                results.run_of(one["path"]) if "path" in one else (one["run"], one["seed"])
+                for one in lines
+            }
             self.assertEqual({(one.run, one.seed) for one in rows}, runs - {("", None)}, path)
 
 

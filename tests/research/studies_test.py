@@ -190,7 +190,7 @@ class ClaimsTest(absltest.TestCase):
 
     def test_what_cannot_be_run_is_refused(self):
         folder = pathlib.Path("/nowhere")
-        with self.assertRaisesRegex(ValueError, "no claim or study C99; claims are C1 to C68"):
+        with self.assertRaisesRegex(ValueError, "no claim or study C99; claims are C1 to C70"):
             claims.run(["C99"], folder, folder)
         with self.assertRaisesRegex(ValueError, "C5 needs a larger machine"):
             claims.run(["C5"], folder, folder)
