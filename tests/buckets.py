@@ -6,6 +6,7 @@ import os
 import secrets
 import unittest
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 try:
@@ -28,11 +29,8 @@ def s3() -> Iterator[str]:
         "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
         "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
     }  # fmt: skip
-    try:
-        with _reached(variables, "s3") as url:
-            yield url
-    finally:
-        server.stop()
+    with _reached(server, variables, "s3") as url:
+        yield url
 
 
 @contextlib.contextmanager
@@ -47,16 +45,16 @@ def gcs() -> Iterator[str]:
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "FSSPEC_GCS": '{"token": "anon"}',
     }  # fmt: skip
-    try:
-        with _reached(variables, "gs") as url:
-            yield url
-    finally:
-        server.stop()
+    with _reached(server, variables, "gs") as url:
+        yield url
 
 
 @contextlib.contextmanager
-def _reached(variables: dict[str, str], scheme: str) -> Iterator[str]:
-    with mock.patch.dict(os.environ, variables):
+def _reached(server: Any, variables: dict[str, str], scheme: str) -> Iterator[str]:
+    """Yield the URL of an empty bucket of a server, which is stopped when the block ends."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        stack.enter_context(mock.patch.dict(os.environ, variables))
         fsspec.config.set_conf_env(fsspec.config.conf)
         fsspec.get_filesystem_class(scheme).clear_instance_cache()  # of another server
         bucket = f"bucket{secrets.token_hex(8)}"  # servers of one process share their buckets
