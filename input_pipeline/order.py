@@ -1,9 +1,10 @@
 """The order of a stream: language and sequence of each of its examples, by arithmetic alone.
 
-The stream is divided into cycles of M examples. Every cycle has exactly c_l examples of language l,
-M q_l rounded so that they sum to M, in a seeded random order or spread evenly. So the number of
-draws of a language before a cycle has a closed form; within a cycle they are counted. The sequences
-of a language are visited epoch by epoch, each epoch in another random order.
+The stream is divided into cycles of M examples. K of them, one unless a share is small, have n_l
+examples of language l, K M q_l rounded. Each cycle has floor(n_l / K) or one more, in a seeded
+random order or spread evenly. So the number of draws of a language before a cycle is known; within
+a cycle they are counted. The sequences of a language are visited epoch by epoch, each epoch in
+another random order.
 
 In the order by blocks a batch is read with few large reads. The sequences of a language form blocks
 of consecutive numbers, of which a window is open at a time. In every epoch blocks come in random
@@ -24,28 +25,31 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-_CYCLE = 1 << 16  # M; language shares are exact to 1 / M
+_CYCLE = 1 << 16  # M
+# Shares of fewer draws in a cycle would be far off, and are exact to half a draw in so many cycles.
+_LEAST_DRAWS, _CYCLES = 64, 256
 # With four rounds a permutation of a thousand looks random, but one of ten does not.
 _FEISTEL_ROUNDS = 8
 
 
 def largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round `total * shares` [N] to positive int64 that sum to `total`; ValueError if N is more."""
-    if len(shares) > total:
-        raise ValueError(
-            f"{len(shares)} languages, or pairs of languages in sets of parallel text, are to be "
-            f"drawn, but at most {total} can be; name fewer in corpus.languages or corpus.parallel "
-            "and run prepare_data.py again, or join sets of parallel text"
-        )
+    """Round `total * shares` [N], shares that sum to one, to int64 that sum to `total`."""
     exact = shares * total
-    counts = np.maximum(np.floor(exact).astype(np.int64), 1)
-    while counts.sum() != total:
-        behind = exact - counts
-        step = 1 if counts.sum() < total else -1
-        # Decrease only counts above one, so that none becomes zero.
-        open_to_change = behind if step > 0 else np.where(counts > 1, -behind, -np.inf)
-        counts[np.argmax(open_to_change)] += step
+    counts = np.floor(exact).astype(np.int64)
+    # Equal remainders are rounded up from the first on.
+    behind = np.argsort(counts - exact, kind="stable")
+    counts[behind[: total - counts.sum()]] += 1
     return counts
+
+
+def drawn_shares(shares: np.ndarray) -> np.ndarray:
+    """Return the shares [N] float64 that a stream draws where `shares` [N], of sum 1, are wanted.
+
+    Shares of 64 draws and more in a cycle differ by one draw in M, the others by one in M K: a
+    share below half of that, 2^-25, is 0.
+    """
+    counts = StreamOrder(0, np.ones(len(shares)), shares).before[-1]
+    return counts / counts.sum()
 
 
 def permute(index: ArrayLike, size: ArrayLike, key: ArrayLike) -> np.ndarray:
@@ -85,12 +89,14 @@ def hashed(value: ArrayLike, key: ArrayLike) -> np.ndarray:
 class StreamOrder:
     """Order of a stream over languages of `rows` [N] sequences each, drawn by `shares` [N] (Eq. 3).
 
-    With `in_turns` each language is spread evenly, so that equal shares take turns.
+    With `in_turns` each language is spread evenly, so that equal shares take turns. `before`
+    [K + 1, N] int64 are the draws before each of K cycles, and of all.
     """
 
     def __init__(self, seed: int, rows: ArrayLike, shares: np.ndarray, in_turns: bool = False):
         self.seed, self.rows, self.in_turns = seed, np.asarray(rows, np.int64), in_turns
-        self.counts = largest_remainder(shares, _CYCLE)  # [N] int64 c_l, examples in a cycle
+        smallest = min(shares[shares > 0], default=1.0) * _CYCLE
+        self.before = _draws_before(shares, 1 if smallest >= _LEAST_DRAWS else _CYCLES)
         self._known: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def with_seed(self, seed: int) -> "StreamOrder":
@@ -106,35 +112,42 @@ class StreamOrder:
             here = cycle == one
             languages, numbers = self._cycle(int(one))
             language[here], number[here] = languages[within[here]], numbers[within[here]]
-        return language, cycle * self.counts[language] + number
+        return language, number
 
     def counts_before(self, example: int) -> np.ndarray:
         """Return the number of examples of each language before a position of the stream, [N]."""
         cycle, within = divmod(example, _CYCLE)
         languages, _ = self._cycle(cycle)
-        return cycle * self.counts + np.bincount(languages[:within], minlength=len(self.counts))
+        return self._before(cycle) + np.bincount(languages[:within], minlength=len(self.rows))
+
+    def _before(self, cycle: int) -> np.ndarray:
+        """Return the number of examples of each language before a cycle, [N] int64."""
+        rounds, one = divmod(cycle, len(self.before) - 1)
+        return rounds * self.before[-1] + self.before[one]
 
     def _cycle(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [M] int64 language, and [M] int64 index in it, of the examples of a cycle."""
         known = self._known  # read at once: loaders ask from several threads
         if known is None or known[0] != cycle:
-            ends = np.cumsum(self.counts)
+            before = self._before(cycle)
+            counts = self._before(cycle + 1) - before
+            ends = np.cumsum(counts)
             if self.in_turns:
-                languages = self._turns()
+                languages = self._turns(counts)
             else:
                 slots = permute(np.arange(_CYCLE), _CYCLE, self.key(0, np.array(cycle)))
                 languages = np.searchsorted(ends, slots, side="right")
             order = np.argsort(languages, kind="stable")
             numbers = np.empty_like(languages)
-            numbers[order] = np.arange(_CYCLE) - (ends - self.counts)[languages[order]]
+            numbers[order] = np.arange(_CYCLE) + (before - ends + counts)[languages[order]]
             # Steps are sequential, so one known cycle suffices.
             known = self._known = cycle, languages, numbers
         return known[1:]
 
-    def _turns(self) -> np.ndarray:
-        """Return [M] int64 languages of a cycle, the c_l of each in the middle of M / c_l slots."""
-        languages = np.repeat(np.arange(len(self.counts)), self.counts)
-        slots = np.concatenate([(np.arange(count) + 0.5) / count for count in self.counts])
+    def _turns(self, counts: np.ndarray) -> np.ndarray:
+        """Return [M] int64 languages of a cycle, each of its c draws amid one of c equal parts."""
+        languages = np.repeat(np.arange(len(counts)), counts)
+        slots = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         return languages[np.argsort(slots, kind="stable")]
 
     def sequence(self, language: np.ndarray, occurrence: np.ndarray) -> np.ndarray:
@@ -147,6 +160,21 @@ class StreamOrder:
         key = hashed(np.full(np.shape(number), self.seed, np.uint64), np.uint64(0))
         key = hashed(key, np.asarray(purpose, np.uint64))
         return hashed(key, np.asarray(number, np.uint64))
+
+
+def _draws_before(shares: np.ndarray, num_cycles: int) -> np.ndarray:
+    """Spread `num_cycles * M` draws over as many cycles; return [K + 1, N] int64 draws before each.
+
+    A language's n draws are n // K in every cycle, and one more in n % K of them, apart from each
+    other: those of all languages are dealt out to the cycles in turn, so that each has M draws.
+    """
+    whole, rest = np.divmod(largest_remainder(shares, num_cycles * _CYCLE), num_cycles)
+    languages = np.repeat(np.arange(len(shares)), rest)
+    # A step of the golden section, odd and so prime to K, a power of two.
+    cycles = np.arange(len(languages)) * (int(0.618 * num_cycles) | 1) % num_cycles
+    counts = np.tile(whole, (num_cycles, 1))
+    np.add.at(counts, (cycles, languages), 1)
+    return np.concatenate([np.zeros_like(whole)[None], np.cumsum(counts, axis=0)])
 
 
 @dataclasses.dataclass(frozen=True)

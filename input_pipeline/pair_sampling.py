@@ -15,7 +15,7 @@ import scipy.sparse
 import scipy.special
 
 Pair = tuple[str, str]
-METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn")
+METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn", "soft")
 
 _CONVERGED = 1e-12  # residual at which Sinkhorn's iterations end
 _MET = 1e-9  # residual up to which marginals count as met
@@ -33,8 +33,10 @@ class PairSamplingSettings:
 
     Attributes:
       method: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike; "pivot":
-        n^(1/T), only pairs with the language `pivot`; "m2m": Eq. 1; "sinkhorn": Eq. 2.
-      temperature: T; under "m2m" and "sinkhorn" languages have marginals p^(1/T).
+        n^(1/T), only pairs with the language `pivot`; "m2m": Eq. 1; "sinkhorn": Eq. 2; "soft": Eq.
+        2 with a price on missed marginals in place of constraints.
+      temperature: T; under "m2m", "sinkhorn" and "soft" languages have marginals p^(1/T).
+      strength: under "soft", the price of a missed marginal: 0 for Q, infinite for Eq. 2.
       least: sentence pairs of a language in all pairs, without which it is left out.
     """
 
@@ -43,6 +45,7 @@ class PairSamplingSettings:
     temperature: float
     pivot: str
     least: int = 0
+    strength: float = 3.0
 
     def __post_init__(self):
         if self.least and self.method == "alpha":
@@ -57,6 +60,11 @@ class PairSamplingSettings:
                 f"data.pair_temperature is {self.temperature}, must be above 0 and finite; 1 keeps "
                 "the languages' shares of the data, more evens them out"
             )
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(
+                f"data.pair_strength is {self.strength}, must be at least 0 and finite; for "
+                'marginals met exactly set data.pair_sampling to "sinkhorn"'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +73,8 @@ class Sampling:
 
     P [N, N] is float64, symmetric, with a zero diagonal, and sums to one. `marginals` are the [N]
     float64 wanted shares. `converged` says whether the solver reached its optimum, `is_feasible`
-    whether any distribution over the pairs of Q has these marginals.
+    whether any distribution over the pairs of Q has these marginals. `are_owed` says whether P was
+    to meet them.
     """
 
     probabilities: np.ndarray
@@ -73,11 +82,17 @@ class Sampling:
     iterations: int = 0
     converged: bool = True
     is_feasible: bool = True
+    are_owed: bool = True
 
     @property
     def residuals(self) -> np.ndarray:
         """Marginals of P minus the wanted ones, [N] float64."""
         return self.probabilities.sum(axis=1) - self.marginals
+
+    @property
+    def distance(self) -> float:
+        """Share of all draws that are of other languages than wanted: the total variation."""
+        return float(np.abs(self.residuals).sum() / 2)
 
     @property
     def worst(self) -> int:
@@ -124,8 +139,9 @@ class PairSampling:
 
     @property
     def is_met(self) -> bool:
-        """Whether all languages have their wanted marginals."""
-        return self.sampling.converged and bool(np.abs(self.sampling.residuals).max() <= _MET)
+        """Whether all languages have the marginals that the method owes them."""
+        met = not self.sampling.are_owed or np.abs(self.sampling.residuals).max() <= _MET
+        return self.sampling.converged and bool(met)
 
     def missed_shares(self) -> list[MissedShare]:
         """Return the languages that miss their marginals, the largest residual first."""
@@ -147,6 +163,11 @@ class PairSampling:
             f"largest residual of a marginal {found.residuals[worst]:+.1e} "
             f"({self.languages[worst]}, wanted {found.marginals[worst]:.4f})"
         )
+        if not found.are_owed:
+            line = (
+                f"{line}; {found.distance:.1%} of the draws are of other languages than asked for"
+            )
+            return line if found.converged else f"{line}; not converged"
         if self.is_met:
             return line
         reason = "not converged" if found.is_feasible else "no distribution has these marginals"
@@ -205,6 +226,7 @@ def sample_pairs(
         "pivot": lambda: pivot_sampling(counts, languages.index(pivot), temperature),
         "m2m": lambda: m2m_sampling(counts, temperature),
         "sinkhorn": lambda: sinkhorn_sampling(counts, temperature),
+        "soft": lambda: soft_sampling(counts, temperature, settings.strength),
     }
     return PairSampling(method, languages, counts, samplers[method](), left_out)
 
@@ -263,6 +285,31 @@ def sinkhorn_sampling(counts: np.ndarray, temperature: float) -> Sampling:
     marginals, converged = np.exp(log_marginals), bool(residual <= _MET)
     is_feasible = converged or _linear_programme(np.zeros_like(counts), counts, marginals)[0]
     return Sampling(probabilities, marginals, iteration + 1, converged, is_feasible)
+
+
+def soft_sampling(counts: np.ndarray, temperature: float, strength: float) -> Sampling:
+    """Minimise KL(P || Q) + 2 s KL(P 1 || p^(1/T)) over P for counts [N, N], s being `strength`.
+
+    Entropy-regularised unbalanced transport (Chizat et al. 2018, arXiv 1607.05816). Its solution is
+    diag(u) Q diag(u) with u = (p^(1/T) / (Q u))^(s / (1 + s)). Scaled to sum one, it is the optimum
+    over distributions too, as the scale enters all terms alike. P is positive wherever Q is. Where
+    Eq. 2 has no solution and leaves pairs next to nothing, a finite price keeps them.
+    """
+    log_marginals = np.log(tempered_marginals(counts, temperature))
+    with np.errstate(divide="ignore"):
+        log_kernel = np.log(_checked(counts))
+    log_u, power = np.zeros(len(counts)), strength / (1 + strength)
+    residual, iterations = np.inf, 0
+    while residual > _CONVERGED * (1 + strength) and iterations < _MAX_ITERATIONS:
+        owed = power * (log_marginals - scipy.special.logsumexp(log_kernel + log_u, axis=1))
+        residual = np.abs(owed - log_u).max()
+        # The map alone overshoots: it takes u to 1 / u up to the power. Half of a step is safe.
+        log_u = (log_u + owed) / 2
+        iterations += 1
+    probabilities = np.exp(log_kernel + log_u[:, None] + log_u)
+    probabilities /= probabilities.sum()
+    converged = bool(residual <= _MET)
+    return Sampling(probabilities, np.exp(log_marginals), iterations, converged, are_owed=False)
 
 
 def m2m_sampling(counts: np.ndarray, temperature: float) -> Sampling:

@@ -63,7 +63,8 @@ class PairSamplingToolTest(FolderTest):
             for name, pair in one["pairs"].items():
                 self.assertAlmostEqual(pair["epochs"], 1620 * pair["share"] / SIZES[name])
             self.assertTrue(one["converged"], method)
-            self.assertLess(max(map(abs, one["residuals"].values())), 1e-9)
+            if method != "soft":
+                self.assertLess(max(map(abs, one["residuals"].values())), 1e-9)
             if method == "proportional":
                 self.assertAlmostEqual(min(p["epochs"] for p in one["pairs"].values()), 2.0)
         # By set: the halves of German and English weigh more than the whole.

@@ -6,10 +6,16 @@ import itertools
 
 import numpy as np
 import scipy.optimize
+import scipy.special
 from absl.testing import parameterized
 
 from input_pipeline import pair_sampling
-from input_pipeline.pair_sampling import m2m_sampling, sample_pairs, sinkhorn_sampling
+from input_pipeline.pair_sampling import (
+    m2m_sampling,
+    sample_pairs,
+    sinkhorn_sampling,
+    soft_sampling,
+)
 
 SETTINGS = pair_sampling.PairSamplingSettings("sinkhorn", alpha=0.5, temperature=2.0, pivot="en")
 SOLVERS = (m2m_sampling, sinkhorn_sampling)
@@ -147,6 +153,54 @@ class MarginalsTest(parameterized.TestCase):
         self.assertLess(linear.probabilities[1, 2], 1e-9)
 
 
+class SoftTest(parameterized.TestCase):
+    @parameterized.parameters((0, 0.5), (1, 4.0), (2, 20.0))
+    def test_it_is_what_a_general_solver_finds(self, seed, strength):
+        """Over distributions P itself, not by the form of its solution."""
+        counts = random_counts(seed, 5)
+        sums, pairs = edges(counts)
+        joint = 2 * (counts / counts.sum())[pairs[:, 0], pairs[:, 1]]
+        marginals = pair_sampling.tempered_marginals(counts, 2.0)
+
+        def price(logits: np.ndarray) -> float:
+            shares = scipy.special.softmax(logits)
+            missed = scipy.special.rel_entr(sums @ shares / 2, marginals).sum()
+            return scipy.special.rel_entr(shares, joint).sum() + 2 * strength * missed
+
+        options = {"gtol": 1e-9, "maxiter": 5000}
+        solved = scipy.optimize.minimize(price, np.log(joint), method="BFGS", options=options)
+        found = soft_sampling(counts, 2.0, strength)
+        self.assertTrue(found.converged)
+        expected = matrix(scipy.special.softmax(solved.x) / 2, pairs, 5)
+        np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
+
+    def test_between_the_data_and_eq_2(self):
+        counts = random_counts(3, 20)
+        data, exact = soft_sampling(counts, 2.0, 0.0), soft_sampling(counts, 2.0, 1e6)
+        np.testing.assert_allclose(data.probabilities, counts / counts.sum(), rtol=1e-12)
+        expected = sinkhorn_sampling(counts, 2.0).probabilities
+        np.testing.assert_allclose(exact.probabilities, expected, atol=1e-6)
+        distances = [soft_sampling(counts, 2.0, one).distance for one in (0, 1, 10, 100)]
+        self.assertEqual(distances, sorted(distances, reverse=True))
+
+    def test_pairs_keep_shares_where_marginals_cannot_be_met(self):
+        """A triangle, one of whose corners is the only partner of two more languages."""
+        sizes = {("a", "b"): 90, ("a", "c"): 80, ("b", "c"): 70, ("a", "d"): 9, ("a", "e"): 8}
+        counts = pair_sampling.pair_matrix(sizes)[1]
+        hard = sinkhorn_sampling(counts, 50.0)
+        self.assertFalse(hard.is_feasible)
+        self.assertLess(hard.probabilities[0, 1], 1e-6)
+        found = soft_sampling(counts, 50.0, 3.0)
+        self.assertGreater(found.probabilities[np.nonzero(counts)].min(), 0.02)
+        sampled = pair_sampling.PairSampling("soft", ("a", "b", "c", "d", "e"), counts, found)
+        self.assertTrue(sampled.is_met)
+        share = np.abs(found.probabilities.sum(axis=1) - found.marginals).sum() / 2
+        self.assertEndsWith(
+            sampled.certificate(),
+            f"; {share:.1%} of the draws are of other languages than asked for",
+        )
+
+
 class MethodsTest(parameterized.TestCase):
     def test_languages_of_few_sentence_pairs_are_left_out(self):
         sizes = {("de", "en"): [60, 40], ("de", "sw"): [5], ("en", "sw"): [4], ("de", "fr"): [50]}
@@ -180,6 +234,10 @@ class BadInputTest(parameterized.TestCase):
     @parameterized.parameters(
         ({"method": "even"}, r"data.pair_sampling is 'even', must be one of \('alpha', "),
         ({"temperature": 0.0}, "data.pair_temperature is 0.0, must be above 0 and finite"),
+        (
+            {"strength": -1.0},
+            "data.pair_strength is -1.0, must be at least 0 and finite; for .*sink",
+        ),
         ({"temperature": float("nan")}, "data.pair_temperature is nan, must be above 0"),
     )
     def test_settings(self, changes, message):

@@ -10,7 +10,8 @@ import matplotlib.patches
 import matplotlib.ticker
 import numpy as np
 
-from input_pipeline.pair_sampling import PairSampling, PairSamplingSettings
+from input_pipeline.order import drawn_shares
+from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings
 from vocap import figures
 from xlm.common import artifacts, html_report, tables
 
@@ -21,6 +22,7 @@ _TITLES = {
     "pivot": "pivot: pairs of one language",
     "m2m": "m2m: Eq. 1, linear programme",
     "sinkhorn": "sinkhorn: Eq. 2, with entropy",
+    "soft": "soft: Eq. 2, marginals at a price",
 }
 _KINDS = {"no sentence pairs": "0.88", "sentence pairs, but no share": "lightsalmon"}
 _MAX_NAMES = 60  # languages whose names are legible beside a panel
@@ -52,7 +54,8 @@ def write_report(
         f"{len(first.shares())} pairs of {len(first.languages)} languages with "
         f"{first.counts.sum() / 2:,.0f} sentence pairs; data.pair_sampling is {settings.method}, "
         f"pair_temperature {settings.temperature:g}, pair_alpha {settings.alpha:g}, pair_pivot "
-        f"{settings.pivot}. Q is proportional; P* of XY-LENT's Eq. 1 is m2m, of Eq. 2 sinkhorn.",
+        f"{settings.pivot}, pair_strength {settings.strength:g}. Q is proportional; P* of "
+        "XY-LENT's Eq. 1 is m2m, of Eq. 2 sinkhorn.",
         _methods_table(samplings, examples, epochs, settings.method),
         _TABLE_NOTE,
         *(f"**{one.method}**: {one.certificate()}." for one in samplings if not one.is_met),
@@ -62,7 +65,7 @@ def write_report(
         *(
             f"- {one.method}: {tables.named(names, _MAX_NAMED)}"
             for one in samplings
-            if (names := ["-".join(pair) for pair, share in one.shares().items() if share == 0])
+            if (names := ["-".join(pair) for pair, share in _shares(one).items() if share == 0])
         ),
         *_missed_sections(samplings),
         "## Languages",
@@ -78,8 +81,9 @@ _TABLE_NOTE = """\
 - *under one example*: pairs that the run is expected to draw less than once, those with no share
   included.
 - *epochs*: passes of the run over the sentence pairs of a language pair.
-- *largest residual*: of the language whose share is farthest from the one asked for. Only m2m and
-  sinkhorn ask for any."""
+- *largest residual*: of the language whose share is farthest from the one asked for. Only m2m,
+  sinkhorn and soft ask for any.
+- *other languages*: share of the draws that are of other languages than asked for."""
 
 
 _MISSED_NOTE = """\
@@ -96,7 +100,7 @@ def _methods_table(
     rows = []
     for one in samplings:
         number, found, passes = examples[one.method], one.sampling, epochs[one.method]
-        shares = np.array(list(one.shares().values()))
+        shares = np.array(list(_shares(one).values()))
         row = {
             "method": f"**{one.method}**" if one.method == chosen else one.method,
             "effective pairs": f"{found.effective_pairs:.1f}",
@@ -104,10 +108,11 @@ def _methods_table(
             "under one example": np.count_nonzero(shares * number < 1),
             "examples of the run": f"{number:,.0f}",
             "median epochs": f"{np.median(passes):.2g}",
-            "most epochs": f"{passes.max():.3g} ({'-'.join(list(one.shares())[passes.argmax()])})",
+            "most epochs": f"{passes.max():.3g} ({'-'.join(list(_shares(one))[passes.argmax()])})",
         }
-        if one.method in ("m2m", "sinkhorn"):
+        if one.method in ("m2m", "sinkhorn", "soft"):
             worst = one.languages[found.worst]
+            row["other languages"] = f"{found.distance:.1%}"
             row["largest residual"] = f"{found.residuals[found.worst]:+.1e} ({worst})"
             row["iterations"] = found.iterations
         rows.append(row)
@@ -120,6 +125,7 @@ def _missed_sections(samplings: Sequence[PairSampling]) -> list[str]:
         {"method": one.method, "language": language, "partners": f"{partners}",
          "wanted, %": 100 * wanted, "has, %": 100 * found}
         for one in samplings
+        if one.sampling.are_owed
         for language, partners, wanted, found in one.missed_shares()
     ]  # fmt: skip
     if not rows:
@@ -167,14 +173,21 @@ def _record(one: PairSampling, examples: float, epochs: np.ndarray) -> dict[str,
         "residuals": dict(zip(one.languages, found.residuals.tolist(), strict=True)),
         "pairs": {
             "-".join(pair): {"share": share, "epochs": passes}
-            for (pair, share), passes in zip(one.shares().items(), epochs.tolist(), strict=True)
+            for (pair, share), passes in zip(_shares(one).items(), epochs.tolist(), strict=True)
         },
     }
 
 
+def _shares(one: PairSampling) -> dict[Pair, float]:
+    """Return the share of each language pair; 0 where a stream never draws it."""
+    wanted = one.shares()
+    is_drawn = drawn_shares(np.array([*wanted.values()])) > 0
+    return {pair: share * bool(is_drawn[i]) for i, (pair, share) in enumerate(wanted.items())}
+
+
 def _epochs(one: PairSampling, examples: float) -> np.ndarray:
     """Passes over the sentence pairs of each language pair, [pairs] in the order of `shares()`."""
-    return examples * np.array(list(one.shares().values())) / _sizes(one)
+    return examples * np.array(list(_shares(one).values())) / _sizes(one)
 
 
 def _sizes(one: PairSampling) -> np.ndarray:
@@ -224,7 +237,7 @@ def _plot_shares(
     """Plot shares of the pairs, largest first, and `epochs` [pairs] of each against its size."""
     figure, (left, right) = figures.new((13, 5), ncols=2)
     for one in samplings:
-        shares = np.sort(list(one.shares().values()))[::-1]
+        shares = np.sort(list(_shares(one).values()))[::-1]
         shares = shares[shares > 0]
         line = left.plot(np.arange(1, len(shares) + 1), shares, label=_TITLES[one.method])[0]
         left.plot(len(shares), shares[-1], "o", ms=5, color=line.get_color())
@@ -232,7 +245,7 @@ def _plot_shares(
         drawn, style = passes > 0, {"ms": 4, "alpha": 0.6, "color": line.get_color()}
         right.plot(sizes[drawn], passes[drawn], ".", **style)
     left.set(xscale="log", yscale="log", xlabel="pairs, largest share first", ylabel="share")
-    lowest, highest = _range([np.array(list(one.shares().values())) for one in samplings])
+    lowest, highest = _range([np.array(list(_shares(one).values())) for one in samplings])
     left.set_ylim(lowest / 2, 2 * highest)
     left.set_title("Shares; a dot ends the pairs that get any")
     right.axhline(1, color="black", lw=0.8, ls="--", label="one epoch")

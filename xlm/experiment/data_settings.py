@@ -31,8 +31,9 @@ class DataSettings:
         has half of the steps (VECO, Section 3); otherwise their order is random. Metrics are of
         the step recorded: with an even train.log_every they would all be of one kind.
       pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
-      pair_sampling, pair_temperature, pair_pivot: method that samples language pairs, its T and the
-        language of its pairs, see `input_pipeline.pair_sampling.PairSamplingSettings`.
+      pair_sampling, pair_temperature, pair_pivot, pair_strength: method that samples language
+        pairs, its T, the language of its pairs and the price of missed marginals, see
+        `input_pipeline.pair_sampling.PairSamplingSettings`.
       pair_least: sentence pairs of a language, summed over its pairs, below which all its pairs
         are left out of training.
     """
@@ -56,6 +57,7 @@ class DataSettings:
     pair_sampling: str = schema.key("alpha")
     pair_temperature: float = schema.key(2.0)
     pair_pivot: str = schema.key("en")
+    pair_strength: float = schema.key(3.0, at_least=0)
     pair_least: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
@@ -92,4 +94,5 @@ class DataSettings:
             temperature=self.pair_temperature,
             pivot=self.pair_pivot,
             least=self.pair_least,
+            strength=self.pair_strength,
         )
