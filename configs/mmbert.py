@@ -47,6 +47,7 @@ _LATER = {"optimizer.warmup_steps": 0, "train.batch_warmup_steps": 0, "store.len
 PHASES: tuple[dict[str, Any], ...] = (
     {
         "name": "pretrain", "corpus.text": ("pretrain",), "train.num_tokens": 2_000_000_000_000,
+        "data.alpha": 0.7, "mask.rate": 0.3,
         "model.rotary_theta": 10_000.0, "model.local_rotary_theta": 10_000.0,
     },
     {
@@ -92,14 +93,9 @@ _ALL = xlm_r.SMALL_LANGUAGES[15]  # with hi, sw and ur
 
 
 def _tiny_phase(name: str, languages: tuple[str, ...], number: int, steps: int) -> dict[str, Any]:
-    """Return phase 0, 1 or 2 with the falling masks and exponents of `PHASES`."""
-    more: dict[str, Any] = {"optimizer.warmup_steps": 0} if number else {}
-    if number == 2:
-        more.update({"optimizer.decay_shape": "one_minus_sqrt", "optimizer.final_rate_ratio": 0.02})
-    return {
-        "name": name, "corpus.languages": languages, "train.num_steps": steps,
-        "mask.rate": (0.3, 0.15, 0.05)[number], "data.alpha": (0.7, 0.5, 0.3)[number], **more,
-    }  # fmt: skip
+    """Return phase 0, 1 or 2 with the masks, the exponent and the schedule of `PHASES`."""
+    kept = {k: v for k, v in PHASES[number].items() if k.startswith(("data", "mask", "optimizer"))}
+    return {"name": name, "corpus.languages": languages, "train.num_steps": steps, **kept}
 
 
 def _tiny_phases(*steps: int) -> tuple[dict[str, Any], ...]:
@@ -170,11 +166,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.update(root=data, text=("decay",))
     config.vocab.update(method="joint", target_size=256_000)
     config.store.length = 1024
-    config.data.alpha = 0.7
+    config.data.alpha = PHASES[0]["data.alpha"]
     config.model.update(
         BLOCKS, num_layers=22, mlp_size=1152, max_length=8192, dtype="bfloat16", attention="auto"
     )
-    config.mask.rate = 0.3
+    config.mask.rate = PHASES[0]["mask.rate"]
     config.output_layer.kind = "blockwise"
     config.optimizer.update(
         kind="stable_adamw", learning_rate=8e-4, beta2=0.95, epsilon=1e-8, weight_decay=8e-5,

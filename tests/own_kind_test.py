@@ -14,20 +14,25 @@ from xlm.experiment import task_runs
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import task_settings
 from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.models.settings import EncoderSettings
 
 predict = commands.load("predict")
 
 
 class KindsTest(absltest.TestCase):
     def test_a_head_for_each_kind(self):
-        def head(name, arg="", **overrides):
+        def head(name, arg="", keys=(), **overrides):
             options = task_settings(tiny_tasks.config(name, arg, **overrides))
-            return KINDS[options.task.kind].head(options, 0.1)
+            encoder = EncoderSettings(vocab_size=9, dropout_rate=0.1, **dict(keys))
+            return KINDS[options.task.kind].head(options, encoder)
 
         self.assertEqual(head("xnli"), ClassificationHead(3, 0.1))
         self.assertEqual(head("glue", "stsb,"), ClassificationHead(1, 0.1))
         of_mean = head("xnli", task__text_pooling="mean")
         self.assertEqual(of_mean, ClassificationHead(3, 0.1, "mean"))
+        modern = {"norm": "layer_no_bias", "bias": False, "norm_epsilon": 1e-3}
+        for task in (("xnli",), ("glue", "stsb,")):
+            self.assertEqual(head(*task, keys=modern).norm_epsilon, 1e-3)
         of_mean = head("glue", "stsb,", task__text_pooling="mean")
         self.assertEqual(of_mean, ClassificationHead(1, 0.1, "mean"))
         self.assertEqual(head("wikiann", task__pooling="first"), TaggingHead(7, 0.1, "first"))

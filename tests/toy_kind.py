@@ -89,7 +89,7 @@ def score(task, data, decided, threshold):
 KIND = TaskKind(
     readers=Readers(read, None, read_unlabelled),
     is_labelled=lambda task, example: example.odd is not None, features=features,
-    head=lambda options, dropout_rate: Head(), loss=loss, decide=decide, score=score,
+    head=lambda options, encoder: Head(), loss=loss, decide=decide, score=score,
     line=lambda task, example, decided, threshold: {"prediction": example.words[decided]},
     target="odd word",
 )  # fmt: skip

@@ -31,7 +31,6 @@ from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import Encoder as Encoding
 from xlm.interop.params_file import read_params, write_params
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
-from xlm.models.heads import ClassificationHead
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from xlm.training import hosts
 from xlm.training.accumulation import Accumulation
@@ -66,14 +65,7 @@ def with_head(
     if class_weights:  # of a kind with classes
         loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
     by_rows = config.optimizer.embedding_update == "rows"
-    head = kind.head(options, encoder.dropout_rate)
-    if (
-        isinstance(head, ClassificationHead)
-        and encoder.norm == "layer_no_bias"
-        and not encoder.bias
-    ):
-        head = head.clone(norm_epsilon=encoder.norm_epsilon)
-    return made(Encoder(encoder), head, loss, by_rows)
+    return made(Encoder(encoder), kind.head(options, encoder), loss, by_rows)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:

@@ -5,6 +5,7 @@ a kind but that of XTREME's submissions.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from xlm.evaluation.tasks import Line, TaskData
 from xlm.experiment.task_settings import TaskSettings
 from xlm.interop import task_heads
 from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.models.settings import EncoderSettings
 from xlm.objectives import fine_tuning
 from xlm.objectives.fine_tuning import TaskLoss
 
@@ -42,7 +44,7 @@ class TaskKind:
       readers: of its examples.
       is_labelled: (task, example) -> whether it can be trained and scored on.
       features: (options, examples, processor, special ids, maximum length) -> rows.
-      head: (options, dropout rate) -> module like those of `xlm.models.heads`.
+      head: (options, settings of the encoder) -> module like those of `xlm.models.heads`.
       loss: of the head's outputs and a batch's arrays; of kinds with `classes` it takes
         `class_weights` too.
       decide: (options, data, outputs by row) -> a decision on each example.
@@ -64,7 +66,7 @@ class TaskKind:
     readers: Readers
     is_labelled: Callable[[Task, Any], bool]
     features: Callable[..., Sequence[Feature]]
-    head: Callable[[TaskSettings, float], nn.Module]
+    head: Callable[[TaskSettings, EncoderSettings], nn.Module]
     loss: TaskLoss
     decide: Callable[[TaskSettings, TaskData, Sequence[np.ndarray]], list[Any]]
     score: Callable[[Task, TaskData, Sequence[Any], float | None], dict[str, float]]
@@ -135,6 +137,12 @@ def _unlabelled_texts(path, task):
     return (delimited.read_unlabelled if task.is_own else unlabelled.read_texts)(path, task)
 
 
+def _text_head(num_outputs, options, encoder):
+    is_modern = encoder.norm == "layer_no_bias" and not encoder.bias
+    epsilon = encoder.norm_epsilon if is_modern else None
+    return ClassificationHead(num_outputs, encoder.dropout_rate, options.text_pooling, epsilon)
+
+
 _CLASSIFICATION = TaskKind(
     readers=Readers(
         _texts, tfds_examples.text_examples, _unlabelled_texts, labels=delimited.read_labels
@@ -143,9 +151,7 @@ _CLASSIFICATION = TaskKind(
     features=lambda options, *args: features.text_features(
         *args, separate_segments=options.cross_attention
     ),
-    head=lambda options, rate: ClassificationHead(
-        len(options.task.labels), rate, options.text_pooling
-    ),
+    head=lambda options, encoder: _text_head(len(options.task.labels), options, encoder),
     loss=fine_tuning.classification_loss,
     decide=lambda options, data, outputs: tasks.classes(outputs),
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
@@ -159,7 +165,7 @@ KINDS: dict[str, TaskKind] = {
     "regression": dataclasses.replace(
         _CLASSIFICATION,
         readers=_CLASSIFICATION.readers._replace(labels=None),
-        head=lambda options, rate: ClassificationHead(1, rate, options.text_pooling),
+        head=functools.partial(_text_head, 1),
         loss=fine_tuning.regression_loss,
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
@@ -174,7 +180,9 @@ KINDS: dict[str, TaskKind] = {
         ),
         is_labelled=lambda task, example: bool(example.tags),
         features=lambda options, *args: features.tagging_features(*args),
-        head=lambda options, rate: TaggingHead(len(options.task.labels), rate, options.pooling),
+        head=lambda options, encoder: TaggingHead(
+            len(options.task.labels), encoder.dropout_rate, options.pooling
+        ),
         loss=fine_tuning.tagging_loss,
         decide=lambda options, data, outputs: tasks.tags(data, outputs),
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
@@ -190,7 +198,7 @@ KINDS: dict[str, TaskKind] = {
         ),
         is_labelled=lambda task, example: bool(example.answers) or task.has_unanswerable,
         features=_question_features,
-        head=lambda options, rate: SpanHead(),
+        head=lambda options, encoder: SpanHead(),
         loss=fine_tuning.span_loss,
         decide=lambda options, data, outputs: tasks.answers(
             data, outputs, max_answer_length=options.max_answer_length, n_best=options.n_best
