@@ -22,7 +22,7 @@ from xlm.experiment.evaluators import check_retrieval
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.replaced_token import ReplacedToken
-from xlm.training import hosts
+from xlm.training import clock, hosts
 from xlm.training.metrics import read_metrics
 
 
@@ -54,7 +54,8 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             output_layer=settings(OutputLayerSettings, config.output_layer),
             allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
-            more=[*text_warnings.section(folders), *seen.section(config, store, trained.step)],
+            more=[*text_warnings.section(folders), *seen.section(config, store, trained.step),
+                  *clock.section(folders.train)],
         )  # fmt: skip
     return path
 

@@ -89,7 +89,8 @@ _FINE_TUNING_OPTIMIZER: dict[str, Any] = {"learning_rate": 2e-5, "beta2": 0.999,
                           "weight_decay": 0.0, "clip_norm": 1.0}  # fmt: skip
 _MUON = ("kind", "muon_learning_rate", "muon_momentum")
 _STAGED = ("warmup_steps", "stages", "restart_schedule")
-_RECORDS = ("log_every", "keep_checkpoints", "tensorboard", "deterministic")
+_SINKS = ("tensorboard", "wandb", "mlflow", "hang_minutes")
+_RECORDS = ("log_every", "keep_checkpoints", *_SINKS, "deterministic")
 FINE_TUNING: Family = {
     "": section(_FineTuning),
     "task": section(TaskSettings),
@@ -120,7 +121,7 @@ TRANSLATION: Family = {
     "train": section(
         TrainSettings, _Batches,
         only=("num_steps", "batch_tokens", "accumulation_steps", "averaged_checkpoints", "seed",
-              "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "deterministic"),
+              "log_every", "evaluate_every", "checkpoint_every", *_SINKS, "deterministic"),
         num_steps=100_000, evaluate_every=5000, checkpoint_every=1000,
     ),
     "evaluation": section(_Translating),

@@ -12,6 +12,7 @@ import numpy as np
 from xlm.objectives.objective import Batch, Extra
 from xlm.training import sharding
 from xlm.training.checkpoint import Checkpoints, restore_latest
+from xlm.training.clock import Clock
 from xlm.training.progress import Evaluator, Progress
 from xlm.training.settings import TrainSettings
 from xlm.training.signals import Stopped
@@ -63,7 +64,7 @@ def train(
       SaveError: a checkpoint could not be written; earlier ones are kept.
       DamagedError: there are checkpoints, but all are damaged.
     """
-    with Checkpoints(
+    with Clock(folder, settings.hang_minutes) as clock, Checkpoints(
         folder / "checkpoints", settings.keep_checkpoints, settings.keep_every,
         settings.max_multiples, verify=settings.verify_checkpoints,
     ) as checkpoints:  # fmt: skip
@@ -76,13 +77,14 @@ def train(
         # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
         stops = False
         layout = sharding.batch_sharding(functions.mesh)
-        with Progress(functions, settings, folder, step, data) as progress:
+        with Progress(functions, settings, folder, step, data, clock) as progress:
 
             def learned() -> Extra:
                 progress.flush_metrics()  # raises if the loss is not finite
                 return state.extra
 
-            for kind, arrays in _batches(data, range(step, settings.num_steps), learned):
+            batches = _batches(data, range(step, settings.num_steps), learned)
+            for kind, arrays in clock.waiting(batches):
                 objective = functions.objective.at_step(step)
                 # Before the step, also after a resume: a checkpoint between two steps holds the
                 # state before the next stage, and before the refresh.
@@ -92,6 +94,7 @@ def train(
                     state = current.begin(state)
                     _log_stage(current)
                 if names := objective.due(step):
+                    clock.turn("refresh")
                     state, report = current.refresh(names, state)
                     progress.after_refresh(step, report)
                 placed = {
@@ -108,6 +111,7 @@ def train(
                 evaluates = is_last or step % settings.evaluate_every == 0
                 saves = is_last or step % settings.checkpoint_every == 0
                 stops = should_stop(step) and not is_last
+                clock.turn("saving")
                 # Not for a stop: a resumed run must equal an uninterrupted one bit for bit, and
                 # applying pending updates at other steps changes the last bits of the rows.
                 is_up_to_date = evaluates or saves
@@ -128,6 +132,7 @@ def train(
                 if stops:
                     break
                 checkpoints.check()
+            clock.turn("saving")  # until `checkpoints` is closed
     if stops:  # the state is complete on disk, now that `checkpoints` is closed
         raise Stopped(step)
     return state

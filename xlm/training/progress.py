@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +13,12 @@ import tqdm
 
 from xlm.common import artifacts
 from xlm.objectives.objective import Batch, LossAndMetrics, Objective, means
+from xlm.training.clock import GOODPUT, Clock
 from xlm.training.digests import Inspection, inspect
 from xlm.training.flops import matmul_flops
 from xlm.training.metrics import MetricsWriter
 from xlm.training.settings import TrainSettings
+from xlm.training.sinks import SINKS, Sink
 from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 
@@ -34,7 +35,7 @@ class Progress:
 
     def __init__(
         self, functions: TrainFunctions, settings: TrainSettings, folder: pathlib.Path, step: int,
-        data: Any,
+        data: Any, clock: Clock,
     ):  # fmt: skip
         """Open the records of a run after `step` steps; see `train`."""
         self._settings = settings
@@ -44,12 +45,13 @@ class Progress:
         self._is_writer = jax.process_index() == 0
         # Metrics still on the device: what records them, and under which number of steps.
         self._pending: list[tuple[Callable, int, LossAndMetrics]] = []
-        self._events = None
+        self._sinks: list[Sink] = []
+        self._goodput = clock
+        clock.resume(step, folder / GOODPUT if self._is_writer else None)
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
-            if settings.tensorboard:
-                self._events = _event_writer(folder / "tensorboard", step)
+            self._sinks += [Sink(one, folder, step) for one in SINKS if getattr(settings, one)]
         self._bar = tqdm.tqdm(
             total=settings.num_steps, initial=step, desc="train", unit="step",
             disable=not self._is_writer, mininterval=1.0,
@@ -65,8 +67,8 @@ class Progress:
 
     def __exit__(self, *exception) -> None:
         self._bar.close()
-        if self._events is not None:
-            self._events.close()
+        for sink in self._sinks:
+            sink.close()
         if self._profiling:
             jax.profiler.stop_trace()
 
@@ -89,9 +91,12 @@ class Progress:
         if settings.profile_steps and step == settings.profile_from:
             jax.profiler.start_trace(self._folder / "profile")
             self._profiling = True
+        self._goodput.turn("steps")
 
     def after_step(self, step: int, metrics: LossAndMetrics) -> None:
         """Record the metrics of a step just dispatched, and read those of the previous one."""
+        self._goodput.dispatched("steps", metrics, step)
+        self._goodput.turn("other")
         # Reading waits for the device. One step late, the device has the next step queued.
         self.flush_metrics()
         self._pending.append((self._record_step, step, metrics))
@@ -107,6 +112,7 @@ class Progress:
         """Record the report of a refresh before step `step`."""
         # Recorded under the number of steps after it: a resume repeats the refresh and the step.
         if report:
+            self._goodput.dispatched("refresh", report)
             self._pending.append((self._record_refresh, step + 1, report))
 
     def flush_metrics(self) -> None:
@@ -156,6 +162,7 @@ class Progress:
 
     def sync_metrics(self) -> None:
         """Wait until the metrics so far are on disk."""
+        self._goodput.record()
         if self._is_writer:
             self._metrics.sync()
 
@@ -163,9 +170,12 @@ class Progress:
         """Run all evaluators and record the metrics that they return."""
         values: dict[str, float] = {}
         for evaluator in evaluators:
+            self._goodput.turn("evaluation")  # each of them has its time before it counts as hung
             values.update(evaluator(state))
+        self._goodput.turn("saving")
         if values:
             self._record(values, step)
+        self._goodput.log()
         self._clock = (step, time.monotonic(), self._work[step])  # evaluation is not training
 
     def _record(self, values: Mapping[str, float], step: int) -> None:
@@ -174,10 +184,8 @@ class Progress:
             self._record_events(values, step)
 
     def _record_events(self, values: Mapping[str, float], step: int) -> None:
-        if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
-            self._events.flush()  # or a run that is killed would lose them
+        for sink in self._sinks:
+            sink.write(values, step)
 
     def _record_speed(self, step: int) -> None:
         last_step, last_time, last_work = self._clock
@@ -193,13 +201,6 @@ class Progress:
         if peak := self._settings.peak_flops:
             values["flop_utilization"] = flops / (peak * self._num_devices)
         self._speed.write(step, values)
-        self._record_events({f"speed/{name}": value for name, value in values.items()}, step)
-
-
-def _event_writer(folder: pathlib.Path, step: int) -> Any:
-    """Open a new event file, which takes back what older files say of later steps."""
-    from tensorboardX import SummaryWriter  # imports PyTorch if installed, which is slow
-
-    # Without the suffix, runs that resume within a second would share a file.
-    suffix = f".{os.getpid()}.{step}"
-    return SummaryWriter(str(folder), purge_step=step + 1, filename_suffix=suffix)
+        named = {f"speed/{name}": value for name, value in values.items()}
+        named |= {f"goodput/{name}": share for name, share in self._goodput.record().items()}
+        self._record_events(named, step)

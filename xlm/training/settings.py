@@ -38,7 +38,11 @@ class TrainSettings:
       max_multiples: how many of these, the latest ones; 0 for all.
       verify_checkpoints: which checkpoints are read back once they are written: the
         "first_and_last" of each start of the run, or "every" one.
-      tensorboard: whether metrics are also written for TensorBoard.
+      tensorboard, wandb, mlflow: whether metrics also go to TensorBoard, Weights & Biases or
+        MLflow.
+      hang_minutes: minutes without a finished step, and at least 50 median steps, after which the
+        run ends with status 79; compiling, evaluating, saving and starting may take 24 times as
+        long; 0 for never.
       peak_flops: peak floating-point operations per second of a device, to report the utilisation;
         0 for no such report.
       profile_from: steps taken before a profile is recorded.
@@ -64,6 +68,9 @@ class TrainSettings:
         "first_and_last", choices=("first_and_last", "every"), effect="records"
     )
     tensorboard: bool = schema.key(False, effect="records")
+    wandb: bool = schema.key(False, effect="records")
+    mlflow: bool = schema.key(False, effect="records")
+    hang_minutes: float = schema.key(15.0, at_least=0, effect="records")
     peak_flops: float = schema.key(0.0, at_least=0, effect="records")
     profile_from: int = schema.key(0, at_least=0, effect="records")
     profile_steps: int = schema.key(0, at_least=0, effect="records")
