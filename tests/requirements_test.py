@@ -30,7 +30,7 @@ RUN = {
 ELSEWHERE = {
     "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
     "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
-    "fsspec": "remote", "upath": "remote",
+    "fsspec": "remote", "upath": "remote", "wandb": "wandb", "mlflow": "mlflow",
 }  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {

@@ -100,7 +100,10 @@ class ReportTest(absltest.TestCase):
             language: {"ngrams": 100, "share": share, "length": 13, "example": [5]}
             for language, share in (("en", 0.015), ("sw", 0.37))
         }
-        shares = {"ka": "2.10% is held out for 0.10% asked: a reason"}
+        shares = {
+            "ka": "2.10% is held out for 0.10% asked: a reason",
+            "sw": "0.05% is held out for 0.10% asked: of two: parts",
+        }
         dataset = store(overlap=overlap, shares=shares)
         self.check("report", "knn", full_softmax_from=3, dataset=dataset)
 

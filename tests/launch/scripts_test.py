@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 from tests.folders import FolderTest
 from xlm.launch import jobs, start
+from xlm.training.clock import EXIT_HUNG
 
 FOLDER = jobs.ROOT / "xlm" / "launch"
 FLAGS = ["--config=configs/base.py", "--workdir=/runs/it's a b", "--config.k=*;#`x`$(y)\\ ü"]
@@ -137,10 +138,11 @@ class SlurmTest(ScriptTest):
         done, calls = self.run_script("train,evaluate", 1)
         self.assertEqual((done.returncode, len(calls)), (1, 1))
 
-    @parameterized.parameters((0, 2), (2, 2), (3, 1))
-    def test_a_crashed_run_queues_again_a_few_times(self, restarts, num_calls):
-        done, calls = self.run_script("train", 134, SLURM_RESTART_COUNT=str(restarts))
-        self.assertEqual((done.returncode, len(calls)), (134, num_calls))
+    @parameterized.product(calls=((0, 2), (2, 2), (3, 1)), status=(134, EXIT_HUNG))
+    def test_a_run_that_crashed_or_hung_queues_again_a_few_times(self, calls, status):
+        restarts, num_calls = calls
+        done, calls = self.run_script("train", status, SLURM_RESTART_COUNT=str(restarts))
+        self.assertEqual((done.returncode, len(calls)), (status, num_calls))
 
     def test_as_many_processes_as_gpus(self):
         done, calls = self.run_script("train", tasks=1)
@@ -179,6 +181,7 @@ class TPUTest(ScriptTest):
         ((0,), "SUSPENDED", "delete create scp install all"),
         ((start.EXIT_STOPPED, start.EXIT_STOPPED, 0), "", "create scp install all all all"),
         ((137, 0), "", "create scp install all all"),
+        ((EXIT_HUNG, 0), "", "create scp install all all"),
         ((255, 0), "", "create scp install all delete create scp install all"),
     )
     def test_an_interrupted_run_is_started_again(self, statuses, state, expected):

@@ -194,9 +194,9 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
             "\n\n**The training rows have seen much of the held-out text of some languages, whose "
             f"losses are too low: {', '.join(leaked)}.**"
         )
-    for language, fault in store.shares.items():
-        text += f"\n\nOf the text of {language} {fault}."
-    return text
+    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
+    off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
+    return tables.page(text, tables.markdown(off, left=3)).rstrip()
 
 
 def _plot_loss(metrics: Metrics, unigram: float, exact_from: int, path: pathlib.Path) -> None:

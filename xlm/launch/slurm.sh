@@ -16,7 +16,7 @@
 set -euo pipefail
 PYTHON=${PYTHON:-python}  # interpreter on the nodes
 WAIT=300                  # seconds for the other processes to save when one has stopped
-CRASHES=${CRASHES:-3}     # most restarts of a job whose process was killed or aborted
+CRASHES=${CRASHES:-3}     # most restarts of a job whose process was killed, aborted, or hung
 
 if [ "${SLURM_GPUS_ON_NODE:-0}" -gt 0 ] && [ "$SLURM_GPUS_ON_NODE" != "$SLURM_NTASKS_PER_NODE" ]; then
   # jax.distributed gives each process the GPU of its number on the node.
@@ -38,8 +38,9 @@ for stage in ${stages//,/ }; do
   if [ "$status" -eq 75 ]; then
     echo "stopped and saved; queueing again"
     scontrol requeue "$SLURM_JOB_ID"
-  elif [ "$status" -gt 128 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$CRASHES" ]; then
-    echo "ended by signal $((status - 128)); queueing again, from the last checkpoint"
+  # 79 is of a watchdog, above 128 are those of signals.
+  elif [[ $status -eq 79 || $status -gt 128 ]] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$CRASHES" ]; then
+    echo "crashed or hung (status $status); queueing again, from the last checkpoint"
     scontrol requeue "$SLURM_JOB_ID"
   fi
   [ "$status" -eq 0 ] || exit "$status"

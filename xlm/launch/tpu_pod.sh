@@ -94,8 +94,9 @@ for stage in ${stages//,/ }; do
     on_hosts $hosts "cd code && $cores../.venv/bin/python $stage.py$quoted$joined" || status=$?
     [ $status -ne 0 ] || break
     [ "$(state)" = ACTIVE ] || ready=
-    # Above 128 a signal ended it, such as SIGABRT of the runtime or SIGKILL for want of memory.
-    [ -z "$ready" ] || [ $status -eq 75 ] || [ $status -gt 128 ] ||
+    # Above 128 a signal ended it, such as SIGABRT of the runtime or SIGKILL for want of memory. With
+    # 79 a watchdog did, since the run hung.
+    [ -z "$ready" ] || [ $status -eq 75 ] || [ $status -eq 79 ] || [ $status -gt 128 ] ||
       fail "$stage.py ended with status $status, see above; run the same command to resume"
     [ "$left" -gt 0 ] || fail "$stage.py was interrupted $((RESTARTS + 1)) times; raise RESTARTS"
     echo "$stage.py was interrupted (status $status); starting again"

@@ -132,7 +132,7 @@ def train(
                 if stops:
                     break
                 checkpoints.check()
-            clock.turn("saving")  # until `checkpoints` is closed
+        clock.turn("saving")  # until `checkpoints` is closed
     if stops:  # the state is complete on disk, now that `checkpoints` is closed
         raise Stopped(step)
     return state

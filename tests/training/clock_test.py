@@ -1,0 +1,225 @@
+"""The clock of a run, over its starts, and the end of a run that hangs."""
+
+import contextlib
+import dataclasses
+import textwrap
+import threading
+import types
+from unittest import mock
+
+import jax
+import numpy as np
+from absl.testing import parameterized
+
+from tests import processes
+from tests.folders import FolderTest
+from tests.training import toy_runs
+from xlm.training import clock as clocks
+from xlm.training.clock import Clock
+from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
+from xlm.training.signals import Stopped
+
+
+def tearDownModule():
+    toy_runs.toy_functions.cache_clear()
+
+
+class Result:
+    """Result of a program in flight, until `done`."""
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def block_until_ready(self):
+        self.done.wait()
+        return self
+
+
+class PartsTest(FolderTest):
+    def test_each_second_has_one_part_and_the_device_goes_first(self):
+        now = [0.0]
+        time = types.SimpleNamespace(monotonic=lambda: now[0])
+        self.enter_context(mock.patch.object(clocks, "time", time))
+        clock = self.enter_context(Clock(self.folder))
+
+        def batches():
+            for seconds in (2, 4, 8):
+                now[0] += seconds
+                yield seconds
+
+        def finish(result):
+            left = len(clock._in_flight)
+            result.done.set()
+            while len(clock._in_flight) == left:
+                pass
+
+        now[0] += 1  # starting
+        found = clock.waiting(batches())
+        next(found)  # data, 2
+        refresh, first, second = Result(), Result(), Result()
+        clock.turn("refresh")
+        now[0] += 16
+        clock.dispatched("refresh", refresh)
+        clock.turn("steps")
+        now[0] += 32  # the device has the refresh before the step
+        clock.dispatched("steps", first, 1)
+        clock.turn("other")
+        finish(refresh)
+        now[0] += 64  # steps
+        next(found)  # 4 more seconds of a busy device
+        clock.turn("steps")
+        clock.dispatched("steps", second, 2)
+        clock.turn("other")
+        finish(first)
+        finish(second)
+        now[0] += 128  # other
+        next(found)  # data, 8
+
+        @jax.jit
+        def compiled(x):
+            now[0] += 256
+            return x + 1
+
+        clock.turn("evaluation")
+        now[0] += 512
+        compiled(np.float32(1))
+        now[0] += 512
+        clock.turn("saving")
+        now[0] += 2048
+        expected = {"starting": 1, "data": 10, "refresh": 48, "steps": 68, "other": 128,
+                    "compiling": 256, "evaluation": 1024, "saving": 2048, "lost": 0}  # fmt: skip
+        self.assertEqual(clock.now(), expected)
+        self.assertEqual(sum(expected.values()), now[0])
+
+
+class Broken(toy_runs.Data):
+    def batches(self, steps: range):
+        for step, batch in zip(steps, super().batches(steps), strict=True):
+            if step == 8:
+                raise RuntimeError("a crash")
+            yield batch
+
+
+class RestartsTest(toy_runs.TestCase):
+    def records(self):
+        return read_metrics(self.folder / clocks.GOODPUT)
+
+    def test_a_crash_loses_the_steps_after_its_checkpoint(self):
+        with self.assertRaisesRegex(RuntimeError, "a crash"):
+            train(self.functions, toy_runs.SETTINGS, self.folder, Broken())
+        before = self.records()
+        self.assertEqual(before[-1]["step"], 8)
+        at_checkpoint = [one for one in before if one["step"] == 6][-1]
+        with self.assertLogs(level="INFO") as logs:
+            self.train()
+        after = self.records()
+        place = len([one for one in before if one["step"] <= 6])
+        self.assertEqual(after[:place], before[:place])
+        start = after[place]
+        lost = before[-1]["steps"] - at_checkpoint["steps"]
+        self.assertGreater(lost, 0)
+        moved = {"step": 6, "steps": at_checkpoint["steps"], "lost": lost}
+        self.assertEqual(start, {**before[-1], **moved})
+        for one, other in zip(after[place:-1], after[place + 1 :], strict=True):
+            self.assertTrue(all(one[part] <= other[part] for part in clocks.PARTS))
+        self.assertEqual([one["step"] for one in (after[-1], *self.last_of_run())], [10, 10])
+        self.assertRegex("\n".join(logs.output), r"time of this start: .*\n.*time of the whole run")
+
+    def last_of_run(self):
+        text = "\n".join(clocks.section(self.folder))
+        lost = self.records()[-1]["lost"] / 60
+        self.assertIn(f"| lost | {clocks.PARTS['lost']} | {lost:,.1f} |", text)
+        return self.records()[-1:]
+
+    def test_a_stop_loses_nothing(self):
+        with self.assertRaises(Stopped):
+            self.train(should_stop=lambda step: step == 5)
+        first = self.records()[-1]
+        self.train()
+        last = self.records()[-1]
+        self.assertEqual((first["step"], last["step"], last["lost"]), (5, 10, 0))
+        self.assertGreater(last["steps"], first["steps"])
+
+
+class WatchdogTest(FolderTest):
+    def ends(self, clock: Clock, ticks: int) -> bool:
+        """Whether the process ends after so many ticks in which nothing happens."""
+        clock._silent = 0.0
+        exits = mock.patch.object(clocks.os, "_exit", side_effect=SystemExit)
+        waits = mock.patch.object(clock._ends, "wait", side_effect=[False] * ticks + [True])
+        with exits as ended, waits as waited, mock.patch.object(clock, "_tell"):
+            with contextlib.suppress(SystemExit):
+                clock._watch()
+            waited.assert_called_with(6)
+        return ended.call_args == mock.call(clocks.EXIT_HUNG)
+
+    def test_ordinary_runs_go_on(self):
+        clock = self.enter_context(Clock(self.folder))
+        clock._floor = 60.0  # without a thread that would watch, too
+        ticks = {"of steps": 10, "of slow parts": 240}
+        for part in ("starting", "data"):  # before the first step, which is traced and compiled
+            clock.turn(part)
+            self.assertFalse(self.ends(clock, ticks["of slow parts"]), part)
+            self.assertTrue(self.ends(clock, ticks["of slow parts"] + 1), part)
+        clock._steps.extend([0.1, 0.1, 100.0])
+        for part in ("data", "steps", "other"):
+            clock.turn(part)
+            self.assertFalse(self.ends(clock, ticks["of steps"]), part)
+            self.assertTrue(self.ends(clock, ticks["of steps"] + 1), part)
+        clock._steps.extend([2.4, 2.4])  # of which 50 are 20 ticks
+        self.assertFalse(self.ends(clock, 20))
+        self.assertTrue(self.ends(clock, 21))
+        found = []
+
+        @jax.jit
+        def compiled(x):
+            found.append(self.ends(clock, ticks["of slow parts"]))
+            return x + 1
+
+        compiled(np.float32(1))
+        for part in ("evaluation", "saving", "refresh"):
+            clock.turn(part)
+            found.append(self.ends(clock, ticks["of slow parts"]))
+        self.assertEqual(found, [False] * 4)
+        self.assertTrue(self.ends(clock, ticks["of slow parts"] + 1))
+
+
+class HungTest(toy_runs.TestCase):
+    @parameterized.parameters(("data", "batches"), ("steps", "hang"))
+    def test_a_run_that_hangs_ends_with_its_stacks_and_resumes(self, part, function):
+        code = f"""
+            import dataclasses, pathlib, threading
+            import jax
+            from tests import factories
+            from tests.training import toy_runs
+            from xlm.training.loop import train
+
+            class Data(toy_runs.Data):
+                def batches(self, steps):
+                    for step, batch in zip(steps, super().batches(steps)):
+                        if step == 5 and {part == "data"}:
+                            threading.Event().wait()
+                        yield batch
+
+            def hang(x):
+                if x == 2:
+                    threading.Event().wait()
+
+            class Toy(toy_runs.Toy):
+                def loss(self, params, rows, plan, key):
+                    jax.debug.callback(hang, plan["x"][0])
+                    return super().loss(params, rows, plan, key)
+
+            settings = dataclasses.replace(toy_runs.SETTINGS, hang_minutes=0.1)
+            data = Data(1, 1, 1, 1, 1, 2) if {part == "steps"} else Data()
+            functions = factories.train_functions(Toy())
+            train(functions, settings, pathlib.Path({str(self.folder)!r}), data)
+        """
+        done = processes.run_python("-c", textwrap.dedent(code), PYTHONFAULTHANDLER="")
+        self.assertEqual(done.returncode, clocks.EXIT_HUNG, done.stderr)
+        self.assertRegex(done.stderr, rf"the run hangs: .* after step \d, in {part} \(")
+        (path,) = self.folder.glob("hung_*_0.txt")
+        for text in (done.stderr, path.read_text()):
+            self.assertIn(f" in {function}\n", text)
+        self.assert_is_whole_run(self.train())
