@@ -23,6 +23,7 @@ CONFIG = "configs/quickstart.py:runlocal"
 LANGUAGES = ("en", "ka", "sw")  # of the config
 TIMEOUT = 600  # seconds of a command
 _CLASSES = ("praise", "complaint")
+_TIMES = ("speed.jsonl", "goodput.jsonl")
 # In results of a translation, in JSON and in Markdown.
 _SPEED = re.compile(rb'(sentences|tokens)_per_second"?:? [0-9.e+]+')
 
@@ -172,7 +173,7 @@ def digests(job: pathlib.Path, name: str, *, reads_states: bool = True) -> dict[
     for path in sorted([top, *top.rglob("*")]):
         inner = path.relative_to(job)
         below = path.relative_to(top).parts  # the results themselves may have such a name
-        if path.name in ("LOCK", "speed.jsonl") or any(x.startswith(".") for x in below):
+        if path.name in ("LOCK", *_TIMES) or any(x.startswith(".") for x in below):
             continue
         if path.name == "checkpoints" and reads_states:
             found |= {f"{inner}: {key}": one for key, one in _last_state(path).items()}

@@ -56,7 +56,7 @@ _OVERRIDES = {
     "vocab.num_workers": 1,  # changes come in an order
     "store.num_workers": 1,
 }
-_GROWING = ("metrics.jsonl", "speed.jsonl")  # not whole before the end
+_GROWING = ("metrics.jsonl", "speed.jsonl", "goodput.jsonl")  # not whole before the end
 
 
 @dataclasses.dataclass(frozen=True)

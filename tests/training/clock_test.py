@@ -1,7 +1,6 @@
 """The clock of a run, over its starts, and the end of a run that hangs."""
 
 import contextlib
-import dataclasses
 import textwrap
 import threading
 import types
