@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+
 from xlm.common import artifacts, packages
 
 Write = Callable[[Mapping[str, float], int], Any]
-_MOST = 10_000  # records that wait
 _MOST_PARAMS = 100  # of a request to MLflow
 _LAST_SECONDS = 60  # that a run waits for a sink at its end
 
@@ -23,23 +24,19 @@ class Sink:
 
     def __init__(self, kind: str, folder: pathlib.Path, step: int):
         """Open the sink of a run in `folder`, which has taken `step` steps."""
-        self._kind, self._queue = kind, queue.Queue[tuple[dict[str, float], int] | None](_MOST)
-        self._is_open = True
+        self._kind = kind
+        self._queue: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(folder, step), daemon=True)
         self._thread.start()
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Pass on the metrics after `step` steps, without waiting."""
-        if self._is_open:
-            try:
-                self._queue.put_nowait(({name: float(x) for name, x in values.items()}, step))
-            except queue.Full:
-                self._fail(f"{_MOST} records are waiting")
+        if self._thread.is_alive():
+            self._queue.put(({name: float(one) for name, one in values.items()}, step))
 
     def close(self) -> None:
         """Wait for what is under way, but not for long."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
+        self._queue.put(None)
         self._thread.join(_LAST_SECONDS)
 
     def _work(self, folder: pathlib.Path, step: int) -> None:
@@ -49,13 +46,8 @@ class Sink:
                 while (one := self._queue.get()) is not None:
                     write(*one)
         except BaseException as error:  # a library may also raise SystemExit
-            self._fail(f"{type(error).__name__}: {error}")
-
-    def _fail(self, why: str) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
-        logging.warning("metrics go to %s no more (%s); metrics.jsonl has them", self._kind, why)
+            fault = f"{type(error).__name__}: {error}"
+            logging.warning("metrics go to %s no more (%s); the files have them", self._kind, fault)
 
 
 @contextlib.contextmanager
@@ -66,14 +58,13 @@ def _tensorboard(folder: pathlib.Path, step: int) -> Iterator[Write]:
     # Without the suffix, runs that resume within a second would share a file.
     suffix = f".{os.getpid()}.{step}"
     path = str(folder / "tensorboard")
-    writer = SummaryWriter(path, purge_step=step + 1, filename_suffix=suffix)
+    with SummaryWriter(path, purge_step=step + 1, filename_suffix=suffix) as writer:
 
-    def write(values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()  # or a run that is killed would lose them
+        def write(values: Mapping[str, float], step: int) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()  # or a run that is killed would lose them
 
-    with contextlib.closing(writer):
         yield write
 
 
@@ -82,7 +73,7 @@ def _wandb(folder: pathlib.Path, step: int) -> Iterator[Write]:
     """Log to one run for all starts; steps are a metric, since wandb's own never go back."""
     import wandb
 
-    name = _known(folder, "wandb") or _know(folder, "wandb", secrets.token_hex(4))
+    name = _run(folder / "wandb.json", lambda: secrets.token_hex(4))
     with wandb.init(
         id=name, resume="allow", dir=folder, config=_config(folder), allow_val_change=True,
         settings=wandb.Settings(console="off"),
@@ -96,38 +87,30 @@ def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
     """Log to one run for all starts."""
     import mlflow
 
-    known = _known(folder, "mlflow")
-    with mlflow.start_run(run_id=known, log_system_metrics=False) as run:
-        if not known:
-            params = [*_config(folder).items()]
+    def begin() -> str:
+        params = list(_config(folder).items())
+        with mlflow.start_run() as run:
             for first in range(0, len(params), _MOST_PARAMS):
                 mlflow.log_params(dict(params[first : first + _MOST_PARAMS]))
-            _know(folder, "mlflow", run.info.run_id)
+        return run.info.run_id
+
+    with mlflow.start_run(run_id=_run(folder / "mlflow.json", begin)):
         yield lambda values, step: mlflow.log_metrics(dict(values), step)
 
 
 SINKS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
-def _known(folder: pathlib.Path, kind: str) -> str | None:
-    path = folder / f"{kind}.json"
-    return artifacts.read_object(path)["run"] if path.exists() else None
-
-
-def _know(folder: pathlib.Path, kind: str, run: str) -> str:
-    artifacts.write_json(folder / f"{kind}.json", {"run": run})
-    return run
+def _run(path: pathlib.Path, begin: Callable[[], str]) -> str:
+    """Return the name of the run there that `path` holds, or else of a new one."""
+    if not path.exists():
+        artifacts.write_json(path, {"run": begin()})
+    return artifacts.read_object(path)["run"]
 
 
 def _config(folder: pathlib.Path) -> dict[str, Any]:
     """Return the settings of a run by the names of its keys."""
     path = folder / "settings.json"
-    return _flat(artifacts.read_object(path)) if path.exists() else {}
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        is_section = isinstance(value, Mapping)
-        found |= _flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
-    return found
+    found = artifacts.read_object(path) if path.exists() else {}
+    leaves = jax.tree_util.tree_leaves_with_path(found, lambda one: not isinstance(one, dict))
+    return {jax.tree_util.keystr(k, simple=True, separator="."): value for k, value in leaves}
