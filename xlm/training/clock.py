@@ -60,7 +60,8 @@ class Clock:
         self._steps: collections.deque[float] = collections.deque(maxlen=101)  # seconds
         self._last, self._silent, self._step = time.monotonic(), 0.0, 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._before, self._writer = dict(self.seconds), None
+        self._before = dict(self.seconds)
+        self._writer: MetricsWriter | None = None
         self._listeners = [functools.partial(self._on_compile, one) for one in (1, -1)]
 
     def resume(self, step: int, path: pathlib.Path | None) -> None:
