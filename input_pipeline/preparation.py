@@ -31,7 +31,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import sentencepiece as spm
-from tqdm import tqdm
 
 from input_pipeline import array_files, corpus, manifest, overlap, selection, sources, text_files
 from input_pipeline import preparation_plan as plans
@@ -42,8 +41,9 @@ from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Spl
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids
-from xlm.common import artifacts, declarations, processes
+from xlm.common import artifacts, declarations, executors
 from xlm.common.declarations import Artefact, Count, Digest
+from xlm.common.executors import Executor, Workers
 
 WORK = "work"
 _HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
@@ -52,9 +52,6 @@ _KEPT_FROM = 64 << 20
 _ROWS_AT_ONCE = 4096
 # A process takes a second to start; meanwhile another one handles about so much text.
 _BYTES_A_PROCESS = 4 << 20
-
-Execute = Callable[[Callable[["Job", Any], None], "Job", Sequence[Any], str], None]
-"""Runs a function on a job and each of some tasks; the last argument names the round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,15 +157,6 @@ _NOTES = {  # by kind
 }
 
 
-class JobRecord(Artefact, frozen=True):
-    """Schema of `job.json`, see `Job.provenance`."""
-
-    corpus: CorpusSpec
-    store: PackedDatasetSettings
-    tokenizer: Digest
-    exclude: list[tuple[str, Count, int]]
-
-
 @functools.lru_cache(maxsize=1)
 def _processor(path: pathlib.Path, _: str) -> spm.SentencePieceProcessor:
     return spm.SentencePieceProcessor(model_file=str(path))
@@ -191,14 +179,14 @@ def _languages(job: Job, found: plans.Found) -> set[str]:
     return {piece.language for piece in found.pieces}.union(*of_pairs)
 
 
-def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
+def run(job: Job, found: plans.Found, model: bytes, executor: Executor) -> str:
     """Run the unfinished tasks of all rounds; return `plans.text_digest`.
 
     Raise ValueError if text is malformed, or a language has too little.
     """
     begin(job, model)
     try:
-        _run(job, found, execute)
+        _run(job, found, executor)
     except (ValueError, OSError):
         if found.text_bytes < _KEPT_FROM:
             shutil.rmtree(job.work, ignore_errors=True)
@@ -206,17 +194,8 @@ def run(job: Job, found: plans.Found, model: bytes, execute: Execute) -> str:
     return plans.text_digest(_inputs(job, found))
 
 
-def _run(job: Job, found: plans.Found, execute: Execute) -> None:
-    def execute_all(
-        function: Callable[[Job, Any], None], kind: str, tasks: Sequence[Any], name: str
-    ) -> None:
-        execute(function, job, job.unfinished(kind, tasks), name)
-        if lost := job.unfinished(kind, tasks):
-            raise ValueError(
-                f"{name}: {len(lost)} of {len(tasks)} tasks, such as {lost[0].id}, have left no "
-                f"results in {job.work}; run the same command again, on Beam with another --runner"
-            )
-
+def _run(job: Job, found: plans.Found, executor: Executor) -> None:
+    execute_all = functools.partial(_execute, job, executor)
     execute_all(prepare_source, "source", found.tasks, "parallel text")
     parts = find_parts(job, found)
     execute_all(scan, "scan", parts, "scan")
@@ -237,6 +216,31 @@ def _run(job: Job, found: plans.Found, execute: Execute) -> None:
     for task in pairs:
         tally = job.read_note("pairs", task.id).tally
         log_tally(task.name, *tally, reason="pairs that repeat held-out text")
+
+
+def _execute(
+    job: Job, executor: Executor, function: Callable[[Job, Any], None], kind: str,
+    tasks: Sequence[Any], name: str,
+) -> None:  # fmt: skip
+    """Run the unfinished tasks of a round, in this process if there is little text."""
+    if not (left := job.unfinished(kind, tasks)):
+        return
+    total, start = sum(task.text_bytes for task in left), time.perf_counter()
+    if executor.is_local and total < _BYTES_A_PROCESS:
+        executor = Workers(1, "")
+    times = executors.complete(
+        executor, _timed, [(function, job, task) for task in left],
+        lambda _, __, task: not job.unfinished(kind, [task]), name, job.work,
+    )  # fmt: skip
+    took, busy = time.perf_counter() - start, sum(filter(None, times))
+    message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+    logging.info(message, name, len(left), total / 1e6, took, busy)
+
+
+def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
+    start = time.process_time()
+    function(job, task)
+    return time.process_time() - start
 
 
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
@@ -568,33 +572,3 @@ def _dataset(
         overlap=overlaps,
         shares=shares,
     )
-
-
-class LocalProcesses(processes.Workers):
-    """Runner of tasks in up to `num_workers` processes, or in this one if there is little text."""
-
-    def __init__(self, num_workers: int):
-        super().__init__(num_workers, "store.num_workers")
-
-    def __call__(
-        self, function: Callable[[Job, Any], None], job: Job, tasks: Sequence[Any], name: str
-    ) -> None:
-        """Run `function` on the job and each task; raise as `Workers.run`."""
-        if not tasks:
-            return
-        total = sum(task.text_bytes for task in tasks)
-        start, busy = time.perf_counter(), 0.0
-        jobs = [(function, job, task) for task in tasks]
-        is_little = total < _BYTES_A_PROCESS
-        times = (_timed(*one) for one in jobs) if is_little else self.run(_timed, jobs)
-        for seconds in tqdm(times, total=len(tasks), desc=name, unit="task", delay=1):
-            busy += seconds
-        took = time.perf_counter() - start
-        message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
-        logging.info(message, name, len(tasks), total / 1e6, took, busy)
-
-
-def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
-    start = time.process_time()
-    function(job, task)
-    return time.process_time() - start

@@ -7,5 +7,4 @@ source scripts/environment.sh
 unset PYTHON
 VENV=.venv-beam
 ensure_environment beam
-PYTHONPATH=. "$PYTHON" tests/vocap/count_beam_test.py
-PYTHONPATH=. "$PYTHON" tests/input_pipeline/preparation_beam_test.py
+PYTHONPATH=. "$PYTHON" tests/executors_test.py

@@ -35,12 +35,12 @@ OURS |= {"research": _ALL, "benchmarks": _ALL}
 # Of other people's packages that not everyone may import, a room may import these.
 THEIRS = {
     "vocap":            {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
-                         "apache_beam", "msgspec", "tokenizers"},
+                         "msgspec", "tokenizers"},
     "knn_sampling":     {"jax"},
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
-                         "apache_beam", "msgspec", "numba", "fontTools"},
+                         "msgspec", "numba", "fontTools"},
     "configs":          {"ml_collections"},
-    "xlm.common":       {"markdown_it", "msgspec"},
+    "xlm.common":       {"apache_beam", "distributed", "markdown_it", "msgspec"},
     "xlm.models":       {"jax", "flax"},
     "xlm.objectives":   {"jax", "flax", "optax"},
     "xlm.training":     {"jax", "flax", "optax", "orbax", "tensorboardX", "wandb", "mlflow",
@@ -73,7 +73,8 @@ ONLY_IN = {
         "xlm/interop/weights.py",
         "benchmarks/hostile_table.py",
     },
-    "apache_beam": {"vocap/count_beam.py", "input_pipeline/preparation_beam.py"},
+    "apache_beam": {"xlm/common/executors.py"},
+    "distributed": {"xlm/common/executors.py"},
     "jax.make_mesh": {"xlm/training/sharding.py"},
     "Mesh(": {"xlm/training/sharding.py"},
 }

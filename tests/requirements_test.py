@@ -24,13 +24,15 @@ RUN = {
     "dev": list(FILES),
     "datasets": [ROOT / "xlm/cli/fetch_text.py"],
     "launch": list(ROOT.glob("xlm/launch/*.py")),
-    "beam": [ROOT / "xlm/cli/count_text.py", *ROOT.glob("[a-z]*/**/*_beam*.py")],
+    "beam": [ROOT / "xlm/cli/count_text.py"],
+    "dask": [ROOT / "xlm/cli/count_text.py"],
 }  # fmt: skip
 # Imported where an error names these extras (xlm/common/packages.py).
 ELSEWHERE = {
     "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
     "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
     "fsspec": "remote", "upath": "remote", "wandb": "wandb", "mlflow": "mlflow",
+    "distributed": "dask",
 }  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {
@@ -105,7 +107,7 @@ class RequirementsTest(parameterized.TestCase):
             there = required(extra) | required(ELSEWHERE.get(module, extra))
             self.assertNotEmpty(packages(module) & there, f"{path} imports {module}")
 
-    @parameterized.parameters("all", "dev", "launch", "datasets", "beam")
+    @parameterized.parameters("all", "dev", "launch", "datasets", "beam", "dask")
     def test_what_is_required_is_imported_or_excepted(self, extra):
         imported = set().union(*map(packages, modules(RUN[extra])))
         named, excepted = required(extra, included=extra == "all"), NOT_IMPORTED.get(extra, set())

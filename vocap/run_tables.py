@@ -28,7 +28,7 @@ import numpy as np
 
 from vocap import runs
 from vocap.text_rules import TextRules
-from xlm.common import artifacts
+from xlm.common import artifacts, places
 
 Path = str | os.PathLike[str]
 Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pack_count`
@@ -112,7 +112,7 @@ def merge_tables(paths: Iterable[Path], out: Path) -> Size:
     table, parts are missing, only some tables are of held-out text, their rules differ, or one is
     malformed (see `read_table`).
     """
-    tables = [pathlib.Path(path) for path in paths]
+    tables = [places.path(path) for path in paths]
     if not tables:
         raise ValueError("there are no tables to merge")
     _check_parts(tables)
@@ -340,7 +340,7 @@ def _parsed(lines: Iterator[bytes], name: str) -> Iterator[Entry]:
 
 def _merge(paths: Sequence[pathlib.Path], out: pathlib.Path, compression: int) -> Size:
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(path.open("rb")) for path in paths]
+        files = [stack.enter_context(places.opened(path)) for path in paths]
         tables = [read_entries(file, str(path)) for file, path in zip(files, paths, strict=True)]
         rules = {header.rules: path for (header, _), path in zip(tables, paths, strict=True)}
         if len(rules) > 1:

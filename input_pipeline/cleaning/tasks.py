@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from input_pipeline import array_files, corpus, sources, text_files
 from input_pipeline import preparation_plan as plans
@@ -30,11 +29,10 @@ from input_pipeline.cleaning import rules
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.inspection import files, findings, tallies
 from input_pipeline.inspection import language_identification as identification
-from input_pipeline.preparation_beam import Pipelines
 from input_pipeline.preparation_plan import LanguageTask, Part
 from input_pipeline.sources import CorpusSpec
-from xlm.common import artifacts, html_report, places, tables
-from xlm.common.processes import Workers
+from xlm.common import artifacts, executors, html_report, places, tables
+from xlm.common.executors import Executor, Workers
 
 MANIFEST = "cleaning.json"
 _FORMAT = 1  # of the files that a killed cleaning leaves
@@ -78,18 +76,17 @@ class Job:
 
 def clean(
     spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
-    workers: Workers | Pipelines, part_bytes: int = _PART_BYTES,
+    executor: Executor, part_bytes: int = _PART_BYTES,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the cleaned text to `out`, with a manifest, which is returned, and a report.
 
-    `work` keeps files of tasks. Beam's workers must see it and the text at the same paths. Raise
-    ValueError if there is no text, or a file is refused.
+    `work` keeps files of tasks. Raise ValueError if there is no text, or a file is refused.
     """
     every = (dataclasses.replace(settings, near_copies=False),
              CleaningSettings(near_copies=settings.near_copies))  # fmt: skip
     cleanings, result = [one for one in every if one != CleaningSettings()], dict[str, Any]()
     for one, target in zip(cleanings, [work / "lines", out][-len(cleanings) :], strict=True):
-        result = _clean(spec, one, work, target, workers, part_bytes, result)
+        result = _clean(spec, one, work, target, executor, part_bytes, result)
         spec = CorpusSpec(root=str(target), text=("",))
     for language, one in result.items():
         took = ", ".join(f"{name} {of['bytes']:,}" for name, of in one["rules"].items())
@@ -104,7 +101,7 @@ def clean(
 
 def _clean(
     spec: CorpusSpec, settings: CleaningSettings, work: pathlib.Path, out: pathlib.Path,
-    workers: Workers | Pipelines, part_bytes: int, before: Mapping[str, Any],
+    executor: Executor, part_bytes: int, before: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     found = sources.find_text(spec)
     corpus.check_found(spec, {one.language for one in found})
@@ -115,14 +112,17 @@ def _clean(
     job = Job(folder, settings, _learn(found, folder) if judges else {})
     tasks = plans.language_tasks(plans.group(pieces, part_bytes))
     parts = [(task, i) for task in tasks for i in range(len(task.parts))]
-    is_little = sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS
+    if executor.is_local and sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS:
+        executor = Workers(1, "")
 
     def run(function: Callable, jobs: Sequence[tuple[LanguageTask, int]], suffix: str) -> None:
         name = function.__name__
-        left = [(job, *one) for one in jobs if not job.path(name, *one, suffix).exists()]
-        results = itertools.starmap(function, left) if is_little else workers.run(function, left)
-        for _ in tqdm(results, name, len(left), unit="task", disable=not left):
-            pass
+
+        def is_done(_: Job, task: LanguageTask, number: int) -> bool:
+            return job.path(name, task, number, suffix).exists()
+
+        left = [(job, *one) for one in jobs if not is_done(job, *one)]
+        executors.complete(executor, function, left, is_done, name, job.work)
 
     if job.compares:
         run(scan, parts, "npy")

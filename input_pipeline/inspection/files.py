@@ -13,6 +13,7 @@ import numpy as np
 
 from input_pipeline import text_files
 from input_pipeline.inspection import characters as ch
+from input_pipeline.inspection import language_identification as identification
 from input_pipeline.inspection import scanning, tallies
 from input_pipeline.inspection.language_identification import Identifier
 from xlm.common import artifacts, long_lines
@@ -292,6 +293,14 @@ def inspect(
     report.lines, report.kept_share = tally.rows(), tally.kept_share
     report.passages, report.bands = np.concatenate(passages), np.concatenate(bands)
     return report
+
+
+def inspect_to(
+    path: pathlib.Path, part: pathlib.Path, own: int, script: int, identifier: pathlib.Path,
+    compare: bool,
+) -> None:  # fmt: skip
+    """Inspect a file as `inspect`, by an identifier that is read; write the report to `part`."""
+    inspect(path, own, script, identification.load(identifier), compare).save(part)
 
 
 def _passages(block: Block, compare: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import random
 import re
 from unittest import mock
 
+from input_pipeline.inspection import files
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
@@ -127,12 +128,12 @@ class InspectTextTest(FolderTest):
         records = "\n".join(json.dumps({"text": one}) for one in documents)
         self.write("text/en-00001-of-00002.jsonl.xz", lzma.compress(records.encode()))
         with self.assertRaises(RuntimeError), mock.patch.object(
-            self.command, "_inspect_file", side_effect=_killed_after(2, self.command._inspect_file)
+            files, "inspect_to", side_effect=_killed_after(2, files.inspect_to)
         ):  # fmt: skip
             self.inspect()
         self.assertFalse((self.folder / "out").exists())
-        left = _killed_after(3, self.command._inspect_file)
-        with mock.patch.object(self.command, "_inspect_file", left):
+        left = _killed_after(3, files.inspect_to)
+        with mock.patch.object(files, "inspect_to", left):
             self.inspect()
         self.inspect("--num_workers=3", output="three")
         self.inspect("--num_workers=1", output="one")

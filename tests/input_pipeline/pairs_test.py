@@ -11,13 +11,13 @@ from absl.testing import parameterized
 from input_pipeline import packed_dataset, preparation, sources
 from input_pipeline.corpus import load_corpus
 from input_pipeline.inspection import pairs
-from input_pipeline.preparation import LocalProcesses
 from input_pipeline.sources import PAIR_RULES, CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline import preparation_test
 from tests.input_pipeline.inspection_test import made_up
+from xlm.common.processes import Workers
 
 COUNT = 601
 ALPHABETS = ("abcdefghijklm", "nopqrstuvwxyz", "абвгдежзиклмн")
@@ -187,8 +187,8 @@ class PairsTest(FolderTest, parameterized.TestCase):
             digest = packed_dataset.tokenizer_hash(preparation_test._MODEL)
             job = preparation.Job(self.folder / f"{name}-out", spec, settings, digest)
             found = preparation.find(job)
-            with LocalProcesses(2) as execute:
-                preparation.run(job, found, preparation_test._MODEL, execute)
+            with Workers(2, "") as workers:
+                preparation.run(job, found, preparation_test._MODEL, workers)
             preparation.finish(job, found)
             files.append({p.name: p.read_bytes() for p in job.folder.glob("*.npy")})
             files[-1]["text"] = load_corpus(spec).digest()

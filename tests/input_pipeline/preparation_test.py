@@ -33,6 +33,7 @@ from tests import processes
 from tests.input_pipeline import reading
 from vocap import merge
 from xlm.common import artifacts, entry_point
+from xlm.common.processes import Workers
 
 _LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
 _MODEL = merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))
@@ -58,9 +59,26 @@ def backwards(function, job, tasks, name) -> None:
     in_order(function, job, list(tasks)[::-1], name)
 
 
+class By:
+    """Executor that hands the tasks of a round, by its name, to a function."""
+
+    is_local = False
+    names = {"prepare_source": "parallel text", "write": "tokenise", "write_pairs": "pairs"}
+
+    def __init__(self, execute):
+        self.execute = execute
+
+    def run(self, function, jobs) -> list:
+        (of_round, job, _), tasks = jobs[0], [task for *_, task in jobs]
+        name = self.names.get(of_round.__name__, of_round.__name__)
+        self.execute(lambda *one: function(of_round, *one), job, tasks, name)
+        return []
+
+
 def prepare(job: Job, execute=in_order) -> PackedDataset:
     found = preparation.find(job)
-    preparation.run(job, found, _MODEL, execute)
+    executor = execute if isinstance(execute, Workers) else By(execute)
+    preparation.run(job, found, _MODEL, executor)
     return preparation.finish(job, found)
 
 
@@ -263,8 +281,8 @@ class TasksTest(_PreparationTest):
         prepare(self.job("one", _SHARDED))
         prepare(self.job("back", _SHARDED), backwards)
         self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
-        with preparation.LocalProcesses(2) as execute:
-            prepare(self.job("two", _SHARDED), execute)
+        with Workers(2, "") as workers:
+            prepare(self.job("two", _SHARDED), workers)
         expected = contents(self.folder / "one")
         self.assertGreater(len(expected), 10)
         self.assertEqual(contents(self.folder / "back"), expected)
@@ -276,7 +294,7 @@ class TasksTest(_PreparationTest):
             in_order(function, job, tasks[name == round_ :], name)
 
         job = self.job("lost", _SHARDED)
-        message = rf"{round_}: 1 of \d+ tasks, such as .* have left no results in .*lost/work"
+        message = rf"{round_}: 1 of \d+ tasks have left no results in .*lost/work"
         with self.assertRaisesRegex(ValueError, message):
             prepare(job, losing)
 
@@ -353,7 +371,7 @@ class TasksTest(_PreparationTest):
             with self.assertRaises(KeyboardInterrupt):
                 prepare(job, killed_after(limit))
         found = preparation.find(job)
-        preparation.run(job, found, _MODEL, killed_after(-1))
+        preparation.run(job, found, _MODEL, By(killed_after(-1)))
         self.assertLen(ran, total)
         # And one that was killed while files were moved.
         for path in sorted(job.work.glob("en.*.npy"))[:3]:
@@ -424,7 +442,7 @@ class TasksTest(_PreparationTest):
     )
     def test_a_damaged_note_is_named(self, name, field, value, message):
         job = self.job()
-        preparation.run(job, preparation.find(job), _MODEL, in_order)
+        preparation.run(job, preparation.find(job), _MODEL, By(in_order))
         path = job.work / f"{name}.json"
         artifacts.write_json(path, {**artifacts.read_json(path), field: value})
         with self.assertRaisesRegex(ValueError, f"{name}.json: {message}.*; remove .* run the"):
@@ -432,10 +450,9 @@ class TasksTest(_PreparationTest):
 
     def test_no_task_goes_on_behind_an_error(self):
         job = self.job()
-        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
-        with preparation.LocalProcesses(2) as execute:
+        with Workers(2, "") as workers:
             with self.assertRaisesRegex(ValueError, "wrong"):
-                execute(fail_or_wait, job, [_Task(number) for number in range(6)], "tasks")
+                list(workers.run(fail_or_wait, [(job, _Task(number)) for number in range(6)]))
             left = sorted(job.work.glob("*"))
         self.assertEqual(sorted(job.work.glob("*")), left)
 

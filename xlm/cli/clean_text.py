@@ -7,21 +7,18 @@ languages as <lang>.txt, and report.html. Rerun the command to resume. docs/clea
 rules. A run applies them by the section `clean` of its config.
 """
 
-import contextlib
 import pathlib
 from collections.abc import Sequence
 
 from absl import flags
 
-from input_pipeline import preparation_beam
 from input_pipeline.cleaning import tasks
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
-from xlm.common import artifacts, html_report, outputs, schema
-from xlm.common.processes import Workers
+from xlm.common import artifacts, executors, html_report, outputs, schema
 
 _WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that clean.", lower_bound=1)
-_BEAM = flags.DEFINE_list("beam", None, "Flags of Apache Beam, which then cleans: --runner=...")
+executors.define_flags()
 _OUTPUT = outputs.define_flags("The folder of the cleaned text.")
 _DEFINE = {
     bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float,
@@ -42,11 +39,10 @@ def main(argv: Sequence[str]) -> None:
     if settings == CleaningSettings():
         raise ValueError(f"no rule is given; add some of --{', --'.join(_RULES)}")
     spec = CorpusSpec(root=str(pathlib.Path(argv[1]).absolute()), text=("",))
-    beam = contextlib.nullcontext(preparation_beam.Pipelines(_BEAM.value)) if _BEAM.value else None
     with (
+        executors.chosen(_WORKERS.value, "--num_workers", _OUTPUT.value) as executor,
         outputs.folder(_OUTPUT.value, [argv[1]]) as aside,
-        beam or Workers(_WORKERS.value, "--num_workers") as workers,
     ):
         work = outputs.parts(aside, artifacts.fingerprint(argv[1]))
-        tasks.clean(spec, settings, work, aside, workers)
+        tasks.clean(spec, settings, work, aside, executor)
     print(f"report: {_OUTPUT.value}/{html_report.PAGE}")

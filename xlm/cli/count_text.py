@@ -6,18 +6,18 @@
 Text is read as a stream, and --max_runs bounds memory. docs/counting.md has the details.
 """
 
-import contextlib
 import glob
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from absl import flags, logging
-from tqdm import tqdm
 
-from input_pipeline import selection, sources, text_files
+from input_pipeline import sources
 from vocap import run_tables
 from vocap.text_rules import TextRules
-from xlm.common import outputs, schema
+from xlm.common import executors, outputs, places, schema
+from xlm.experiment import counting
 
 _INPUT = flags.DEFINE_multi_string(
     "input", [], "Text files, .txt or .jsonl, also compressed; a quoted pattern; repeatable."
@@ -36,7 +36,7 @@ _HELDOUT_BY = flags.DEFINE_enum(
     "text",
     ["text", "sentence"],
     "text: hold out blocks of text, those that prepare_data.py holds out. sentence: hold out "
-    "sentences, as vocap.count_beam does.",
+    "sentences.",
 )
 _BLOCK_BYTES = flags.DEFINE_integer(
     "block_bytes", sources.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
@@ -45,6 +45,8 @@ _MAX_RUNS = flags.DEFINE_integer(
     "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
 )
 
+_WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that count parts.", lower_bound=1)
+executors.define_flags()
 _DEFINE = {str: flags.DEFINE_string, bool: flags.DEFINE_bool, tuple: flags.DEFINE_multi_string}
 _RULES = {  # those of the build, see docs/keys.md
     name: _DEFINE[type(one.default)](name, one.default, f"As vocab.{name}.")
@@ -72,66 +74,45 @@ def main(argv: Sequence[str]) -> None:
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
         raise ValueError("--heldout_fraction and --heldout_output belong together; give both")
     outs = [_OUTPUT.value, *filter(None, [_HELDOUT_OUTPUT.value])]
-    if len({pathlib.Path(out).resolve() for out in outs}) < len(outs):
+    if len({places.path(out).resolve() for out in outs}) < len(outs):
         raise ValueError(
             f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "
             "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
         )
-    paths = _matching(_INPUT.value)
-    with contextlib.ExitStack() as stack:
+    paths, first = _matching(_INPUT.value), _OUTPUT.value
+    with executors.chosen(_WORKERS.value, "--num_workers") as executor, ExitStack() as stack:
         asides = [stack.enter_context(outputs.file(out, paths)) for out in outs]
-        sizes = _count(paths, asides)
+        parts = places.path(f"{first}.parts") if places.is_url(first) else outputs.parts(asides[0])
+        sizes = counting.count(_settings(), paths, asides, parts, executor)
+    if places.is_url(first):
+        places.remove(f"{first}.parts")
+    if len(sizes) > 1 and not sizes[1].num_sentences:
+        logging.warning(
+            "no text is held out by its hash; of a language that is no larger, prepare_data.py "
+            "holds out one block"
+        )
     for out, size in zip(outs, sizes, strict=True):
         _log(out, size)
 
 
-def _count(
-    paths: Sequence[pathlib.Path], outs: Sequence[pathlib.Path]
-) -> Sequence[run_tables.Size]:
-    """Count text into a table, and what is held out, if any, into another."""
+def _settings() -> counting.Counting:
     given = {name: flag.value for name, flag in _RULES.items()}
     given["user_defined_symbols"] = tuple(given["user_defined_symbols"])
-    rules = schema.settings(TextRules, given)
-    if len(outs) == 1:
-        return [run_tables.count_to_table(_sentences(paths), outs[0], _MAX_RUNS.value, rules)]
-    heldout = run_tables.HeldOut(_HELDOUT_FRACTION.value, _HELDOUT_SEED.value)  # checks it
-    if _HELDOUT_BY.value == "text":
-        return run_tables.count_groups(_blocks(paths), outs[0], outs[1], _MAX_RUNS.value, rules)
-    return run_tables.count_split(
-        _sentences(paths), heldout, outs[0], outs[1], _MAX_RUNS.value, rules
-    )
+    return counting.Counting(
+        schema.settings(TextRules, given), _MAX_RUNS.value, _BLOCK_BYTES.value, _HELDOUT_BY.value,
+        _HELDOUT_FRACTION.value, _HELDOUT_SEED.value,
+    )  # fmt: skip
 
 
-def _blocks(paths: Sequence[pathlib.Path]) -> Iterator[tuple[Sequence[str], bool]]:
-    counts = [0, 0]
-    for path in tqdm(paths, desc="count", unit="file"):
-        for block in selection.cut_blocks(text_files.read_marked(path), _BLOCK_BYTES.value):
-            digest = selection.text_digest(block, _HELDOUT_SEED.value)
-            side = selection.is_heldout(digest, _HELDOUT_FRACTION.value)
-            counts[side] += 1
-            yield block, side
-    if not counts[True]:
-        logging.warning(
-            "none of %d blocks is held out by its hash; of a language that is no larger, "
-            "prepare_data.py holds out one",
-            counts[False],
-        )
-
-
-def _sentences(paths: Sequence[pathlib.Path]) -> Iterator[str]:
-    for path in tqdm(paths, desc="count", unit="file"):
-        yield from text_files.read_sentences(path)
-
-
-def _matching(patterns: Sequence[str]) -> list[pathlib.Path]:
+def _matching(patterns: Sequence[str]) -> list[Any]:
     """Return the files that match any of the patterns, each once."""
-    found: dict[pathlib.Path, pathlib.Path] = {}
+    found: dict[Any, Any] = {}
     for pattern in patterns:
-        if not (files := glob.glob(pattern, recursive=True)):
+        if not (files := places.matching(pattern)):
             raise ValueError(f"{pattern}: no such file; correct the path or the pattern")
-        for path in map(pathlib.Path, sorted(files)):
+        for path in files:
             found.setdefault(path.resolve(), path)
-    return sorted(found.values())
+    return sorted(found.values(), key=str)
 
 
 def _log(path: str, size: run_tables.Size) -> None:

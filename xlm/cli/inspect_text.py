@@ -25,8 +25,7 @@ from input_pipeline import preparation_plan as plans
 from input_pipeline.inspection import files, findings, page, pairs
 from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
-from xlm.common import artifacts, html_report, outputs, packages
-from xlm.common.processes import Workers
+from xlm.common import artifacts, executors, html_report, outputs, packages
 
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
 _FAIL_ON = flags.DEFINE_float(
@@ -35,6 +34,7 @@ _FAIL_ON = flags.DEFINE_float(
 )  # fmt: skip
 _NEAR_COPIES = flags.DEFINE_bool("near_copies", True, "Also look for nearly equal passages.")
 _WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that inspect files.", lower_bound=1)
+executors.define_flags()
 _PARALLEL = flags.DEFINE_list(
     "parallel", None, "Parallel text as corpus.parallel names it, below TEXT; its .tsv files."
 )
@@ -57,8 +57,11 @@ def main(argv: Sequence[str]) -> None:
     found, parallel = sources.find_text(spec, with_empty=True), _find_parallel(argv[1])
     if found or not parallel:
         corpus.check_found(spec, {one.language for one in found})
-    with outputs.folder(_OUTPUT.value, [argv[1]]) as aside:
-        languages = _inspect(found, aside) if found else []
+    with (
+        executors.chosen(_WORKERS.value, "--num_workers", _OUTPUT.value) as executor,
+        outputs.folder(_OUTPUT.value, [argv[1]]) as aside,
+    ):
+        languages = _inspect(found, aside, executor) if found else []
         bitext = _inspect_pairs(parallel, aside) if parallel else []
         artifacts.write_json(aside / "inspection.json", {"languages": languages, "pairs": bitext})
         html_report.write(aside, page.report(languages, bitext))
@@ -69,7 +72,9 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, Any]]:
+def _inspect(
+    every: Sequence[TextFile], aside: pathlib.Path, executor: executors.Executor
+) -> list[dict[str, Any]]:
     states = [(one.language, *plans.states([one.path])) for one in every]
     folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, _NEAR_COPIES.value, states))
     found: dict[str, dict[pathlib.Path, pathlib.Path]] = collections.defaultdict(dict)
@@ -80,16 +85,16 @@ def _inspect(every: Sequence[TextFile], aside: pathlib.Path) -> list[dict[str, A
     identifier = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
     identifier.save(model := folder / "identifier.npz")
     jobs = [
-        (path, part, own, scripts[language], model, _NEAR_COPIES.value)
+        (path.absolute(), part, own, scripts[language], model, _NEAR_COPIES.value)
         for own, (language, parts) in enumerate(found.items())
         for path, part in parts.items()
         if not part.exists()
     ]
     if len(jobs) < len(every):
         logging.info("%d of %d files were inspected before", len(every) - len(jobs), len(every))
-    with Workers(_WORKERS.value, "--num_workers") as workers:
-        for _ in tqdm(workers.run(_inspect_file, jobs), "inspect", len(jobs), unit="file"):
-            pass
+    executors.complete(
+        executor, files.inspect_to, jobs, lambda _, part, *__: part.exists(), "inspect", folder
+    )
     return [
         findings.of_language(
             language, [*parts], map(files.FileReport.load, parts.values()), identifier,
@@ -137,13 +142,6 @@ def _encoder_scores() -> Callable[[Sequence], tuple[dict[str, float], np.ndarray
         from xlm.experiment.encoder import Encoder
     encoder = Encoder.load(_ENCODER.value)
     return lambda sample: pair_scores(sample, encoder.encode, encoder.loss)
-
-
-def _inspect_file(
-    path: pathlib.Path, part: pathlib.Path, own: int, script: int, identifier: pathlib.Path,
-    compare: bool,
-) -> None:  # fmt: skip
-    files.inspect(path, own, script, identification.load(identifier), compare).save(part)
 
 
 def _tokenize(blocks: Mapping[str, files.Block]) -> dict[str, dict[str, Any]]:

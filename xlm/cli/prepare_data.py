@@ -3,20 +3,22 @@
     python prepare_data.py --config=configs/quickstart.py --workdir=DIR
 
 Reads DIR/vocab/spm.model, writes DIR/rows. Text is read as a stream, in tasks of an input file or a
-part of one. Rerun the command to resume with the remaining tasks. --plan stops before the first
-task; input_pipeline/preparation_beam.py runs them on other machines. --verify compares a finished
-dataset with the checksums of its manifest.
+part of one. Rerun the command to resume with the remaining tasks. --dask or --beam runs them on
+other machines. --verify compares a finished dataset with the checksums of its manifest.
 """
+
+import contextlib
 
 from absl import flags
 from ml_collections import config_flags
 
+from xlm.common import executors
 from xlm.experiment import rows, schema
 from xlm.experiment.experiment import Experiment
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What to do, e.g. configs/quickstart.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
-_PLAN = flags.DEFINE_bool("plan", False, "Write what Beam needs, and run no task.")
+executors.define_flags()
 _VERIFY = flags.DEFINE_bool("verify", False, "Read a finished dataset and check its SHA-256.")
 
 OPTIONS = {"help_on": schema.help_of}
@@ -27,4 +29,5 @@ def main(_) -> None:
     if _VERIFY.value:
         rows.verify(experiment.folders)
     else:
-        experiment.prepare(plans_only=_PLAN.value)
+        with executors.remote(_WORKDIR.value) or contextlib.nullcontext() as executor:
+            experiment.prepare(executor=executor)

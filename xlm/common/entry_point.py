@@ -31,7 +31,7 @@ _ADDRESS_SPACE = 3 << 29  # bytes
 _OF_FILE = "Error whilst parsing config file"
 # Flags and keys whose value may lie in a bucket.
 _MAY_BE_URL = re.compile(
-    r"--(workdir|output|input|model|config\.(corpus\..*|init_from|train\.init_from|task\.root|"
+    r"--(workdir|output|heldout_output|input|merge|model|config\.(corpus\..*|init_from|train\.init_from|task\.root|"
     r"vocab\.(tokenizer|tables|amounts|allocation|parallel)|evaluation\.frozen_generator))"
 )
 _OF_STORES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google")
@@ -333,7 +333,7 @@ def _place(error: BaseException, path: str) -> str:
 def _check_local() -> None:
     """End the program if a path is a URL, or --workdir is a path that runs cannot use."""
     for name in flags.FLAGS:
-        if flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
+        if name == "dask" or flags.FLAGS.find_module_defining_flag(name, "").startswith("absl"):
             continue
         for key, value in strings(f"--{name}", flags.FLAGS[name].value):
             is_url = places.is_url(value)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
@@ -35,9 +34,11 @@ def file(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> _O
     link or a device, cannot be written, or another process writes it.
     """
     if places.is_url(name):
-        return _in_bucket(name, is_folder=False, overwrite=overwrite)
+        return _in_bucket(name, inputs, is_folder=False, overwrite=overwrite)
     # Resolve the parent: links may lead elsewhere, and ".." out of a folder that does not exist.
     path = pathlib.Path(name).parent.resolve() / pathlib.Path(name).name
+
+    inputs = [one for one in inputs if not places.is_url(one)]
 
     def check() -> None:
         if name.endswith(("/", "/.")):
@@ -59,7 +60,7 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
     folder or device of a file's name, cannot be written, or another process writes to it.
     """
     if places.is_url(name):
-        return _in_bucket(name, is_folder=True, overwrite=overwrite)
+        return _in_bucket(name, inputs, is_folder=True, overwrite=overwrite)
     path = pathlib.Path(name).resolve()
 
     def check() -> None:
@@ -77,13 +78,17 @@ def folder(name: str, inputs: _Paths = (), *, overwrite: bool | None = None) -> 
     return _written(name, check, _publish_files)
 
 
-def parts(aside: pathlib.Path, key: str) -> pathlib.Path:
+def parts(aside: pathlib.Path, key: str = "") -> pathlib.Path:
     """Folder for parts of `aside` that depend on `key`; kept until `aside` is published."""
     return aside.parents[1] / "parts" / key
 
 
 @contextlib.contextmanager
-def _in_bucket(url: str, *, is_folder: bool, overwrite: bool | None) -> Iterator[pathlib.Path]:
+def _in_bucket(
+    url: str, inputs: _Paths, *, is_folder: bool, overwrite: bool | None
+) -> Iterator[pathlib.Path]:
+    if url in map(str, inputs):
+        raise ValueError(f"{url} is an input; choose another path to write to")
     if is_folder:
         with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
             yield aside
@@ -91,10 +96,8 @@ def _in_bucket(url: str, *, is_folder: bool, overwrite: bool | None) -> Iterator
     target = places.path(url)
     if not (flags.FLAGS.overwrite if overwrite is None else overwrite) and target.exists():
         raise ValueError(f"{url} exists; choose another path, or add --overwrite")
-    with tempfile.TemporaryDirectory() as scratch:
-        aside = pathlib.Path(scratch, "output")
+    with places.written(url) as aside:
         yield aside
-        target.fs.put_file(str(aside), target.path)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -85,6 +86,33 @@ def glob(root: Any, pattern: str) -> list[Any]:
         return [root / one for one in local_glob.glob(pattern, root_dir=root, recursive=True)]
     folder = root.path.rstrip("/")
     return [root / one[len(folder) + 1 :] for one in root.fs.glob(f"{folder}/{pattern}")]
+
+
+def matching(pattern: str) -> list[Any]:
+    """Return the files that a glob pattern matches, which is a path or a URL."""
+    if not is_url(pattern):
+        return [pathlib.Path(one) for one in local_glob.glob(pattern, recursive=True)]
+    root = path(pattern)
+    return [path(root.fs.unstrip_protocol(one)) for one in root.fs.glob(root.path)]
+
+
+@contextlib.contextmanager
+def written(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yield a temporary path of a disk, whose file then appears at `name` as a whole."""
+    if not is_url(name):
+        with artifacts.atomic_path(name) as aside:
+            yield aside
+        return
+    target = path(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield (aside := pathlib.Path(scratch, "file"))
+        target.fs.put_file(str(aside), target.path)
+
+
+def remove(url: str) -> None:
+    """Remove a folder of a bucket with its files, if it is there."""
+    if (folder := path(url)).exists():
+        folder.fs.rm(folder.path, recursive=True)
 
 
 def opened(path: Any) -> BinaryIO:

@@ -25,8 +25,10 @@ class Workers:
     ever if its thread is missing.
     """
 
+    is_local = True
+
     def __init__(self, number: int, key: str):
-        self._number, self._key = number, key
+        self.number, self._key = number, key
         self._workers: dict[Any, Any] = {}  # connection -> process
 
     def __enter__(self) -> Self:
@@ -42,7 +44,7 @@ class Workers:
         MemoryError if a worker is out of memory or was killed, as the system does when memory is
         short. After any other exception of a job, no other job begins and all workers end.
         """
-        if min(self._number, len(jobs)) < 2:
+        if min(self.number, len(jobs)) < 2:
             yield from (function(*job) for job in jobs)
             return
         try:
@@ -53,7 +55,7 @@ class Workers:
             raise
 
     def _run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
-        self._start(min(self._number, len(jobs)))
+        self._start(min(self.number, len(jobs)))
         waiting, idle, busy = list(jobs), list(self._workers), set[Any]()
         while waiting or busy:
             try:

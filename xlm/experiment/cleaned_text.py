@@ -11,13 +11,17 @@ from input_pipeline import sources
 from input_pipeline.cleaning.settings import CleaningSettings
 from input_pipeline.sources import CorpusSpec
 from xlm.common import artifacts, packages, places, processes, schema
+from xlm.common.executors import Executor
 from xlm.experiment import data as builders
 
 
-def run(config: ConfigDict, folders: builders.Folders) -> tuple[CorpusSpec, dict[str, Any]]:
+def run(
+    config: ConfigDict, folders: builders.Folders, executor: Executor | None = None
+) -> tuple[CorpusSpec, dict[str, Any]]:
     """Clean the text by the section `clean`, unless that is done or no rule is on.
 
-    Return the corpus to read, and what a stage records of the one that the config names.
+    Return the corpus to read, and what a stage records of the one that the config names. The
+    `executor` is by default `store.num_workers` processes.
     """
     spec, folder = builders.corpus_spec(config), folders.text.absolute()
     settings = schema.settings(CleaningSettings, config.clean)
@@ -39,7 +43,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> tuple[CorpusSpec, dict
 
         workers = processes.Workers(config.store.num_workers, "store.num_workers")
         with stage.held(), workers:
-            tasks.clean(spec, settings, folder / "work", folder, workers)
+            tasks.clean(spec, settings, folder / "work", folder, executor or workers)
             stage.finish()
             shutil.rmtree(folder / "work")
         print(f"cleaned text: {folder / 'report.html'}")

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xlm.common import packages, places
+from xlm.common.executors import Executor
 from xlm.experiment import schema
 from xlm.experiment.data import Folders
 from xlm.experiment.run_folder import RESULTS
@@ -78,20 +79,21 @@ class Experiment:
             vocabulary.run(self.config, self.folders)
         return self
 
-    def prepare(self, *, plans_only: bool = False) -> "Experiment":
+    def prepare(self, *, executor: Executor | None = None) -> "Experiment":
         """Write WORKDIR/rows, the packed dataset.
 
         Args:
-          plans_only: whether to stop before the first task, which Beam then runs.
+          executor: runs the tasks, `Dask` or `Beam` of xlm.common.executors; by default
+            `store.num_workers` processes.
         """
         from xlm.experiment import rows
 
         self._check_is_pretraining("prepare")
         with places.held(self._workdir):
             if self._phased:
-                self._phased.prepare(plans_only=plans_only)
+                self._phased.prepare(executor)
             else:
-                rows.run(self.config, self.folders, plans_only=plans_only)
+                rows.run(self.config, self.folders, executor)
         return self
 
     def train(self, *, continue_from: int | None = None) -> "Experiment":

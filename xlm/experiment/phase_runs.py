@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xlm.common import declarations, outputs
+from xlm.common.executors import Executor
 from xlm.experiment.data import Folders
 
 _OWN = ("name", "after", "merge", "method")
@@ -98,7 +99,7 @@ class PhasedExperiment:
             except ValueError as error:
                 raise ValueError(f"phases: {phase.name}: {error}") from error
 
-    def prepare(self, *, plans_only: bool = False) -> None:
+    def prepare(self, executor: Executor | None = None) -> None:
         """Write the packed dataset of each phase, once where text and rows are the same."""
         from xlm.experiment import rows
 
@@ -112,7 +113,7 @@ class PhasedExperiment:
                 _link(folders.rows, self._of(same).rows)
                 continue
             logging.info("phase %s: preparing its rows", phase.name)
-            rows.run(phase.config, folders, plans_only=plans_only)
+            rows.run(phase.config, folders, executor)
         _link(self._folders.rows, folders.rows)
 
     def train(self) -> None:

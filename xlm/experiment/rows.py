@@ -16,6 +16,8 @@ from input_pipeline.preparation import Job
 from input_pipeline.preparation_plan import Found
 from input_pipeline.tokenization import check_tokenizer
 from xlm.common import artifacts, places
+from xlm.common.executors import Executor
+from xlm.common.processes import Workers
 from xlm.experiment import cleaned_text, schema, text_warnings
 from xlm.experiment import data as builders
 
@@ -28,16 +30,16 @@ def verify(folders: builders.Folders) -> None:
     logging.info("%s: %d files are as they were written", folders.rows, count)
 
 
-def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = False) -> None:
+def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None = None) -> None:
     """Tokenise the text, unless that is done.
 
     Args:
-      plans_only: whether to stop before the first task, which Beam then runs.
+      executor: runs the tasks; by default `store.num_workers` processes.
     """
     tokenizer = folders.read_tokenizer()
     check_tokenizer(tokenizer, folders.tokenizer)
     builders.warn_of_other_sections(config, {folders.vocab: ("corpus", "clean", "vocab")})
-    spec, record = cleaned_text.run(config, folders)
+    spec, record = cleaned_text.run(config, folders, executor)
     settings = builders.packed_dataset_settings(config)
     job = Job(folders.rows.absolute(), spec, settings, tokenizer_hash(tokenizer))
     if (job.folder / META).exists():
@@ -45,31 +47,25 @@ def run(config: ConfigDict, folders: builders.Folders, *, plans_only: bool = Fal
         if _stage(config, job, record, recorded).done:
             logging.info("%s is up to date", folders.rows)
             return
-    if plans_only and not (places.is_url(spec.root) or pathlib.Path(spec.root).is_absolute()):
+    own = Workers(settings.num_workers, "store.num_workers")
+    is_everywhere = places.is_url(spec.root) or pathlib.Path(spec.root).is_absolute()
+    if not (executor or own).is_local and not is_everywhere:
         raise ValueError(
-            f"corpus.root is {spec.root}; with --plan it must be an absolute path, which the "
-            "workers mount as well"
+            f"corpus.root is {spec.root}, must be an absolute path for workers of other machines, "
+            "which mount it as well"
         )
     found = preparation.find(job)
     _check_parallel(config, job, found)
     with (
         artifacts.Stage(job.folder, None, reads=[folders.vocab, folders.text]).held(claims=False),
-        preparation.LocalProcesses(settings.num_workers) as execute,
+        own,
     ):
         if folders.read_tokenizer() != tokenizer:
             raise ValueError(
                 f"{folders.tokenizer} has changed since this command began; run it again"
             )
-        if plans_only:
-            preparation.begin(job, tokenizer)
-            print(
-                f"{len(found.pieces)} pieces of text; now run the tasks, and then this command "
-                "without --plan:\npython -m input_pipeline.preparation_beam "
-                f"--rows={job.folder} --runner=..."
-            )
-            return
         seen = text_warnings.look(config, folders, spec)
-        text = preparation.run(job, found, tokenizer, execute)
+        text = preparation.run(job, found, tokenizer, executor or own)
         stage = _stage(config, job, record, text)
         stage.claim()
         store = preparation.finish(job, found)
