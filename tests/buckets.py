@@ -1,6 +1,7 @@
 """Servers of S3 and Google Cloud Storage on the loopback address, for tests of buckets."""
 
 import contextlib
+import http
 import logging
 import os
 import secrets
@@ -13,10 +14,14 @@ try:
     import fsspec
     import s3fs  # noqa: F401
     import upath  # noqa: F401
+    from gcp_storage_emulator import exceptions
+    from gcp_storage_emulator.handlers import objects
     from gcp_storage_emulator.server import create_server
     from moto.server import ThreadedMotoServer
 except ImportError as error:
     raise unittest.SkipTest(f"no servers of buckets: {error} (extra [dev])") from error
+
+_upload = objects._multipart_upload
 
 
 @contextlib.contextmanager
@@ -35,11 +40,12 @@ def s3() -> Iterator[str]:
 
 @contextlib.contextmanager
 def gcs() -> Iterator[str]:
-    """Serve Google Cloud Storage, without preconditions; see `s3`."""
+    """Serve Google Cloud Storage; see `s3`."""
     # It takes one connection after the other; gcsfs opens more at once than wait by default.
     with mock.patch("socketserver.TCPServer.request_queue_size", 1024):
         server = create_server("127.0.0.1", 0, in_memory=True)
         server.start()
+    objects._multipart_upload = _conditional_upload
     port = server._api._httpd.server_address[1]
     variables = {
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
@@ -47,6 +53,17 @@ def gcs() -> Iterator[str]:
     }  # fmt: skip
     with _reached(server, variables, "gs") as url:
         yield url
+
+
+def _conditional_upload(request: Any, response: Any, storage: Any) -> None:
+    """Upload an object as the emulator does, but none over another if its generation must be 0."""
+    request.data  # noqa: B018 - which closes the connection unless it is read
+    if request.query.get("ifGenerationMatch") == ["0"]:
+        with contextlib.suppress(exceptions.NotFound):
+            storage.get_file_obj(request.params["bucket_name"], request.query["name"][0])
+            response.status = http.HTTPStatus.PRECONDITION_FAILED
+            return
+    _upload(request, response, storage)
 
 
 @contextlib.contextmanager

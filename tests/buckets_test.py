@@ -9,10 +9,11 @@ from unittest import mock
 from absl.testing import parameterized
 
 from input_pipeline import preparation
-from tests import buckets, commands, folders, processes, tiny_tasks
+from tests import buckets, commands, executors_test, folders, processes, tiny_tasks
 from tests.malformed import templates
 from tests.working_directory_test import write_text
-from xlm.common import artifacts, places
+from xlm.common import artifacts, executors, places
+from xlm.experiment import counting
 from xlm.experiment.experiment import Experiment
 
 # Ends a stage by SIGKILL when a function is called again, and the manifest has a file.
@@ -110,6 +111,29 @@ class BucketsTest(folders.FolderTest):
         for name in (*(f"rows/{one.name}" for one in (local / "rows").glob("*.npy")),
                      "rows/meta.json", "train/metrics.jsonl", "vocab/spm.model"):  # fmt: skip
             self.assertEqual((found / name).read_bytes(), (local / name).read_bytes(), name)
+
+    @parameterized.parameters(buckets.s3, buckets.gcs)
+    def test_text_is_counted_and_merged_where_it_lies(self, serve):
+        url = self.enter_context(serve())
+        fs, root = buckets.fsspec.url_to_fs(url)
+        fs.put(str(self.folder / "text"), f"{root}/text", recursive=True)
+        self.enter_context(mock.patch.object(counting, "_PART_BYTES", 3000))
+        self.enter_context(mock.patch.object(counting, "_MERGED_AT_ONCE", 3))
+        self.enter_context(mock.patch.object(executors, "Workers", executors_test.Here))
+        held = ("--heldout_fraction=0.2", "--block_bytes=100")
+        for place, number in ((url, 2), (str(self.folder), 1)):
+            text = (f"--input={place}/text/*.txt", f"--input={place}/text/*.gz")
+            outs = (f"--output={place}/a.gz", f"--heldout_output={place}/b.gz")
+            self.execute("count_text", [*text, *outs, *held, f"--num_workers={number}"])
+            both = (f"--merge={place}/[ab].gz", f"--output={place}/c.gz")
+            self.execute("count_text", [*both])
+        for name in ("a.gz", "b.gz", "c.gz"):
+            content = (self.folder / name).read_bytes()
+            self.assertEqual(fs.cat_file(f"{root}/{name}"), content, name)
+        self.assertNotIn("parts", str(fs.ls(root)))
+        message = "a.gz is an input; choose another path"
+        refused = commands.execute("count_text", f"--merge={url}/*.gz", f"--output={url}/a.gz")
+        self.assertRegex(refused.stderr, message)
 
     def test_a_task_is_learned_predicted_and_exported_where_it_lies(self):
         done = tiny_tasks.finished("cola")

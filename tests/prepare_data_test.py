@@ -11,7 +11,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.sources import CorpusSpec
 from tests import commands, folders, tiny_tasks
 from tests.malformed import templates
-from xlm.common import artifacts
+from xlm.common import artifacts, executors, processes
 
 
 class PrepareDataTest(folders.FolderTest):
@@ -121,14 +121,15 @@ class PrepareDataTest(folders.FolderTest):
         path.write_bytes(content[:-1])
         self.assert_refused("en.train.npy: [0-9]+ bytes, must have", "--verify")
 
-    def test_a_plan_is_written_and_run_later(self):
+    def test_workers_of_other_machines_read_text_at_an_absolute_path(self):
         whole = {path.name: path.read_bytes() for path in self.rows.glob("*.npy")}
         for path in self.rows.iterdir():
             path.unlink()
-        self.assertEqual(self.assert_ends_well("--plan"), [])
-        self.assertTrue((self.rows / "work/job.json").exists())
-        self.assert_ends_well()
+        remote = processes.Workers(1, "")
+        remote.is_local = False
+        self.enterContext(mock.patch.object(executors, "remote", lambda _: remote))
+        self.assert_refused("corpus.root is corpus, must be an abs", corpus__root="corpus")
+        with mock.patch.object(remote, "run", side_effect=remote.run) as run:
+            self.assert_ends_well()
+        self.assertEqual(run.call_count, 6)
         self.assertEqual({path.name: path.read_bytes() for path in self.rows.glob("*.npy")}, whole)
-        for path in self.rows.iterdir():
-            path.unlink()
-        self.assert_refused("corpus.root is corpus; .*absolute", "--plan", corpus__root="corpus")

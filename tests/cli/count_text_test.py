@@ -20,6 +20,7 @@ from input_pipeline.sources import CorpusSpec
 from tests.folders import FolderTest
 from vocap import run_tables, runs
 from xlm.cli import count_text
+from xlm.experiment import counting
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LINES = (ROOT / "corpus" / "sw.txt").read_text(encoding="utf-8").split("\n")
@@ -140,7 +141,7 @@ class CountTextTest(FolderTest):
         before = text.read_bytes()
         others = {"output": f"{self.out}/kept", "heldout_output": f"{self.out}/aside"}
         for name in ("_sentences", "_blocks"):
-            self.enterContext(mock.patch.object(count_text, name, side_effect=AssertionError))
+            self.enterContext(mock.patch.object(counting, name, side_effect=AssertionError))
         for given in (text, os.path.relpath(text), f"{self.text}/../text/sw-0.txt", hard, link):
             named = (f"--{name}={path}" for name, path in {**others, flag: given}.items())
             flags = (f"--input={self.text}/sw-*", "--heldout_fraction=0.5", "--overwrite")

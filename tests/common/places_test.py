@@ -132,8 +132,9 @@ class PlacesTest(FolderTest):
         expected = {"a": b"1", "b": b"of a killed process", "c": b"3"}
         self.assertEqual(self.contents(places.fetched(url)), expected)
 
-    def test_one_process_works_on_a_folder(self):
-        url = self.enter_context(buckets.s3()) + "/run"
+    @parameterized.parameters(buckets.s3, buckets.gcs)
+    def test_one_process_works_on_a_folder(self, serve):
+        url = self.enter_context(serve()) + "/run"
         with places.held(url):
             self.on("second")
             with self.assertRaisesRegex(

@@ -38,6 +38,13 @@ class CommandsTest(parameterized.TestCase):
             [["env", "NAME=all", "bash", "x.sh", "train,evaluate", *FLAGS]],
         )
 
+    def test_a_job_in_a_bucket_needs_no_folder_here(self):
+        job = jobs.Job("run", "configs/base.py", "s3://b/a", ("train",))
+        flags = ["--config=configs/base.py", "--workdir=s3://b/a"]
+        self.assertEqual(self.commands("local", job), [["py", "train.py", *flags]])
+        submit = ["env", "PYTHON=py", "sbatch", "--job-name=run", "--output=run-%j.out"]
+        self.assertEqual(self.commands("slurm", job), [[*submit, "x.sh", "train", *flags]])
+
     def test_a_job_of_a_sweep_finds_its_rows(self):
         (swept,) = jobs.expand(JOB, {"train.seed": ("1",)})
         folder = "/runs/a b%/sweep/train.seed=1"

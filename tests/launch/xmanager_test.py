@@ -61,6 +61,13 @@ class PlanTest(FolderTest):
     def test_the_plan(self):
         self.assertEqual(plan_for("vertex", gpus="A100=8", cpus=12, memory_gib=64), PLAN)
 
+    def test_a_container_that_works_in_a_bucket_has_its_packages(self):
+        job = jobs.Job("base", "configs/base.py", "gs://b/x", ("train",))
+        for platform in ("vertex", "docker"):
+            plan = plan_for(platform, [job], workdir="gs://b/x")
+            self.assertIn("'/vocap[remote]'", plan["package"]["docker_instructions"][-1])
+            self.assertEqual(plan["executor"]["volumes"], {})
+
     def test_this_machine_runs_its_own_code(self):
         plan = plan_for("local", [JOB], python=".venv/my py")
         commands = [one.replace("python", "'.venv/my py'") for one in COMMANDS]
@@ -119,7 +126,7 @@ class PlanTest(FolderTest):
 
     @parameterized.parameters(
         ({"platform": "vertex", "gpus": "h100=8"}, "--gpus is h100=8"),
-        ({"platform": "vertex", "workdir": "/runs"}, "mounted as /gcs/BUCKET"),
+        ({"platform": "vertex", "workdir": "/runs"}, "give gs://BUCKET/FOLDER, or /gcs"),
         ({"platform": "local", "cpus": 4}, "mean nothing to --platform=local"),
         ({"platform": "docker", "base_image": "a b"}, "--base_image is 'a b'"),
         ({"platform": "docker", "python": "a\nb"}, "--python is 'a.nb', must be one line"),

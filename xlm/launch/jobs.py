@@ -11,6 +11,7 @@ from ml_collections import ConfigDict, config_flags
 
 from configs import grids
 from configs.finetune.sweeps import GRIDS
+from xlm.common import places
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STAGES = ("build_vocab", "prepare_data", "train", "evaluate")  # or "finetune" by itself
@@ -47,11 +48,16 @@ class Job:
         for flag, value in self.flags().items():
             check_line(flag, value)
         for workdir in filter(None, (self.workdir, self.shared)):
-            if not workdir.startswith("/"):
+            if not workdir.startswith("/") and not places.is_url(workdir):
                 raise ValueError(
-                    f"--workdir is {workdir!r}, must be an absolute path that all machines see; "
-                    "mount a bucket and give the path it is mounted at"
+                    f"--workdir is {workdir!r}, must be an absolute path that all machines see, or "
+                    "the URL of a folder in a bucket"
                 )
+        if places.is_url(self.shared):
+            raise ValueError(
+                f"--workdir is {self.shared}: the jobs of a sweep link its vocabulary and rows, "
+                "which a bucket cannot; give the path where it is mounted"
+            )
         in_order = tuple(stage for stage in STAGES if stage in self.stages)
         if self.stages not in (("finetune",), in_order) or not self.stages:
             raise ValueError(
@@ -143,7 +149,9 @@ def define_flags() -> None:
     config_flags.DEFINE_config_file(
         "config", None, "What to do, e.g. configs/quickstart.py; --config.KEY=VALUE sets its keys."
     )
-    flags.DEFINE_string("workdir", None, "Where results go: an absolute path on the machines.")
+    flags.DEFINE_string(
+        "workdir", None, "Where results go: an absolute path on the machines, or a URL."
+    )
     flags.DEFINE_string("name", None, "Name of the job; by default the config's.")
     flags.DEFINE_list("stages", "train", f"Some of {','.join(STAGES)}, or finetune.")
     flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import flags, logging
 
-from xlm.common import entry_point
+from xlm.common import entry_point, places
 from xlm.launch import jobs
 
 # Exit status of a training run that saved its state and should be restarted. It equals
@@ -38,12 +38,16 @@ def commands(
     if where == "tpu_pod":  # whose hosts link the shared folders
         folders = [f"WORKDIR={job.workdir}", f"SHARED={job.shared}"] if job.shared else []
         return [["env", f"NAME={name}", *folders, "bash", *called]]
-    prepare = [["mkdir", "-p", job.workdir]] if job.shared or where == "slurm" else []
+    is_url = places.is_url(job.workdir)
+    prepare = (
+        [["mkdir", "-p", job.workdir]] if (job.shared or where == "slurm") and not is_url else []
+    )
     if job.shared:
         folders = [f"{job.shared}/vocab", f"{job.shared}/rows"]
         prepare.append(["ln", "-sf", *folders, f"{job.workdir}/"])
     if where == "slurm":
-        output = f"--output={job.workdir.replace('%', '%%')}/{job.name}-%j.out"
+        folder = "" if is_url else job.workdir.replace("%", "%%") + "/"
+        output = f"--output={folder}{job.name}-%j.out"
         named = [f"--job-name={job.name}", output, *options]
         return [*prepare, ["env", f"PYTHON={python}", "sbatch", *named, *called]]
     return [*prepare, *([python, f"{stage}.py", *given] for stage in job.stages)]
@@ -92,7 +96,7 @@ def main(arguments: list[str]) -> None:
     values, options = flags.FLAGS, arguments[1:]
     if options and values.on != "slurm":
         raise ValueError(f"{options[0]!r} is for sbatch; leave it out, or give --on=slurm")
-    if values.on == "local":
+    if values.on == "local" and not places.is_url(values.workdir):
         values.workdir = str(pathlib.Path(values.workdir).absolute())
     jobs.check_line("python", values.python)
     script = values.script or pathlib.Path(__file__).with_name(f"{values.on}.sh")

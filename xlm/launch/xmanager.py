@@ -21,7 +21,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from xlm.common import entry_point, packages
+from xlm.common import entry_point, packages, places
 from xlm.launch import jobs
 
 # GPU types for which XManager finds a machine on Vertex AI.
@@ -72,7 +72,7 @@ def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
         found = ", ".join(f"{key} is {path!r}" for key, path in missing)
         volumes = dict.fromkeys(f"--volume={shlex.quote(path)}" for _, path in missing)
         raise ValueError(
-            f"{found}, but of this machine's files the containers see {', '.join(mounted)} alone; "
+            f"{found}, but of this machine's files the containers see {', '.join(mounted) or 'none'} alone; "
             f"add {' '.join(volumes)}"
         )
 
@@ -89,10 +89,11 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
             "--gpus, --cpus and --memory_gib mean nothing to --platform=local, where jobs take "
             "what the machine has; leave them out, or use --platform=docker"
         )
-    if platform == "vertex" and not values.workdir.startswith("/gcs/"):
+    is_url = places.is_url(values.workdir)
+    if platform == "vertex" and not is_url and not values.workdir.startswith("/gcs/"):
         raise ValueError(
-            f"--workdir is {values.workdir!r}; on Vertex AI, machines share their buckets only, "
-            "mounted as /gcs/BUCKET: give a folder there"
+            f"--workdir is {values.workdir!r}; on Vertex AI, machines share their buckets only: "
+            "give gs://BUCKET/FOLDER, or /gcs/BUCKET/FOLDER, where they are mounted"
         )
     if platform == "vertex" and count and kind not in _VERTEX_GPUS:
         raise ValueError(
@@ -104,8 +105,8 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
             f"--volume is {volumes[0]!r}, which --platform={platform} does not mount; leave it "
             "out, or use --platform=docker"
         )
-    mounted = [values.workdir, *volumes] if platform == "docker" else []
-    if mounted:
+    mounted = [*([] if is_url else [values.workdir]), *volumes] if platform == "docker" else []
+    if platform == "docker":
         # The same for all jobs: values of a sweep have no slashes, runs of a grid share their data.
         check_mounted(values.config, mounted)
     gpu = "local_gpu" if platform == "docker" else kind
@@ -133,7 +134,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
 
 def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
     """Return the shell commands, with a job's flags as "$@", and the container that runs them."""
-    is_local = values.platform == "local"
+    is_local, is_url = values.platform == "local", places.is_url(job.workdir)
     python = shlex.quote(values.python) if is_local else "python"
     enter = [f"cd {shlex.quote(str(jobs.ROOT))}"] if is_local else []
     link = ['mkdir -p "$WORKDIR"', 'ln -sf "$SHARED/vocab" "$SHARED/rows" "$WORKDIR/"']
@@ -149,6 +150,7 @@ def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
         *([_FOR_GPUS] if is_on_gpus else []),
         "RUN python -m pip install --no-cache-dir -r requirements.txt",
         f"COPY {_CODE}/ /{_CODE}",
+        *([f"RUN python -m pip install --no-cache-dir '/{_CODE}[remote]'"] if is_url else []),
     ]
     return {
         "kind": "python_container", "commands": commands, "base_image": values.base_image,
