@@ -123,6 +123,8 @@ def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusio
     The text of a block depends on the languages in use, so the choice is by number, among the
     blocks that keep a row after exclusion. It reads the source once, to count bytes.
     """
+    if not spec.parallel_heldout_fraction:
+        return set()
     found = (
         0 if all(map(exclusion.has, block)) else sum(map(_num_bytes, block))
         for block in source.blocks()
@@ -156,9 +158,11 @@ def exclusion_of(spec: CorpusSpec) -> Exclusion:
     """Return what is left out of training text: test sets and, by "document", held-out rows."""
     found = Exclusion(sources.find_excluded(spec))
     if spec.heldout_by == sources.BY_DOCUMENT:
-        split = (split_parallel(one, spec, found) for one in sources.find_parallel(spec))
+        some = [one for one in sources.find_parallel(spec)
+                if one.key == "parallel_eval" or spec.parallel_heldout_fraction]  # fmt: skip
+        split = (split_parallel(one, spec, found) for one in some)
         blocks = itertools.chain.from_iterable(split)
-        rows = (row for some, side in blocks if side == selection.HELDOUT for row in some)
+        rows = (row for block, side in blocks if side == selection.HELDOUT for row in block)
         found.hold_out(hashes(itertools.chain.from_iterable(rows)))
         found.tally()
     return found

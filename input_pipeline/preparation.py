@@ -15,7 +15,6 @@ with an up-to-date note is skipped. `finish` moves the files to the dataset's fo
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -28,138 +27,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
-import sentencepiece as spm
 
-from input_pipeline import array_files, corpus, manifest, overlap, selection, sources, text_files
+from input_pipeline import array_files, corpus, manifest, overlap, selection, text_files
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
-from input_pipeline.manifest import FileName, FileRecord, id_dtype
+from input_pipeline.manifest import id_dtype
 from input_pipeline.overlap import Overlap
-from input_pipeline.packed_dataset import SPLITS, Duplicates, PackedDataset, Splits, pad_sentences
+from input_pipeline.packed_dataset import SPLITS, PackedDataset
+from input_pipeline.preparation_columns import BITEXT, PARALLEL, Column
+from input_pipeline.preparation_job import HELDOUT_TEXT, Job
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
-from input_pipeline.sources import CorpusSpec
-from input_pipeline.tokenization import PackedDatasetSettings, RowWriter, encode, special_ids
-from xlm.common import artifacts, declarations, executors
-from xlm.common.declarations import Artefact, Count, Digest
+from input_pipeline.tokenization import RowWriter, special_ids
+from xlm.common import artifacts, executors
 from xlm.common.executors import Executor, Workers
 
-WORK = "work"
-_HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
 # With less text, an error removes finished tasks: to redo them takes seconds.
 _KEPT_FROM = 64 << 20
-_ROWS_AT_ONCE = 4096
 # A process takes a second to start; meanwhile another one handles about so much text.
 _BYTES_A_PROCESS = 4 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Settings of all tasks, picklable; `tokenizer` is the hash of `work/spm.model`."""
-
-    folder: pathlib.Path
-    spec: CorpusSpec
-    settings: PackedDatasetSettings
-    tokenizer: str
-
-    @property
-    def work(self) -> pathlib.Path:
-        return self.folder / WORK
-
-    @property
-    def processor(self) -> spm.SentencePieceProcessor:
-        return _processor(self.work / "spm.model", self.tokenizer)
-
-    @property
-    def exclusion(self) -> Exclusion:
-        key = artifacts.fingerprint(self.provenance)
-        if key not in _EXCLUSIONS:
-            _EXCLUSIONS.clear()
-            _EXCLUSIONS[key] = corpus.exclusion_of(self.spec)
-        return _EXCLUSIONS[key]
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """Settings and states of the files, which every task's results depend on."""
-        spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
-        settings = dataclasses.asdict(self.settings)
-        del settings["num_workers"]
-        excluded = list(sources.find_excluded(self.spec))
-        if self.spec.heldout_by == sources.BY_DOCUMENT:
-            excluded += (path for one in sources.find_parallel(self.spec) for path in one.files)
-        return {
-            "corpus": spec,
-            "store": settings,
-            "tokenizer": self.tokenizer,
-            "exclude": plans.states(excluded),
-        }
-
-    def note(self, kind: str, task_id: str) -> pathlib.Path:
-        return self.work / f"{kind}-{task_id}.json"
-
-    def made_from(self, kind: str, task: Any) -> str:
-        """Return the fingerprint of everything that the results of a task depend on."""
-        if kind == "rows":
-            sides = self.read_note("select", task.language).sides[task.number]
-            return artifacts.fingerprint([task.fingerprint, sides])
-        if kind == "count":
-            return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
-        if kind == "pairs":
-            held = array_files.sha256(self.work / _HELDOUT_TEXT)
-            return artifacts.fingerprint([task.fingerprint, held])
-        return task.fingerprint
-
-    def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
-        """Return the tasks that have left no note about the same input, the largest first."""
-
-        def is_done(task: Any) -> bool:
-            exists = self.note(kind, task.id).exists()
-            return exists and self.read_note(kind, task.id).made_from == self.made_from(kind, task)
-
-        return sorted(itertools.filterfalse(is_done, tasks), key=lambda task: -task.text_bytes)
-
-    def read_note(self, kind: str, task_id: str) -> Any:
-        path = self.note(kind, task_id)
-        remedy = f"remove {path} and run the same command again"
-        return declarations.read(path, _NOTES[kind], remedy=remedy)
-
-    def write_note(self, kind: str, task: Any, **found: Any) -> None:
-        made_from = self.made_from(kind, task)
-        artifacts.write_json(self.note(kind, task.id), {"made_from": made_from, **found})
-
-    def describe(self, *names: str) -> dict[str, FileRecord]:
-        return {name: manifest.describe(self.work / name) for name in names}
-
-
-def _note(**fields: Any) -> type[msgspec.Struct]:
-    named = [("made_from", str), *fields.items()]
-    return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
-
-
-_EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
-_Tally = tuple[Count, Count, Count]
-_Files = dict[FileName, FileRecord]
-_NOTES = {  # by kind
-    "source": _note(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
-    "scan": _note(digests=list[Digest], tally=_Tally),
-    "select": _note(
-        sides=list[Digest],
-        blocks=Count,
-        train=Count,
-        heldout=Count,
-        duplicates=Duplicates,
-        split=tuple[Count, Count, Count, Count],
-    ),
-    "rows": _note(statistics=Splits, files=_Files),
-    "count": _note(files=_Files, overlap=Overlap),
-    "pairs": _note(files=_Files, tally=_Tally),
-}
-
-
-@functools.lru_cache(maxsize=1)
-def _processor(path: pathlib.Path, _: str) -> spm.SentencePieceProcessor:
-    return spm.SentencePieceProcessor(model_file=str(path))
 
 
 def find(job: Job) -> plans.Found:
@@ -210,7 +96,7 @@ def _run(job: Job, found: plans.Found, executor: Executor) -> None:
     execute_all(write, "rows", parts, "tokenise")
     execute_all(count, "count", languages, "count")
     hashes = [np.load(job.work / f"heldout-{part.id}.npy", allow_pickle=False) for part in parts]
-    array_files.save(job.work / _HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
+    array_files.save(job.work / HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
     pairs = [task for task in found.tasks if task.key == "parallel"]
     execute_all(write_pairs, "pairs", pairs, "pairs")
     for task in pairs:
@@ -281,7 +167,7 @@ def prepare_source(job: Job, task: SourceTask) -> None:
     exclusion = job.exclusion
     exclusion.tally()
     with contextlib.ExitStack() as stack:
-        columns = [_Column(job, task, one, stack, _PARALLEL) for one in source.languages]
+        columns = [Column(job, task, one, stack, PARALLEL) for one in source.languages]
         texts = {
             (side, language): stack.enter_context(
                 _text_file(job.work / task.column(language, side))
@@ -309,9 +195,9 @@ def prepare_source(job: Job, task: SourceTask) -> None:
 def write_pairs(job: Job, task: SourceTask) -> None:
     """Write the pairs of a source to train on, none of which repeats held-out text (round 6)."""
     source, held = task.source(job.spec), Exclusion([])
-    held.hold_out(np.load(job.work / _HELDOUT_TEXT, allow_pickle=False))
+    held.hold_out(np.load(job.work / HELDOUT_TEXT, allow_pickle=False))
     with contextlib.ExitStack() as stack:
-        columns = [_Column(job, task, one, stack, _BITEXT) for one in source.languages]
+        columns = [Column(job, task, one, stack, BITEXT) for one in source.languages]
         for rows, side in corpus.split_parallel(source, job.spec, job.exclusion):
             if side == selection.TRAIN:
                 kept = held.of_rows(rows, is_heldout=False)
@@ -320,56 +206,6 @@ def write_pairs(job: Job, task: SourceTask) -> None:
         files = [name for column in columns for name in column.finish()]
     plans.check_unchanged(task.files)
     job.write_note("pairs", task, files=job.describe(*files), tally=held.tally())
-
-
-_PARALLEL, _BITEXT = ("parallel",), ("bitext", "ends")  # kinds of files
-
-
-class _Column:
-    """Writer of the tokens of a column, as padded rows or as bitext; "" is no translation."""
-
-    def __init__(
-        self, job: Job, task: SourceTask, language: str, stack: contextlib.ExitStack,
-        kinds: Sequence[str],
-    ):  # fmt: skip
-        self._processor, self._special = job.processor, special_ids(job.processor)
-        self._dtype = id_dtype(job.processor.get_piece_size())
-        self._length = job.settings.parallel_length
-        forms: dict[str, tuple[tuple[int, ...], Any]] = {
-            "parallel": ((self._length,), self._dtype),
-            "bitext": ((), self._dtype),
-            "ends": ((), np.int64),
-        }
-        self._names = [f"{task.name}.{language}.{kind}.npy" for kind in kinds]
-        self._files = [
-            stack.enter_context(array_files.array_file(job.work / name, *forms[kind]))
-            for name, kind in zip(self._names, kinds, strict=True)
-        ]
-        self._waiting: list[str] = []
-        self._end = 0
-
-    def add(self, cells: Sequence[str]) -> None:
-        self._waiting += cells
-        if len(self._waiting) >= _ROWS_AT_ONCE:
-            self._write()
-
-    def finish(self) -> list[str]:
-        """Write what waits; return the names of the files."""
-        if self._waiting:
-            self._write()
-        return self._names
-
-    def _write(self) -> None:
-        ids, ends = encode(self._processor, self._waiting)
-        self._waiting = []
-        if len(self._files) == len(_BITEXT):
-            self._files[0].append(ids)
-            self._files[1].append(self._end + ends)
-            self._end += len(ids)
-        else:
-            tokens = np.split(ids, ends[:-1])
-            rows = pad_sentences(tokens, self._length, self._special, self._dtype)
-            self._files[0].append(rows)
 
 
 @contextlib.contextmanager

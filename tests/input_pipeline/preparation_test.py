@@ -19,6 +19,7 @@ from input_pipeline import (
     overlap,
     packed_dataset,
     preparation,
+    preparation_job,
     preparation_plan,
     selection,
     text_files,
@@ -412,7 +413,7 @@ class TasksTest(_PreparationTest):
             prepare(self.job(heldout_by=heldout_by), killed)
         (self.root / name).write_text(text)
         prepare(self.job(heldout_by=heldout_by))
-        preparation._EXCLUSIONS.clear()
+        preparation_job._EXCLUSIONS.clear()
         prepare(self.job("clean", heldout_by=heldout_by))
         self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
 

@@ -72,7 +72,8 @@ def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
         found = ", ".join(f"{key} is {path!r}" for key, path in missing)
         volumes = dict.fromkeys(f"--volume={shlex.quote(path)}" for _, path in missing)
         raise ValueError(
-            f"{found}, but of this machine's files the containers see {', '.join(mounted) or 'none'} alone; "
+            f"{found}, but of this machine's files the containers see "
+            f"{', '.join(mounted) or 'none'} alone; "
             f"add {' '.join(volumes)}"
         )
 

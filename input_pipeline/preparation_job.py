@@ -1,0 +1,133 @@
+"""Settings of a preparation, and the notes that its tasks leave."""
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sentencepiece as spm
+
+from input_pipeline import array_files, corpus, manifest, sources
+from input_pipeline import preparation_plan as plans
+from input_pipeline.exclusion import Exclusion
+from input_pipeline.manifest import FileName, FileRecord
+from input_pipeline.overlap import Overlap
+from input_pipeline.packed_dataset import Duplicates, Splits
+from input_pipeline.sources import CorpusSpec
+from input_pipeline.tokenization import PackedDatasetSettings
+from xlm.common import artifacts, declarations
+from xlm.common.declarations import Artefact, Count, Digest
+
+WORK = "work"
+HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Settings of all tasks, picklable; `tokenizer` is the hash of `work/spm.model`."""
+
+    folder: pathlib.Path
+    spec: CorpusSpec
+    settings: PackedDatasetSettings
+    tokenizer: str
+
+    @property
+    def work(self) -> pathlib.Path:
+        return self.folder / WORK
+
+    @property
+    def processor(self) -> spm.SentencePieceProcessor:
+        return _processor(self.work / "spm.model", self.tokenizer)
+
+    @property
+    def exclusion(self) -> Exclusion:
+        key = artifacts.fingerprint(self.provenance)
+        if key not in _EXCLUSIONS:
+            _EXCLUSIONS.clear()
+            _EXCLUSIONS[key] = corpus.exclusion_of(self.spec)
+        return _EXCLUSIONS[key]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Settings and states of the files, which every task's results depend on."""
+        spec = {**dataclasses.asdict(self.spec), "language_codes": dict(self.spec.language_codes)}
+        settings = dataclasses.asdict(self.settings)
+        del settings["num_workers"]
+        excluded = list(sources.find_excluded(self.spec))
+        if self.spec.heldout_by == sources.BY_DOCUMENT:
+            excluded += (path for one in sources.find_parallel(self.spec) for path in one.files)
+        return {
+            "corpus": spec,
+            "store": settings,
+            "tokenizer": self.tokenizer,
+            "exclude": plans.states(excluded),
+        }
+
+    def note(self, kind: str, task_id: str) -> pathlib.Path:
+        return self.work / f"{kind}-{task_id}.json"
+
+    def made_from(self, kind: str, task: Any) -> str:
+        """Return the fingerprint of everything that the results of a task depend on."""
+        if kind == "rows":
+            sides = self.read_note("select", task.language).sides[task.number]
+            return artifacts.fingerprint([task.fingerprint, sides])
+        if kind == "count":
+            return artifacts.fingerprint([self.made_from("rows", part) for part in task.parts])
+        if kind == "pairs":
+            held = array_files.sha256(self.work / HELDOUT_TEXT)
+            return artifacts.fingerprint([task.fingerprint, held])
+        return task.fingerprint
+
+    def unfinished(self, kind: str, tasks: Sequence[Any]) -> list[Any]:
+        """Return the tasks that have left no note about the same input, the largest first."""
+
+        def is_done(task: Any) -> bool:
+            exists = self.note(kind, task.id).exists()
+            return exists and self.read_note(kind, task.id).made_from == self.made_from(kind, task)
+
+        return sorted(itertools.filterfalse(is_done, tasks), key=lambda task: -task.text_bytes)
+
+    def read_note(self, kind: str, task_id: str) -> Any:
+        path = self.note(kind, task_id)
+        remedy = f"remove {path} and run the same command again"
+        return declarations.read(path, _NOTES[kind], remedy=remedy)
+
+    def write_note(self, kind: str, task: Any, **found: Any) -> None:
+        made_from = self.made_from(kind, task)
+        artifacts.write_json(self.note(kind, task.id), {"made_from": made_from, **found})
+
+    def describe(self, *names: str) -> dict[str, FileRecord]:
+        return {name: manifest.describe(self.work / name) for name in names}
+
+
+def _note(**fields: Any) -> type[msgspec.Struct]:
+    named = [("made_from", str), *fields.items()]
+    return msgspec.defstruct("Note", named, bases=(Artefact,), frozen=True)
+
+
+_EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
+_Tally = tuple[Count, Count, Count]
+_Files = dict[FileName, FileRecord]
+_NOTES = {  # by kind
+    "source": _note(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
+    "scan": _note(digests=list[Digest], tally=_Tally),
+    "select": _note(
+        sides=list[Digest],
+        blocks=Count,
+        train=Count,
+        heldout=Count,
+        duplicates=Duplicates,
+        split=tuple[Count, Count, Count, Count],
+    ),
+    "rows": _note(statistics=Splits, files=_Files),
+    "count": _note(files=_Files, overlap=Overlap),
+    "pairs": _note(files=_Files, tally=_Tally),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _processor(path: pathlib.Path, _: str) -> spm.SentencePieceProcessor:
+    return spm.SentencePieceProcessor(model_file=str(path))
