@@ -57,10 +57,10 @@ def gcs() -> Iterator[str]:
 
 def _conditional_upload(request: Any, response: Any, storage: Any) -> None:
     """Upload an object as the emulator does, but none over another if its generation must be 0."""
-    request.data  # noqa: B018 - which closes the connection unless it is read
+    name = request.data["meta"]["name"]
     if request.query.get("ifGenerationMatch") == ["0"]:
         with contextlib.suppress(exceptions.NotFound):
-            storage.get_file_obj(request.params["bucket_name"], request.query["name"][0])
+            storage.get_file_obj(request.params["bucket_name"], name)
             response.status = http.HTTPStatus.PRECONDITION_FAILED
             return
     _upload(request, response, storage)
