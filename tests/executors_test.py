@@ -12,6 +12,7 @@ import itertools
 import unittest
 from unittest import mock
 
+import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline import packed_dataset, preparation
@@ -21,15 +22,16 @@ from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
 from tests.folders import FolderTest
-from tests.input_pipeline import preparation_test
 from tests.input_pipeline.inspection_test import made_up
-from vocap import run_tables
+from vocap import merge, run_tables
 from xlm.common import executors
 from xlm.common.processes import Workers
 from xlm.experiment import counting
 
 # What DirectRunner runs on, after it has looked for another runner to download.
 BEAM = "--runner=FnApiRunner"
+_LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789<>/"
+_MODEL = merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))
 _SETTINGS = PackedDatasetSettings(length=32, parallel_length=16, num_workers=1, shard_bytes=4000)
 
 
@@ -62,12 +64,11 @@ class _ExecutorTest(FolderTest):
             root=str(self.folder / "text"), parallel=("*.tsv",), heldout_fraction=0.1,
             parallel_heldout_fraction=0.1,
         )  # fmt: skip
-        model = preparation_test._MODEL
-        digest = packed_dataset.tokenizer_hash(model)
+        digest = packed_dataset.tokenizer_hash(_MODEL)
         job = Job(self.folder / name / "rows", spec, _SETTINGS, digest)
         found = preparation.find(job)
         with executor:
-            preparation.run(job, found, model, executor)
+            preparation.run(job, found, _MODEL, executor)
         preparation.finish(job, found)
 
     def execute(self, command: str, name: str, *arguments: str) -> None:
