@@ -74,6 +74,13 @@ class LengthTest(FolderTest):
             statistics[language] = {"train": train, "heldout": train}
         self.store = PackedDataset(self.folder, 1000, 16, "", SPECIAL_IDS, statistics, {})
 
+    def test_a_later_phase_begins_with_other_sequences_than_the_first(self):
+        config = self.config(num_steps=8)
+        config.data.alpha_phases = ((4, config.data.alpha),)
+        stream = streams.training_stream(config, self.store)
+        first, later = (map(stream.describe_batch, range(start, start + 4)) for start in (0, 4))
+        self.assertNotEqual(list(first), list(later))
+
     def config(self, **train):
         config = schema.default_config()
         config.train.update(batch_size=8, **{"num_steps": 0, **train})

@@ -232,6 +232,21 @@ class RecordsTest(TestCase):
         settings = dataclasses.replace(SETTINGS, **{"checkpoint_every": NUM_STEPS, **settings})
         return train(functions or self.functions, settings, self.folder, TokenData())
 
+    def test_of_steps_that_are_not_logged_only_what_is_checked_leaves_the_device(self):
+        fetched = []
+
+        def device_get(metrics):
+            fetched.append(list(metrics))
+            return jax.device_get(metrics)
+
+        fetching = types.SimpleNamespace(device_get=device_get, process_index=jax.process_index)
+        with mock.patch.object(progress, "jax", fetching):
+            self.train_with(log_every=4)
+        checked = [["loss", "grad_norm"]] * NUM_STEPS
+        logged = [one for one in fetched if "learning_rate" in one]
+        self.assertLen(logged, 2)
+        self.assertCountEqual([x for x in fetched if x not in logged and x != ["moved"]], checked)
+
     def test_speed(self):
         before = time.monotonic()
         self.train_with(peak_flops=1e9)

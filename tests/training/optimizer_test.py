@@ -265,6 +265,18 @@ class MuonTest(parameterized.TestCase):
         expected = np.swapaxes(moved(wide), 1, 2) / np.sqrt(6 / 3)
         np.testing.assert_allclose(moved(np.swapaxes(wide, 1, 2)), expected, rtol=1e-4)
 
+    def test_both_begin_at_the_step_of_the_schedule_that_a_stage_begins_at(self):
+        params = jax.tree.map(np.zeros_like, LAYERED)
+
+        def moved(first_step: int):
+            optimizer = make_optimizer(self.SETTINGS, 10, first_step=first_step)
+            return optimizer.update(layered_gradients(0), {}, params, optimizer.init(params))[0]
+
+        rates = rates_of(self.SETTINGS)
+        expected = jax.tree.map(lambda x: x * rates[5] / rates[0], moved(0))
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+        jax.tree.map(check, moved(5), expected)
+
     def test_all_else_follows_adamw(self):
         adamw = layered_steps(dataclasses.replace(self.SETTINGS, kind="adamw"))
         for found, expected in zip(layered_steps(self.SETTINGS), adamw, strict=True):
