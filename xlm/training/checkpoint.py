@@ -247,11 +247,13 @@ class Checkpoints:
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
         if of_stage.averaged is not None:
-            return of_stage.averaged(self.restore(step, abstract)).params
+            return of_stage.gathered(of_stage.averaged(self.restore(step, abstract)).params)
         # Hosts that loaded different items would wait for each other in different collectives.
         if hosts.as_on_first([self.is_up_to_date(step)])[0]:
-            return self._checked(step, {"params": abstract.params}, abstract)["params"]
-        return of_stage.apply_pending_updates(self.restore(step, abstract)).params
+            found = self._checked(step, {"params": abstract.params}, abstract)["params"]
+        else:
+            found = of_stage.apply_pending_updates(self.restore(step, abstract)).params
+        return of_stage.gathered(found)
 
     def latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
         """Return the latest step that `restore` can read, and its result; see `restore_latest`."""

@@ -123,6 +123,7 @@ def train(
                 # disk.
                 if evaluates:
                     read = state if current.averaged is None else current.averaged(state)
+                    read = dataclasses.replace(read, params=current.gathered(read.params))
                     progress.evaluate(step, read, evaluators)
                 if saves or stops:
                     progress.sync_metrics()

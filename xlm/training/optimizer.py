@@ -187,6 +187,7 @@ class Optimizer(NamedTuple):
       learning_rate: step -> rate.
       averaged: state -> the parameters that evaluation and export read; None for the trained ones.
       metrics: state -> numbers of the state to record, such as `skipped_steps`.
+      reduced: gradients -> the same, of which each device holds the part that it updates.
     """
 
     init: Callable[..., Any]
@@ -196,6 +197,7 @@ class Optimizer(NamedTuple):
     learning_rate: optax.Schedule
     averaged: Callable[[Any], Any] | None = None
     metrics: Callable[..., dict[str, jax.Array]] = lambda state: {}
+    reduced: Callable[[Any], Any] = lambda grads: grads
 
 
 def make_optimizer(
@@ -285,6 +287,36 @@ def _averaging(inner: Optimizer, decay: float) -> Optimizer:
         apply_pending_updates=lambda params, state: (params, state),  # none without rows
         averaged=lambda state: state.mean,
     )
+
+
+def sharded_over_data(inner: Optimizer, split: Any, whole: Any, dtype: str) -> Optimizer:
+    """Update parameters that are `split` over `data`, and gather them `whole` to differentiate.
+
+    Both are shapes and shardings of all parameters. Tables and kernels are sent in `dtype`, to
+    which a step must cast them anyhow. Parameters and gradients stay float32.
+    """
+
+    def constrained(tree: Any, placed: Any) -> Any:
+        def constrain(path: tuple, x: jax.Array) -> jax.Array:
+            like = get_table(placed, jax.tree_util.keystr(path, simple=True, separator="/"))
+            sharding = like.sharding
+            if x.shape != like.shape:  # touched rows of a table
+                spec = jax.sharding.PartitionSpec(None, *sharding.spec[1:])
+                sharding = jax.sharding.NamedSharding(sharding.mesh, spec)
+            return jax.lax.with_sharding_constraint(x, sharding)
+
+        return jax.tree.map_with_path(constrain, tree)
+
+    def read(params, state, touched):
+        trained, held = inner.read(params, state, touched)
+        short = jax.tree.map_with_path(
+            lambda path, x: x.astype(dtype) if path[-1].key in ("kernel", "table") else x, trained
+        )
+        # Constrained twice, or the compiler could gather before the cast.
+        short = constrained(constrained(short, split), whole)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), short, trained), held
+
+    return inner._replace(read=read, reduced=lambda grads: constrained(grads, split))
 
 
 class GuardedState(NamedTuple):

@@ -219,6 +219,9 @@ class MeshSettings:
       rules: (logical axis, mesh axis or None) pairs; the first match applies.
       slices: groups of devices between which the network is slower than within, such as TPU slices
         or GPU machines; divides `data`, the one axis that goes across them.
+      shard_optimizer_over_data: whether each device along `data` keeps and updates its share of the
+        parameters and of the optimizer's state, and a step gathers the parameters once (ZeRO-1,
+        Rajbhandari et al., 2020).
     """
 
     data: int = schema.key(-1, effect="records")
@@ -230,6 +233,7 @@ class MeshSettings:
         effect="records",
     )
     slices: int = schema.key(1, at_least=1, effect="records")
+    shard_optimizer_over_data: bool = schema.key(False, effect="records")
 
     def __post_init__(self):
         for name, _ in self.rules:

@@ -155,6 +155,27 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
     return shardings
 
 
+def split_over_data(arrays: Any) -> Any:
+    """Split the last axis of arrays of two axes and more over `data`, too, if it divides them.
+
+    The last one, so that rows of a table stay whole: a device updates its columns of the rows that
+    a step touches. Smaller arrays are biases, and counts by row that every device needs. `arrays`
+    are shapes, dtypes and shardings.
+    """
+
+    def split(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = [*array.sharding.spec, *[None] * array.ndim][: array.ndim]
+        used = {axis for entry in spec for axis in as_tuple(entry)}
+        axes = (*as_tuple(spec[-1] if spec else None), "data")
+        parts = math.prod(array.sharding.mesh.shape[axis] for axis in axes)
+        if array.ndim < 2 or "data" in used or array.shape[-1] % parts:
+            return array
+        sharding = NamedSharding(array.sharding.mesh, P(*spec[:-1], axes))
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    return jax.tree.map(split, arrays)
+
+
 def _check_divides(path, sharding: NamedSharding, param) -> None:
     for size, entry in zip(param.shape, sharding.spec, strict=False):
         parts = {axis: sharding.mesh.shape[axis] for axis in as_tuple(entry)}

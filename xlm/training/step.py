@@ -23,7 +23,7 @@ from xlm.objectives.objective import (
 )
 from xlm.training import sharding
 from xlm.training.accumulation import WHOLE_BATCHES, Accumulation, accumulate
-from xlm.training.optimizer import Optimizer
+from xlm.training.optimizer import Optimizer, sharded_over_data
 from xlm.training.settings import OptimizerSettings
 from xlm.training.stages import Stage, has_path, merged, stage_optimizer, stages_of, without
 from xlm.training.state import TrainState
@@ -62,7 +62,7 @@ def train_step(
         grads, (metrics, observed) = jax.grad(mean_loss, has_aux=True)(trained)
         extra = objective.learn(state.extra, observed)
 
-    one = jnp.float32(1)
+    grads, one = optimizer.reduced(grads), jnp.float32(1)
     metrics["grad_norm"] = (optax.tree.norm(grads), one)
     metrics["learning_rate"] = (optimizer.learning_rate(state.step), one)
     params, opt_state = optimizer.update(grads, held, state.params, state.opt_state)
@@ -117,6 +117,7 @@ class TrainFunctions:
       following: functions of the next stage; None for the last one.
       averaged: state -> state with the parameters that evaluation and export read; None if these
         are the trained ones.
+      gathered: parameters -> the same, without the split over `data` that updates have.
     """
 
     objective: Objective
@@ -130,6 +131,7 @@ class TrainFunctions:
     begin: Any
     following: "TrainFunctions | None"
     averaged: Callable[[TrainState], TrainState] | None = None
+    gathered: Callable[[Any], Any] = lambda params: params
 
     def at_step(self, step: int) -> "TrainFunctions":
         """Return the functions of step `step`, counted from zero."""
@@ -150,18 +152,20 @@ def make_train_functions(
     objective: Objective, optimizer_settings: OptimizerSettings,
     mesh_settings: sharding.MeshSettings, mesh: Mesh | AbstractMesh, *, num_steps: int,
     accumulation: Accumulation = WHOLE_BATCHES, prng: str = "threefry2x32",
+    dtype: str = "float32",
 ) -> TrainFunctions:  # fmt: skip
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
     An abstract `mesh` gives the state's shardings only. `num_steps` is the length of the learning
-    rate schedule, `prng` one of `xlm.training.settings.PRNGS`. Raises ValueError if the optimizer's
+    rate schedule, `prng` one of `xlm.training.settings.PRNGS`. `dtype` is what the objective casts
+    tables and kernels to before any use: they are sent in it. Raises ValueError if the optimizer's
     stages or its schedule do not fit the run.
     """
     found: TrainFunctions | None = None
     for stage in reversed(stages_of(optimizer_settings, num_steps)):
         optimizer = stage_optimizer(optimizer_settings, stage, num_steps, objective.tables)
         found = _stage_functions(
-            objective, optimizer, mesh_settings, mesh, accumulation, prng, stage, found
+            objective, optimizer, mesh_settings, mesh, accumulation, prng, dtype, stage, found
         )
     assert found is not None
     return found
@@ -169,7 +173,7 @@ def make_train_functions(
 
 def _stage_functions(
     objective: Objective, optimizer: Optimizer, mesh_settings: sharding.MeshSettings,
-    mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, stage: Stage,
+    mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, dtype: str, stage: Stage,
     following: TrainFunctions | None,
 ) -> TrainFunctions:  # fmt: skip
     """Build the functions of a stage; see `make_train_functions`."""
@@ -188,9 +192,18 @@ def _stage_functions(
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         boxed = jax.eval_shape(boxed_state, jnp.int32(0))
     shardings = sharding.param_shardings(boxed, mesh, mesh_settings)
-    abstract_state = jax.tree.map(
+    whole = abstract_state = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings
     )
+    if mesh_settings.shard_optimizer_over_data and mesh.shape["data"] > 1:
+        params = sharding.split_over_data(stage.trained_part(whole.params))
+        abstract_state = dataclasses.replace(
+            whole,
+            params=merged(whole.params, params),
+            opt_state=sharding.split_over_data(whole.opt_state),
+        )
+        shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+        optimizer = sharded_over_data(optimizer, params, whole.params, dtype)
     metrics = sharding.replicated(mesh)  # since every host reads them
 
     def init(seed: jax.Array, given: Any = None) -> TrainState:
@@ -199,6 +212,15 @@ def _stage_functions(
 
     init_optimizer = sharding.traced_on(mesh, optimizer.init)
     new_opt_state = jax.jit(init_optimizer, out_shardings=shardings.opt_state)
+    whole_shardings = jax.tree.map(lambda x: x.sharding, whole.params)
+
+    def begin(state: TrainState) -> TrainState:
+        params = jax.device_put(state.params, shardings.params)  # of what is trained now
+        return dataclasses.replace(state, params=params, opt_state=new_opt_state(params))
+
+    def refresh_whole(names: tuple[str, ...], state: TrainState) -> Any:
+        params = jax.lax.with_sharding_constraint(state.params, whole_shardings)
+        return refresh(objective, optimizer, names, dataclasses.replace(state, params=params))
 
     def compiled(name: str, function: Callable, **options: Any) -> Any:
         traced = sharding.traced_on(mesh, function)
@@ -219,9 +241,7 @@ def _stage_functions(
             lambda objective, *args: train_step(objective, optimizer, accumulation, *args),
             **reports,
         ),
-        refresh=compiled(
-            "refresh", lambda names, state: refresh(objective, optimizer, names, state), **reports
-        ),
+        refresh=compiled("refresh", refresh_whole, **reports),
         apply_pending_updates=compiled(
             "apply_pending_updates",
             functools.partial(apply_pending_updates, optimizer),
@@ -229,6 +249,7 @@ def _stage_functions(
         ),
         abstract_state=abstract_state,
         averaged=optimizer.averaged and averaged,
-        begin=lambda state: dataclasses.replace(state, opt_state=new_opt_state(state.params)),
+        begin=begin,
+        gathered=lambda params: jax.device_put(params, whole_shardings),
         following=following,
     )  # fmt: skip
