@@ -16,7 +16,7 @@ from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
 from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from knn_sampling.samples import Sample, TokenStatistics
-from knn_sampling.settings import OutputLayerSettings, require
+from knn_sampling.settings import EXACT, OutputLayerSettings, require
 from knn_sampling.table_sharding import TableSharding
 
 
@@ -95,7 +95,7 @@ def make_output_layer(
     are mesh axes that the rows and columns of the table are sharded over. Raises ValueError for
     more neighbours than pieces, or a kind without a layer.
     """
-    if not settings.is_sampled:
+    if settings.kind in EXACT:
         return make_exact_layer(
             settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes, embed_axes=embed_axes
         )

@@ -22,7 +22,8 @@ class OutputLayerSettings:
       kind: "full" for the softmax over the vocabulary; "blockwise" for the same in blocks, without
         holding its logits; "knn" for k-NN target sampling; "target_sampling" for the softmax over
         the group's targets and sampled classes (Jean et al. 2015); "nce" for noise-contrastive
-        estimation; "neg" for negative sampling.
+        estimation; "neg" for negative sampling; "auto" for the cheapest of the first four by an
+        estimate of the step (`costs`), the sampled ones with `log_q_correction`.
       k: neighbours per target, K.
       capacity: C, slots in a group's candidate set.
       num_negatives: S, classes drawn from the unigram distribution for a group: with replacement
@@ -41,7 +42,7 @@ class OutputLayerSettings:
         can need, V or more to always read the whole table. See `working_rows`.
     """
 
-    kind: str = _key("full", choices=KINDS)
+    kind: str = _key("full", choices=(*KINDS, "auto"))
     k: int = _key(50, at_least=0)
     capacity: int = _key(65_536, at_least=0)
     num_negatives: int = _key(50_000, at_least=0)

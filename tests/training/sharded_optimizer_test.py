@@ -2,20 +2,19 @@
 
 import dataclasses
 import functools
+import pathlib
+import tempfile
 
 import jax
 import numpy as np
 from absl.testing import parameterized
 
-from benchmarks.collectives import collectives_of
 from tests import factories
-from tests.training import devices_test, program_test
+from tests.training import devices_test
 from tests.training.devices_test import E, V
-from xlm.objectives.masked_lm import NEIGHBOURS, TABLE
 from xlm.objectives.objective import Batch, means
 from xlm.training.accumulation import Accumulation
-from xlm.training.checkpoint import restore_latest_params
-from xlm.training.metrics import read_metrics
+from xlm.training.checkpoint import Checkpoints, restore_latest, restore_latest_params
 from xlm.training.sharding import batch_sharding
 from xlm.training.step import TrainFunctions
 
@@ -25,10 +24,10 @@ OPTIMIZER = factories.optimizer_settings(
 
 
 def functions_of(
-    axes: tuple[int, int, int], kind: str, update: str, parts: int, *, splits: bool,
+    axes: tuple[int, int, int], layer: str, update: str, parts: int, *, splits: bool,
     dtype: str = "float32", **optimizer,
 ) -> TrainFunctions:  # fmt: skip
-    objective = devices_test.masked_lm_on(axes, kind, num_layers=1, group_size=1)
+    objective = devices_test.masked_lm_on(axes, layer, num_layers=1, group_size=1)
     encoder = dataclasses.replace(objective.encoder.settings, dtype=dtype)
     objective = dataclasses.replace(objective, encoder=objective.encoder.clone(settings=encoder))
     settings, _ = devices_test.mesh_of(axes)
@@ -62,7 +61,7 @@ def steps_of(functions: TrainFunctions, count: int = 3):
 
 class StepTest(parameterized.TestCase):
     @parameterized.parameters(
-        ((2, 1, 1), "knn", "rows", 1, {"ema_decay": 0.0}),
+        ((2, 1, 1), "knn", "rows", 1, {}),
         ((8, 1, 1), "knn", "rows", 1, {"max_norm_ratio": 5.0}),
         ((4, 1, 1), "knn", "dense", 1, {"kind": "muon"}),
         ((2, 2, 2), "knn", "rows", 1, {}),
@@ -104,6 +103,29 @@ class StepTest(parameterized.TestCase):
         gathers = [line for line in text.as_text().splitlines() if "sharding_constraint" in line]
         tables = [line for line in gathers if f"tensor<{V}x{E}x" in line]
         self.assertLen([line for line in tables if "bf16" in line], 2, tables)
+
+    @parameterized.parameters(((2, 1, 1), "knn", "rows", True), ((8, 1, 1), "full", "dense", False))
+    def test_checkpoints_restore_with_and_without_it(self, axes, layer, update, splits):
+        before, after = (
+            functions_of(axes, layer, update, 1, splits=one) for one in (splits, not splits)
+        )
+        state, _ = steps_of(before, 2)
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "checkpoints"
+        with Checkpoints(folder, 1) as checkpoints:
+            checkpoints.save(2, state)
+        _, found = restore_latest(folder, after.abstract_after)
+        _, params = restore_latest_params(folder, before)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(state))
+        for path, like in jax.tree.leaves_with_path(after.abstract_state):
+            self.assertEqual(dict(jax.tree.leaves_with_path(found))[path].sharding, like.sharding)
+        table = params["embeddings"]["table"]
+        self.assertTrue(table.is_fully_replicated)
+        batch = batch_on(before, 2)
+        losses = [
+            one.train_step(one.objective, of_one, batch)[1]["loss"][0]
+            for one, of_one in ((before, state), (after, found))
+        ]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
 
     def test_frozen_parameters_are_whole_and_stages_move_the_rest(self):
         args = (4, 1, 1), "full", "dense", 1

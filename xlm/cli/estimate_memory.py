@@ -7,7 +7,8 @@ vocabulary has `vocab.target_size` pieces. The state is exact, activations are e
 (`xlm/training/memory.py`). The compiler's temporary memory is not included: leave a fifth free. Nor
 is a refresh of the neighbour index, which needs copies of the table's rows instead of activations
 (docs/output_layer.md). A run with `optimizer.stages` or `phases` has a line for each. --layout adds
-a table with the sharding of every array.
+a table with the sharding of every array. With `output_layer.kind` "auto" it takes the layer that a
+step on such GPUs is estimated to be fastest with, and prints the times.
 
     xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
 
@@ -22,7 +23,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import tables
-from xlm.experiment import memory, phase_runs, schema, task_schema
+from xlm.experiment import memory, output_layers, phase_runs, schema, task_schema
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
@@ -67,7 +68,7 @@ def _print_fine_tuning() -> None:
 def _print_pretraining() -> None:
     whole = schema.checked(_CONFIG.value)
     configs = {one.name: one.config for one in phase_runs.phases_of(whole) if not one.merges}
-    rows, layouts = [], []
+    rows, layouts, choices = [], [], []
     devices = map(int, _DEVICES.value or ["1", "8"])
     num_stages = len(whole.optimizer.stages) + 1
     runs = itertools.product(devices, (configs or {"": whole}).items(), range(num_stages))
@@ -82,6 +83,9 @@ def _print_pretraining() -> None:
         rows.append(row)
         if stage == num_stages - 1:
             layouts.append(estimate.layout)
-    print(tables.markdown(rows, ".2f", left=0))
+        if config.output_layer.kind == "auto" and stage == num_stages - 1:
+            found = output_layers.choice(config, memory.absent_rows(config), number, "gpu")
+            choices.append(found[1])
+    print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]))
     if _LAYOUT.value:
         print("\n\n".join(["", *layouts]))

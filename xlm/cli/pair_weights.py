@@ -23,7 +23,7 @@ from input_pipeline.pair_phases import load_pair_record
 from xlm.common import html_report
 from xlm.evaluation import pair_report
 from xlm.experiment import data as data_builders
-from xlm.experiment import schema, seen
+from xlm.experiment import output_layers, schema, seen
 from xlm.experiment.robust import RECORD
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
@@ -37,7 +37,7 @@ def main(_) -> None:
     config = schema.checked(_CONFIG.value)
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
     store = data_builders.open_packed_dataset(folders)
-    config = seen.with_steps(config, store)
+    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
     data_builders.open_train_stage(config, folders)  # refuses the record of another config
     record = load_pair_record(folders.train / RECORD)
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())

@@ -15,7 +15,7 @@ from xlm.evaluation import report
 from xlm.evaluation.examples import Examples
 from xlm.evaluation.retrieval import Retrieval
 from xlm.experiment import data as data_builders
-from xlm.experiment import evaluators, seen, text_warnings
+from xlm.experiment import evaluators, output_layers, seen, text_warnings
 from xlm.experiment import model as builders
 from xlm.experiment.data import Folders, evaluation_settings
 from xlm.experiment.evaluators import check_retrieval
@@ -29,7 +29,7 @@ from xlm.training.metrics import read_metrics
 def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | None:
     """Write the report; return its path, None on hosts that do not write."""
     store = data_builders.open_packed_dataset(folders)
-    config = seen.with_steps(config, store)
+    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     mesh = builders.mesh(config)
     trained = builders.restore(config, store, folders, mesh)

@@ -17,7 +17,7 @@ from knn_sampling.output_layer import OutputLayer
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from xlm.common import places, tables
 from xlm.common.schema import settings
-from xlm.experiment import fine_tuning, model, objectives
+from xlm.experiment import fine_tuning, model, objectives, output_layers
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of, packed_term
 from xlm.experiment.pretrained import read_settings
 from xlm.experiment.streams import check_batches
@@ -108,6 +108,10 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
+    if config.output_layer.kind == "auto":
+        config = output_layers.with_kind(
+            config, output_layers.choice(config, store, num_devices, "gpu")[0]
+        )
     # Without text, epochs and tokens are no steps; the number changes no size.
     config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
     check_batches(config, store, mesh)

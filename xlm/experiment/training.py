@@ -11,7 +11,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from xlm.common import places
 from xlm.experiment import data as data_builders
 from xlm.experiment import model as builders
-from xlm.experiment import objectives, seen, streams
+from xlm.experiment import objectives, output_layers, seen, streams
 from xlm.experiment.evaluators import training_evaluators
 from xlm.experiment.initial import initial_params
 from xlm.training import hosts, rewind
@@ -29,7 +29,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
       Stopped: a signal asked for it; the state is saved, and the same call resumes.
     """
     store = data_builders.open_packed_dataset(folders)
-    config = seen.with_steps(config, store)
+    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
     stage = data_builders.open_train_stage(config, folders, begins_at)
     mesh = builders.mesh(config)
     data = _data(config, store, mesh, folders.train)
