@@ -1,16 +1,15 @@
 """Costs of a training step under each output layer, of which `output_layer.kind = "auto"` chooses.
 
 A roofline: seconds are FLOPs, bytes of memory and bytes sent, each over a share of the device's
-rate, and summed. The rates are data sheets' (docs/performance.md), the factors those of steps that
-`benchmarks/compile.py` compiled, on a CPU of softmaxes that were timed. Of VoCap's steps at 500K
-the compiled times are those estimated to 3 %. Nothing here needs jax.
+rate, and summed. Rates are data sheets' (docs/performance.md). Factors are those of steps that
+`benchmarks/compile.py` compiled, on a CPU of softmaxes that were timed. Compiled times of VoCap's
+steps at 500K are those estimated to 3 %. Nothing here needs jax.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from knn_sampling.settings import OutputLayerSettings, num_groups
+from knn_sampling.settings import EXACT, OutputLayerSettings, num_groups
 
 # An exact layer trains the better model, so a sampled one must make the whole step so much faster.
 SPEED_UP = 1.1
@@ -19,10 +18,10 @@ _HELD, _DENSE, _ROWS = 10, 7, 22
 
 
 class _Device(NamedTuple):
-    """FLOPs, bytes of memory and bytes sent a second that a step reaches, and bytes of memory.
+    """FLOPs, bytes moved and bytes sent a second that a step reaches, and bytes of memory.
 
-    `encoder` is the rate of the encoder's FLOPs, `full` and `block` bytes that logits at once and
-    in blocks move outside of products.
+    `encoder` is the rate of the encoder's FLOPs. Logits at once move `full` bytes each outside of
+    products, logits in blocks move `block`.
     """
 
     flops: float
@@ -42,20 +41,12 @@ _DEVICES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Sizes of a step that its cost depends on.
+class Step(NamedTuple):
+    """Sizes that the cost of a step depends on: of the whole batch, and of all its devices.
 
-    Attributes:
-      backend: "cpu", "gpu" or "tpu".
-      num_devices: devices of the mesh.
-      table_shards: of them, those that a table is split over.
-      sequences, tokens, targets: of the whole batch; W targets.
-      parts: into which a batch is split (`train.accumulation_steps`).
-      vocab_size, embedding_size: V and E of the table.
-      encoder_flops: of the encoder over the batch, forwards and backwards.
-      by_rows: whether the optimizer updates touched rows of the table alone.
-      shards_optimizer: whether devices share the update.
+    A table of V rows of E is split over `table_shards` of the devices. `targets` are W. The batch
+    is in `parts`. `encoder_flops` are of the forward and backward pass. `by_rows` says whether the
+    optimizer updates touched rows alone, `shards_optimizer` whether devices share its work.
     """
 
     backend: str
@@ -74,7 +65,7 @@ class Step:
 
 def estimates(step: Step, settings: OutputLayerSettings) -> dict[str, float]:
     """Estimate the seconds of a step by kind of output layer, without those that do not fit."""
-    device, width = _DEVICES[step.backend], 4 * step.embedding_size  # bytes of a row
+    device, v = _DEVICES[step.backend], step.vocab_size
     replicas = step.num_devices // step.table_shards
     groups = num_groups(step.sequences // step.parts, settings.group_size)
     of_group = step.targets // step.parts // groups
@@ -83,22 +74,21 @@ def estimates(step: Step, settings: OutputLayerSettings) -> dict[str, float]:
         classes: int, rows: int, products: int, per_logit: float, flops: float = 0
     ) -> float:
         logits = step.targets * classes / step.num_devices
-        table = width * rows / step.table_shards
-        is_part = step.by_rows and rows < step.vocab_size
-        passes = (_ROWS if is_part else _DENSE) / (replicas if step.shards_optimizer else 1)
-        sent = (1.5 if step.shards_optimizer else 2) * table * (replicas - 1) / replicas
+        table = 4 * step.embedding_size * rows / step.table_shards
+        passes = _ROWS if step.by_rows and rows < v else _DENSE
+        moved = 4 * step.parts + passes / (replicas if step.shards_optimizer else 1)
+        sent = (1.5 if step.shards_optimizer else 2) * (replicas - 1) / replicas
         flops += products * logits * step.embedding_size
-        moved = per_logit * logits + (4 * step.parts + passes) * table
-        encoder = step.encoder_flops / step.num_devices / device.encoder
-        return encoder + flops / device.flops + moved / device.memory + sent / device.links
+        return (
+            step.encoder_flops / step.num_devices / device.encoder + flops / device.flops
+            + (per_logit * logits + moved * table) / device.memory + sent * table / device.links
+        )  # fmt: skip
 
     def sampled(classes: int, flops: float = 0) -> float:
-        classes = min(classes, step.vocab_size)
-        rows = min(settings.row_capacity or groups * classes + step.tokens, step.vocab_size)
-        rows = rows if step.parts == 1 else step.vocab_size
-        return seconds(classes, rows, 8, device.block, flops)
+        classes = min(classes, v)
+        rows = min(settings.row_capacity or groups * classes + step.tokens, v)
+        return seconds(classes, rows if step.parts == 1 else v, 8, device.block, flops)
 
-    v = step.vocab_size
     refresh = 4 * v * v * step.embedding_size / settings.refresh_every / step.num_devices
     found = {
         "full": seconds(v, v, 6, device.full),
@@ -113,11 +103,6 @@ def estimates(step: Step, settings: OutputLayerSettings) -> dict[str, float]:
 
 def cheapest(found: Mapping[str, float]) -> str:
     """Return the exact kind of least seconds, or a sampled one if it is faster by `SPEED_UP`."""
-    exact, sampled = (
-        min(
-            (one for one in found if (one in ("full", "blockwise")) == is_exact),
-            key=found.__getitem__,
-        )
-        for is_exact in (True, False)
-    )
+    exact = min((one for one in found if one in EXACT), key=found.__getitem__)
+    sampled = min((one for one in found if one not in EXACT), key=found.__getitem__)
     return sampled if found[exact] > SPEED_UP * found[sampled] else exact

@@ -177,8 +177,13 @@ class IntervalsTest(TestCase):
             state = self.functions.apply_pending_updates(state)
             return dataclasses.replace(state, key_data=state.key_data + np.uint32(1))
 
-        functions = dataclasses.replace(self.functions, apply_pending_updates=apply_pending_updates)
-        evaluators = [lambda state: seen.append(state.key_data[1]) or {}]
+        functions = dataclasses.replace(
+            self.functions, apply_pending_updates=apply_pending_updates,
+            gathered=lambda params: {**params, "all of it": True},
+        )  # fmt: skip
+        evaluators = [
+            lambda state: (state.params["all of it"] and seen.append(state.key_data[1])) or {}
+        ]
         state = self.train(functions=functions, evaluators=evaluators)
         self.assertEqual(applied, [3, 4, 6, 8, 9, 10])  # checkpoints, evaluations
         self.assertEqual(seen, [2, 4, 6])

@@ -25,9 +25,9 @@ OPTIMIZER = factories.optimizer_settings(
 
 def functions_of(
     axes: tuple[int, int, int], layer: str, update: str, parts: int, *, splits: bool,
-    dtype: str = "float32", **optimizer,
+    dtype: str = "float32", num_layers: int = 0, **optimizer,
 ) -> TrainFunctions:  # fmt: skip
-    objective = devices_test.masked_lm_on(axes, layer, num_layers=1, group_size=1)
+    objective = devices_test.masked_lm_on(axes, layer, num_layers=num_layers, group_size=1)
     encoder = dataclasses.replace(objective.encoder.settings, dtype=dtype)
     objective = dataclasses.replace(objective, encoder=objective.encoder.clone(settings=encoder))
     settings, _ = devices_test.mesh_of(axes)
@@ -46,7 +46,7 @@ def batch_on(functions: TrainFunctions, step: int = 0) -> Batch:
 def steps_of(functions: TrainFunctions, count: int = 3):
     """State with all updates, and metrics, after steps from the same parameters."""
     given = jax.device_put(
-        devices_test.random_params(1),
+        devices_test.random_params(functions.objective.encoder.settings.num_layers),
         jax.tree.map(lambda x: x.sharding, functions.abstract_state.params),
     )
     state, found = functions.init(np.int32(0), given), []
@@ -63,7 +63,7 @@ class StepTest(parameterized.TestCase):
     @parameterized.parameters(
         ((2, 1, 1), "knn", "rows", 1, {}),
         ((8, 1, 1), "knn", "rows", 1, {"max_norm_ratio": 5.0}),
-        ((4, 1, 1), "knn", "dense", 1, {"kind": "muon"}),
+        ((4, 1, 1), "knn", "dense", 1, {"kind": "muon", "num_layers": 1}),
         ((2, 2, 2), "knn", "rows", 1, {}),
         ((8, 1, 1), "full", "dense", 1, {"kind": "stable_adamw", "ema_decay": 0.5}),
         ((4, 1, 2), "blockwise", "dense", 2, {}),
@@ -77,7 +77,8 @@ class StepTest(parameterized.TestCase):
         check = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-5)
         jax.tree.map(check, jax.device_get(state), jax.device_get(expected))
         table = state.params["embeddings"]["table"]
-        moved = table - devices_test.random_params(1)["embeddings"]["table"]
+        first = devices_test.random_params(optimizer.get("num_layers", 0))
+        moved = table - first["embeddings"]["table"]
         self.assertGreater(np.abs(moved).max(), 0.01)
         for one, other in zip(metrics, expected_metrics, strict=True):
             self.assertEqual(one.keys(), other.keys())
@@ -102,7 +103,8 @@ class StepTest(parameterized.TestCase):
         text = split.train_step.lower(split.objective, split.abstract_state, batch_on(split))
         gathers = [line for line in text.as_text().splitlines() if "sharding_constraint" in line]
         tables = [line for line in gathers if f"tensor<{V}x{E}x" in line]
-        self.assertLen([line for line in tables if "bf16" in line], 2, tables)
+        sent = [sum(dtype in line for line in tables) for dtype in ("xbf16", "xf32")]
+        self.assertEqual(sent, [2, 1], tables)  # to the devices and as split; the gradient
 
     @parameterized.parameters(((2, 1, 1), "knn", "rows", True), ((8, 1, 1), "full", "dense", False))
     def test_checkpoints_restore_with_and_without_it(self, axes, layer, update, splits):
@@ -130,13 +132,19 @@ class StepTest(parameterized.TestCase):
     def test_frozen_parameters_are_whole_and_stages_move_the_rest(self):
         args = (4, 1, 1), "full", "dense", 1
         split, whole = (
-            functions_of(*args, splits=splits, stages=(("layers", 2),)) for splits in (True, False)
+            functions_of(*args, splits=splits, stages=(("head", 2),)) for splits in (True, False)
         )
         found = []
         for functions in (split, whole):
             state, _ = steps_of(functions, 2)
             following = functions.following
             state = following.begin(state)
+            for array, like in zip(
+                jax.tree.leaves(state), jax.tree.leaves(following.abstract_state), strict=True
+            ):
+                self.assertEqual(
+                    array.sharding.shard_shape(array.shape), like.sharding.shard_shape(like.shape)
+                )
             state, _ = following.train_step(following.objective, state, batch_on(functions, 2))
             found.append(jax.device_get(state))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-5), *found)

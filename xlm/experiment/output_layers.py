@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling import costs
-from knn_sampling.settings import OutputLayerSettings
+from knn_sampling.settings import SAMPLED, OutputLayerSettings
 from xlm.common import artifacts
 from xlm.common.schema import settings
 from xlm.experiment.data import Folders
@@ -22,11 +22,9 @@ def resolved(config: ConfigDict, store: PackedDataset, folders: Folders) -> Conf
     """
     if config.output_layer.kind != "auto":
         return config
-    path = folders.train / "settings.json"
-    if path.exists():
-        before = artifacts.read_object(path).get("output_layer", {})
-        if before.get("kind", "auto") != "auto":
-            return with_kind(config, before["kind"], before["log_q_correction"])
+    if (path := folders.train / "settings.json").exists():
+        before = artifacts.read_object(path)["output_layer"]
+        return with_kind(config, before["kind"], before["log_q_correction"])
     kind, words = choice(config, store, jax.device_count(), jax.default_backend())
     logging.info("%s", words)
     return with_kind(config, kind)
@@ -36,25 +34,20 @@ def choice(
     config: ConfigDict, store: PackedDataset, num_devices: int, backend: str
 ) -> tuple[str, str]:
     """Return the cheapest kind of output layer, and a line with the costs of each."""
-    layer, sizes, length = config.output_layer, config.model, store.length
-    model, rows = max(config.mesh.model, 1), config.train.batch_size
-    table_axes = settings(MeshSettings, config.mesh).table_axes()
-    gates = 3 if sizes.mlp != "gelu" else 2
-    weights = 4 * sizes.hidden_size + gates * sizes.mlp_size
-    per_token = sizes.num_layers * sizes.hidden_size * (6 * weights + 12 * length)
-    found = costs.estimates(
-        costs.Step(
-            backend=backend if backend in ("cpu", "tpu") else "gpu", num_devices=num_devices,
-            table_shards=model if "model" in (*table_axes[0], *table_axes[1]) else 1,
-            sequences=rows, tokens=rows * length,
-            targets=rows * settings(MaskSettings, config.mask).slots(length),
-            parts=config.train.accumulation_steps, vocab_size=store.vocab_size,
-            embedding_size=sizes.embedding_size, encoder_flops=rows * length * per_token,
-            by_rows=config.optimizer.embedding_update == "rows",
-            shards_optimizer=config.mesh.shard_optimizer_over_data,
-        ),
-        settings(OutputLayerSettings, layer, kind="blockwise"),
+    sizes, length, rows = config.model, store.length, config.train.batch_size
+    is_split = any("model" in axes for axes in settings(MeshSettings, config.mesh).table_axes())
+    kernels = 4 * sizes.hidden_size + (2 if sizes.mlp == "gelu" else 3) * sizes.mlp_size
+    per_token = sizes.num_layers * sizes.hidden_size * (6 * kernels + 12 * length)
+    step = costs.Step(
+        backend=backend if backend in ("cpu", "tpu") else "gpu", num_devices=num_devices,
+        table_shards=max(config.mesh.model, 1) if is_split else 1, sequences=rows,
+        tokens=rows * length, targets=rows * settings(MaskSettings, config.mask).slots(length),
+        parts=config.train.accumulation_steps, vocab_size=store.vocab_size,
+        embedding_size=sizes.embedding_size, encoder_flops=rows * length * per_token,
+        by_rows=config.optimizer.embedding_update == "rows",
+        shards_optimizer=config.mesh.shard_optimizer_over_data,
     )  # fmt: skip
+    found = costs.estimates(step, settings(OutputLayerSettings, config.output_layer))
     kind = costs.cheapest(found)
     each = ", ".join(f"{name} {1e3 * one:.3g}" for name, one in found.items())
     return kind, (
@@ -66,8 +59,7 @@ def choice(
 def with_kind(config: ConfigDict, kind: str, log_q_correction: bool | None = None) -> ConfigDict:
     """Return the config with a kind; a sampled one approximates the exact one, so by log Q."""
     config = config.copy_and_resolve_references()
-    is_sampled = kind in ("knn", "target_sampling")
     if log_q_correction is None:
-        log_q_correction = is_sampled or config.output_layer.log_q_correction
+        log_q_correction = kind in SAMPLED or config.output_layer.log_q_correction
     config.output_layer.update(kind=kind, log_q_correction=log_q_correction)
     return config
