@@ -7,7 +7,7 @@
 | softmax | blockwise softmax against optax: loss and gradients |
 | neighbours | the neighbour index against sorted float64 products |
 | row_adamw | row AdamW against dense `optax.adamw`, over steps that touch few rows |
-| cudnn, cudnn_relative | fused attention against plain, in an encoder: states, gradients |
+| flash, flash_relative, flash_gated | fused attention against plain: values, gradients |
 | export | the training step, exported by `jax.export` and read back, against the step itself |
 | deterministic | two runs of equal steps, in two processes, by `--xla_gpu_deterministic_ops` |
 
@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +36,7 @@ from benchmarks.machine import describe_machine
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.neighbours import nearest_neighbours
 from xlm.common import artifacts
-from xlm.models.encoder import Encoder, EncoderSettings, init_params
-from xlm.models.settings import Kernel
+from xlm.models import flash_attention
 from xlm.training.row_adamw import row_adamw
 
 _CHECKS = flags.DEFINE_list("checks", None, "Of the table above; all by default.")
@@ -128,35 +126,17 @@ def check_row_adamw() -> Outcome:
     return _agree(found - start, two[0] - start, 0.01)
 
 
-def check_attention(kernel: Kernel, position: Position) -> Outcome:
-    """Compare an encoder with a fused kernel with one without: states, and their gradients."""
+def check_flash(position: Position) -> Outcome:
+    """Compare fused attention with plain: values, and all gradients, with dropout."""
     if jax.default_backend() != "gpu":
         return Outcome(None, "needs a GPU")
-    return compare_attention(kernel, position, length=512)
-
-
-def compare_attention(kernel: Kernel, position: Position, length: int) -> Outcome:
-    """Run `check_attention` on any device, for a kernel that it has."""
-    tokens = np.random.default_rng(0).integers(5, 1000, (4, length)).astype(np.int32)
-    segments = np.repeat([[1, 2]], length // 2, axis=1).repeat(4, axis=0).astype(np.int32)
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-    outputs = {}
-    kernels: tuple[Kernel, ...] = (kernel, "xla")
-    for one in kernels:
-        settings = EncoderSettings(
-            vocab_size=1000, embedding_size=128, hidden_size=128, num_layers=2, num_heads=2,
-            mlp_size=256, max_length=length, norm_position="pre", dropout_rate=0.0,
-            attention_dropout_rate=0.0, dtype="bfloat16", attention=one, position=position,
-        )  # fmt: skip
-        encoder = Encoder(settings)
-        params = {"params": nn.unbox(init_params(encoder, jax.random.key(0)))}
-
-        def loss(params: Any, encoder: Encoder = encoder) -> tuple[jax.Array, jax.Array]:
-            states = encoder.apply(params, tokens, segments, positions).astype(jnp.float32)
-            return (states**2).sum(), states
-
-        outputs[one] = jax.jit(jax.grad(loss, has_aux=True))(params)
-    return _agree(outputs[kernel], outputs["xla"], 0.05)
+    options = {"has_bias": position != "learned", "is_gated": position == "gated"}
+    found = {
+        f"heads of {size} in {dtype}": flash_attention.fault(size, dtype, **options)
+        for size in (32, 64, 128) for dtype in ("float32", "bfloat16")
+    }  # fmt: skip
+    faults = [f"{name}: {said}" for name, said in found.items() if said]
+    return Outcome(not faults, "; ".join(faults) or f"{len(found)} kinds agree")
 
 
 def check_export() -> Outcome:
@@ -213,8 +193,9 @@ CHECKS: dict[str, Callable[[], Outcome]] = {
     "softmax": check_softmax,
     "neighbours": check_neighbours,
     "row_adamw": check_row_adamw,
-    "cudnn": lambda: check_attention("cudnn", "learned"),
-    "cudnn_relative": lambda: check_attention("cudnn", "relative"),
+    "flash": lambda: check_flash("learned"),
+    "flash_relative": lambda: check_flash("relative"),
+    "flash_gated": lambda: check_flash("gated"),
     "export": check_export,
     "deterministic": check_deterministic,
 }

@@ -123,7 +123,9 @@ _MODES = flags.DEFINE_list("modes", None, "Rows of the table; all by default.")
 _LAYERS = flags.DEFINE_integer("num_layers", None, "Of the encoder, instead of the preset's.")
 _MINUTES = flags.DEFINE_float("minutes", None, "To end within, instead of the preset's; 0: none.")
 _PEAK = flags.DEFINE_float("peak_tflops", None, "Of the device; by default by its name.")
-_ATTENTION = flags.DEFINE_enum("attention", "xla", ["xla", "cudnn"], "Attention of the encoder.")
+_ATTENTION = flags.DEFINE_enum(
+    "attention", "xla", ["xla", "blockwise", "flash"], "Attention of the encoder."
+)
 _OUT = flags.DEFINE_string(
     "out", None, "A JSON file for the figures; that of an earlier call is gone on with."
 )

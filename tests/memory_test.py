@@ -179,9 +179,9 @@ class EstimateTest(parameterized.TestCase):
         heads_alone = memory.estimate(config, 16).bytes()["activations"]
         self.assertBetween(heads_alone, by_rules + 1, whole - 1)
 
-    def test_cudnn_is_not_needed(self):
+    def test_weights_of_fused_attention_are_not_kept(self):
         config = vocap_paper.get_config("vocap_250k")
-        config.model.attention = "cudnn"
+        config.model.attention = "flash"
         fused = memory.estimate(config, 8).bytes()["activations"]
         config.model.attention = "xla"
         xla = memory.estimate(config, 8).bytes()["activations"]
@@ -242,7 +242,7 @@ class ActivationsTest(parameterized.TestCase):
 
     @parameterized.parameters(
         {}, {"norm_position": "pre"}, {"remat": "full"}, {"dtype": "bfloat16", "remat": "dots"},
-        {"dtype": "bfloat16", "attention": "cudnn"},
+        {"dtype": "bfloat16", "attention": "blockwise"},
     )  # fmt: skip
     def test_layers_keep_what_is_estimated(self, **changes):
         settings = encoder_settings(

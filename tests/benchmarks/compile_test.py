@@ -129,6 +129,14 @@ class AccountTest(parameterized.TestCase):
         changed = {**record, "flops": 1.0, "ms": 1.001 * record["ms"]}
         self.assertEqual(bench.changes(record, changed), ["flops: 0 -> 1"])
 
+    def test_kernels_say_what_they_multiply(self):
+        kernel = (
+            r'custom-call(%x), backend_config={serialized_metadata = "{\22flops\22: \22320\22}"}'
+        )
+        text = TEXT.replace("TRIPS", KNOWN).replace("copy(%x)", kernel)
+        found = {x.name: x.flops for x in hlo.Program(text, 2).operations()}
+        self.assertEqual((found["near"], sum(found.values())), (320, 320))
+
     def test_memory_and_a_step_that_does_not_fit(self):
         config, facts, _ = step("vocap_500k_full", SHORT)
         sizes = memory.estimate(config, 8).bytes()

@@ -14,6 +14,8 @@ from absl.testing import parameterized
 from tests.models.factories import random, random_like
 from xlm.models import attention
 from xlm.models.attention import Attention
+from xlm.models.flash_attention import flash_attention
+from xlm.models.positions import DistanceBias
 from xlm.models.segment_attention import segment_attention
 from xlm.models.segments import causal_mask, segment_mask
 from xlm.models.softmax_attention import attention_weights
@@ -21,7 +23,7 @@ from xlm.models.softmax_attention import attention_weights
 B, Q, K, D, H = 2, 6, 5, 8, 2
 PLAIN = Attention(D, H, 0.0, "float32", "xla")
 # Drop nothing, and are computed as if they did.
-WEIGHTS, BLOCKS = (Attention(D, H, 1e-9, "float32", kernel) for kernel in ("xla", "cudnn"))
+WEIGHTS, BLOCKS = (Attention(D, H, 1e-9, "float32", kernel) for kernel in ("xla", "blockwise"))
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 2, 1]])
 OF_KEYS = jnp.array([[1, 1, 2, 2, 2], [2, 1, 1, 2, 0]])
 
@@ -130,70 +132,52 @@ class CacheTest(parameterized.TestCase):
 
 
 class KernelTest(parameterized.TestCase):
-    """Choice of the kernel; there is no GPU to run it."""
+    """Where the kernels of GPUs and TPUs are taken, and that they are the same attention."""
 
-    def kernels(self, module: Attention, x: jax.Array, **kwargs) -> list[dict]:
-        """Arguments of each call, which is answered without a GPU."""
-        calls, plain = [], jax.nn.dot_product_attention
-
-        def answer(*args, implementation, **kwargs):
-            calls.append({"implementation": implementation, "query": args[0], **kwargs})
-            return plain(*args, implementation="xla", **kwargs)
-
-        with mock.patch.object(jax.nn, "dot_product_attention", answer):
-            jax.eval_shape(lambda: attend(module, x, **kwargs))
-        return calls
-
-    @parameterized.parameters("cross_keys", "cross_bias", "bias_and_mask")
-    def test_fused_kernel_gets_what_it_takes(self, name: str):
-        module = Attention(D, H, 0.0, "bfloat16", "cudnn")
-        use = dict(USES[name])
-        if "context" in use:  # of an even length
-            use["context"] = CONTEXT[:, 1:]
-            use |= {key: use[key][..., 1:] for key in ("mask", "bias") if key in use}
-        (call,) = self.kernels(module, X, **use)
-        self.assertEqual(call["implementation"], "cudnn")
-        for array in filter(lambda x: x is not None, (call["mask"], call["bias"])):
-            self.assertIn(array.dtype, (jnp.bool, jnp.bfloat16))
-            self.assertEqual(array.shape[2], Q)
-
-    @parameterized.parameters("self", "segments", "bias", "cross", "cross_bias")
-    def test_odd_lengths_are_plain(self, name: str):
-        module, plain = (Attention(D, H, 0.0, "bfloat16", one) for one in ("cudnn", "xla"))
-        x, use = X, USES[name]
-        if "context" not in use:
-            x, use = X[:, 1:], {key: one[..., 1:, 1:] for key, one in use.items()}
-        self.assertEmpty(self.kernels(module, x, **use))
-        found, expected = (attend(one, x, **use)[0] for one in (module, plain))
-        np.testing.assert_array_equal(found, expected)
-
-    def test_dropout_takes_blocks_and_decoding_the_plain_one(self):
-        self.assertEmpty(self.kernels(BLOCKS, X))
-        (call,) = self.kernels(BLOCKS, X, deterministic=True)
-        self.assertEqual(call["implementation"], "cudnn")
-        module = Attention(D, H, 0.0, "float32", "cudnn")
-        self.assertEmpty(self.kernels(module, X[:, :1], cache=module.empty_cache(B, Q)))
-
-
-class SegmentsTest(parameterized.TestCase):
-    """The kernel that masks by segments: where it is taken, and that it is the same attention."""
-
-    def calls(self, name: str, dropout_rate: float = 0.0, **more) -> int:
+    def calls(self, kernel: str, name: str, dropout_rate: float = 0.0, **more) -> int:
         """Compare with plain attention; how often the kernel was called."""
-        module, use = Attention(D, H, dropout_rate, "float32", "splash"), USES[name] | more
-        function = functools.partial(segment_attention, interpret=True)
-        with mock.patch.object(attention, "segment_attention", side_effect=function) as called:
+        module, use = Attention(D, H, dropout_rate, "float32", kernel), USES[name] | more
+        own = {"flash": flash_attention, "splash": segment_attention}[kernel]
+        function = functools.partial(own, interpret=True)
+        with mock.patch.object(attention, own.__name__, side_effect=function) as called:
             assert_close(jax.jit(lambda use: attend(module, **use)[0])(use), outputs_of(name)[0])
         return called.call_count
 
-    def test_where_the_mask_is_of_segments(self):
-        self.assertEqual(self.calls("segments", segments=SEGMENTS), 1)
+    def test_splash(self):
+        self.assertEqual(self.calls("splash", "segments", segments=SEGMENTS), 1)
         others = ("segments", "causal_segments", "cross_segments", "cross", "self")
         for use in others:  # of which the module is not told any segments
-            self.assertEqual(self.calls(use), 0)
-        self.assertEqual(self.calls("segments", 1e-9, segments=SEGMENTS), 0)
+            self.assertEqual(self.calls("splash", use), 0)
+        self.assertEqual(self.calls("splash", "segments", 1e-9, segments=SEGMENTS), 0)
         # Splash has no bias.
-        self.assertEqual(self.calls("bias_and_segments", segments=SEGMENTS), 0)
+        self.assertEqual(self.calls("splash", "bias_and_segments", segments=SEGMENTS), 0)
+
+    def test_flash(self):
+        self.assertEqual(self.calls("flash", "segments", 1e-9, segments=SEGMENTS), 1)
+        for use in ("self", "cross", "cross_keys"):
+            self.assertEqual(self.calls("flash", use), 1)
+        for use in ("segments", "causal_segments", "cross_segments", "bias", "cross_bias"):
+            self.assertEqual(self.calls("flash", use), 0)
+
+    @parameterized.parameters(True, False)
+    def test_flash_with_a_bias_by_distance(self, has_positions: bool):
+        by_distance = random(H, 2 * Q + 1, seed=7)
+        positions = jnp.array([[0, 1, 2, 0, 1, 2]] * B) if has_positions else None
+        bias = DistanceBias(by_distance, SEGMENTS, positions)
+        options = {"mask": segment_mask(SEGMENTS), "segments": SEGMENTS, "bias": bias}
+        function = functools.partial(flash_attention, interpret=True)
+        with mock.patch.object(attention, "flash_attention", side_effect=function) as called:
+            module = Attention(D, H, 0.0, "float32", "flash")
+            found = jax.jit(lambda: attend(module, **options)[0])()
+        # Restarted positions are of no block.
+        self.assertEqual(called.call_count, not has_positions)
+        assert_close(found, attend(PLAIN, **options)[0])
+
+    def test_decoding_is_plain(self):
+        module = Attention(D, H, 0.0, "float32", "flash")
+        cache = module.empty_cache(B, Q)
+        with mock.patch.object(attention, "flash_attention", side_effect=AssertionError):
+            attend(module, X[:, :1], cache=cache)
 
 
 class BlocksTest(parameterized.TestCase):
@@ -246,5 +230,5 @@ class BlocksTest(parameterized.TestCase):
             return max(math.prod(map(int, shape.split("x"))) for shape in shapes)
 
         with mock.patch.object(attention, "_BLOCK", 16):
-            self.assertLess(largest("cudnn"), B * H * 64 * 64 / 3)
+            self.assertLess(largest("blockwise"), B * H * 64 * 64 / 3)
         self.assertEqual(largest("xla"), B * H * 64 * 64)

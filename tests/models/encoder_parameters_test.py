@@ -9,16 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
-from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.models.factories import boxed_shapes, encoder_settings, random_params
+from xlm.models import flash_attention, settings
 from xlm.models.encoder import Encoder, EncoderSettings, init_params, output_table
 
 HALF = encoder_settings(num_layers=1, dropout_rate=0.1, attention_dropout_rate=0.1)
 PRE = dataclasses.replace(HALF, norm_position="pre")
 WIDE = dataclasses.replace(HALF, embedding_size=16)
 BFLOAT16 = dataclasses.replace(HALF, dtype="bfloat16")
-CUDNN = {"attention": "cudnn", "dtype": "bfloat16"}
 TOKENS = np.array([[0, 10, 11, 2]], np.int32)
 SEGMENTS, POSITIONS = np.ones_like(TOKENS), np.arange(4, dtype=np.int32)[None, :]
 
@@ -95,10 +94,8 @@ class EncoderParametersTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ({"num_heads": 3}, "model.hidden_size is 16, must be a multiple of model.num_heads, 3"),
-        ({"attention": "cudnn"}, "needs model.dtype \"bfloat16\", which is 'float32'"),
-        (CUDNN | {"hidden_size": 24}, 'hidden_size 24 over model.num_heads 2 is 12, .* "cudnn" '
-         'needs .* multiple of 8, at most 256; change one of the two, or set .* to "xla"'),
-        (CUDNN | {"hidden_size": 528}, "528 over model.num_heads 2 is 264, .* at most 256; change"),
+        ({"attention": "flash", "hidden_size": 272}, '272 over .* is 136, .* "flash" '
+         'takes heads of at most 128; change one of the two, or set .* to "blockwise"'),
         ({"attention": "splash", "position": "gated"}, "has no bias .*position 'gated'"),
         ({"local_window": 5, "global_every": 3}, "local_window is 5 .* a window is even"),
         ({"local_window": 4, "global_every": 3, "position": "gated"}, "4 and .*'gated'; .* no bi"),
@@ -130,9 +127,8 @@ class EncoderParametersTest(parameterized.TestCase):
         ("tpu", "bfloat16", "learned", "splash"),
         ("tpu", "float32", "rotary", "splash"),
         ("tpu", "bfloat16", "relative", "xla"),
-        ("gpu", "bfloat16", "relative", "cudnn"),
-        ("gpu", "bfloat16", "gated", "xla"),
-        ("gpu", "float32", "learned", "xla"),
+        ("gpu", "bfloat16", "gated", "flash"),
+        ("gpu", "float32", "learned", "flash"),
     )
     def test_kernel_by_backend(self, backend: str, dtype: str, position: str, expected: str):
         auto = dataclasses.replace(HALF, dtype=dtype, position=position, attention="auto")
@@ -141,31 +137,20 @@ class EncoderParametersTest(parameterized.TestCase):
             # It can be set by its name as well.
             self.assertEqual(dataclasses.replace(auto, attention=expected).kernel, expected)
 
-    @parameterized.parameters(8, 12, 128, 136, 256)
-    def test_cudnn_gets_heads_that_jax_takes(self, head_size: int):
-        auto = dataclasses.replace(
-            HALF, dtype="bfloat16", hidden_size=2 * head_size, attention="auto"
-        )
-        with mock.patch.object(jax, "default_backend", return_value="gpu"):
-            kernel = auto.kernel
-        x = jax.ShapeDtypeStruct((1, 4, 2, head_size), jnp.bfloat16)
-        of_jax = fused_attention_stablehlo
-
-        def check(on_hopper: bool) -> None:
-            """The check of JAX when the kernel is traced, on a GPU of one of two kinds."""
-            with mock.patch.object(of_jax, "check_compute_capability", return_value=on_hopper):
-                options = {"has_bias": True, "is_training": True}
-                of_jax.check_is_flash_attention(x, x, x, 0, 91000, **options)
-
-        is_set = functools.partial(dataclasses.replace, auto, attention="cudnn")
-        if kernel == "cudnn":
-            check(on_hopper=False)
-        else:
-            self.assertEqual(kernel, "xla")
-            self.assertRaises(NotImplementedError, check, on_hopper=False)
-        if head_size % 8:
-            self.assertRaises(NotImplementedError, check, on_hopper=True)
-            self.assertRaises(ValueError, is_set)
-        else:
-            check(on_hopper=True)
-            self.assertEqual(is_set().kernel, "cudnn")
+    @parameterized.parameters((16, "", "flash"), (16, "wrong", "blockwise"), (272, "", "blockwise"))
+    def test_gpu_that_computes_otherwise(self, hidden_size: int, fault: str, expected: str):
+        auto = dataclasses.replace(HALF, hidden_size=hidden_size, attention="auto")
+        settings._kernel_of.cache_clear()
+        self.addCleanup(settings._kernel_of.cache_clear)
+        gpu = mock.Mock(platform="gpu")
+        with (
+            mock.patch.object(jax, "default_backend", return_value="gpu"),
+            mock.patch.object(jax, "devices", return_value=[gpu]),
+            mock.patch.object(flash_attention, "fault", return_value=fault) as asked,
+            self.assertLogs(level="WARNING" if expected == "blockwise" else "INFO") as logs,
+        ):
+            # Also where it is asked for while a function is traced.
+            jax.eval_shape(lambda: self.assertEqual(auto.kernel, expected))
+            self.assertEqual(auto.kernel, expected)
+        self.assertEqual(asked.call_count, hidden_size == 16)
+        self.assertIn(fault, logs.output[0])

@@ -16,6 +16,7 @@ from tests.models.factories import boxed_shapes
 from tests.models.sharded import GATED, SETTINGS, B, L, M, on_mesh
 from xlm.models import attention, layout, segments
 from xlm.models.encoder import Encoder, EncoderSettings
+from xlm.models.flash_attention import flash_attention
 from xlm.models.segment_attention import segment_attention
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
@@ -27,8 +28,10 @@ LOCAL = dataclasses.replace(
     SETTINGS, position="rotary", norm_position="pre", first_norm=False, mlp="geglu", bias=False,
     local_window=2, global_every=2,
 )  # fmt: skip
-# The kernel of a TPU, where there is none.
+FLASH = dataclasses.replace(GATED, attention="flash", attention_dropout_rate=0.3)
+# The kernels of a TPU and a GPU, where there is none.
 interpreted_splash = functools.partial(segment_attention, interpret=True)
+interpreted_flash = functools.partial(flash_attention, interpret=True)
 
 
 @functools.cache
@@ -42,12 +45,17 @@ def tearDownModule():
 
 class LayoutTest(parameterized.TestCase):
     @parameterized.parameters(
-        ((1, 8, 1), SETTINGS), ((2, 2, 2), GATED), ((2, 2, 2), SPLASH), ((2, 2, 2), LOCAL)
+        ((1, 8, 1), SETTINGS),
+        ((2, 2, 2), GATED),
+        ((2, 2, 2), SPLASH),
+        ((2, 2, 2), LOCAL),
+        ((2, 2, 2), FLASH),
     )
     @mock.patch.object(segments, "_LEAST_BLOCK", 1)
+    @mock.patch.object(attention, "flash_attention", interpreted_flash)
     def test_values_are_those_of_one_device(self, axes, encoder: EncoderSettings):
-        # On one device without the fused kernel.
-        plain = dataclasses.replace(encoder, attention="xla")
+        # On one device without a fused kernel, but for its dropout.
+        plain = encoder if encoder == FLASH else dataclasses.replace(encoder, attention="xla")
         expected_loss, expected = on_one_device(plain)
         with mock.patch.object(attention, "segment_attention", interpreted_splash):
             found_loss, found = on_mesh(*axes, encoder)()

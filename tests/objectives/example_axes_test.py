@@ -150,7 +150,7 @@ class ShardsTest(parameterized.TestCase):
             self.assertIsNone(objective.example_axes(plan, num_shards))
 
     @parameterized.parameters(
-        ("cudnn", (4, 1, 1), True), ("cudnn", (4, 1, 2), False), ("xla", (4, 1, 2), True)
+        ("flash", (4, 1, 1), True), ("flash", (4, 1, 2), False), ("xla", (4, 1, 2), True)
     )
     def test_a_fused_kernel_is_mapped_over_all_axes_or_none(self, attention, axes, expected):
         settings = factories.encoder_settings(dtype="bfloat16", attention=attention)

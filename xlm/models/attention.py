@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from xlm.models.flash_attention import dropout_words, flash_attention
 from xlm.models.layers import dense, norm
 from xlm.models.layout import HEADS, SEQUENCES, num_batch_shards, on_each_shard
 from xlm.models.positions import DistanceBias, RowGate, rotate
@@ -71,10 +72,12 @@ class Attention(nn.Module):
       hidden_size, num_heads: D and H, which divides D.
       dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16".
-      kernel: "xla" on any backend. On a GPU "cudnn" for its fused kernel, for bfloat16 and even
-        lengths, without a gradient for a gated bias. On a TPU "splash" for `segment_attention`, for
-        self-attention within segments without a bias. Other attention of such a module is plain,
-        and with dropout by blocks of queries.
+      kernel: "xla" on any backend, with weights of all pairs at a time in training with dropout,
+        or "blockwise" with those of a block of queries. On a GPU "flash" for `flash_attention`, for
+        attention within segments or to the keys of a mask [B, 1, 1, K], with any bias by distances
+        of indices. On a TPU "splash" for `segment_attention`, for self-attention within segments
+        without a bias and without dropout. Other attention of "flash" and "splash" is plain, and
+        with dropout "blockwise".
       rotary_theta: of `positions.rotate`, 0 for none.
       is_gated: whether the bias is scaled by a `positions.RowGate`.
       initializer, depth: of kernels, see `layers.dense`.
@@ -146,7 +149,7 @@ class Attention(nn.Module):
             by any gate.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
           segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else, or
-            None for `LONGEST_AT_ONCE` and above; what masks by segments reads them in place of the
+            None above `LONGEST_AT_ONCE`; what masks by segments reads them in place of the
             mask. None for any other mask.
           cache: of the tokens before `x`. Attention over `x` is then causal, and K is the capacity
             C.
@@ -168,7 +171,7 @@ class Attention(nn.Module):
                 mask &= window_mask(*sizes, self.half_window, first=cache.length)
             cache = cache.appended(pair)
             pair = cache.keys_values()
-        # GPU kernels are skipped for initialisation, so that shapes can be derived without a GPU,
+        # Kernels are skipped for initialisation, so that shapes can be derived without a device,
         # and in decoding, where a single query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
         mixed = self._mixed(
@@ -183,6 +186,12 @@ class Attention(nn.Module):
     ) -> jax.Array:  # fmt: skip
         """Return values averaged by attention weights, [B, Q, H, D / H]."""
         has_dropout = bool(self.dropout_rate) and not deterministic
+        if kernel == "flash":
+            of_both = _segments_of_both(query, pair.keys, mask, segments)
+            is_by_index = isinstance(bias, DistanceBias) and bias.positions is None
+            if of_both is not None and (bias is None or is_by_index):
+                by_distance = None if bias is None else bias.by_distance  # type: ignore[union-attr]
+                return self._flash(query, pair, of_both, by_distance, gate, has_dropout)
         if segments is not None and bias is None:
             if kernel == "splash" and not has_dropout:
                 return _splash(query, pair, segments, self.half_window)
@@ -198,9 +207,7 @@ class Attention(nn.Module):
             window = window_mask(query.shape[1], query.shape[1], self.half_window)
             mask = window if mask is None else mask & window
         if isinstance(bias, DistanceBias):
-            # One for all examples: JAX adds the mask before it calls cuDNN's kernel, which so gets
-            # a bias [B, H, Q, K] and has a gradient as large.
-            bias = bias.matrix(1 if kernel == "cudnn" else num_batch_shards(len(query)))
+            bias = bias.matrix(num_batch_shards(len(query)))
         if bias is not None:
             _, num_queries, num_heads, _ = query.shape
             shape = (len(bias), num_heads, num_queries, pair.keys.shape[1])
@@ -208,11 +215,30 @@ class Attention(nn.Module):
         inputs = (query, *pair, mask, bias, gate)
         if has_dropout and kernel == "xla":
             return self._with_dropout(*inputs)
+        if has_dropout or kernel == "blockwise":
+            key = self.make_rng("dropout") if has_dropout else None
+            return _blockwise(*inputs, key, self.dropout_rate)
+        return attend(*inputs)
+
+    def _flash(
+        self, query: jax.Array, pair: KeysValues, segments: tuple[jax.Array, jax.Array],
+        by_distance: jax.Array | None, gate: jax.Array | None, has_dropout: bool,
+    ) -> jax.Array:  # fmt: skip
+        """Return attention [B, Q, H, D / H] within segments by kernels on each device's shard."""
+        batch_size, num_queries, num_heads, _ = query.shape
+        words: tuple[jax.Array | None, jax.Array | None] = (None, None)
         if has_dropout:
-            return _blockwise(*inputs, self.make_rng("dropout"), self.dropout_rate)
-        # JAX refuses the kernel's gradient for odd lengths.
-        is_even = query.shape[1] % 2 == 0 and pair.keys.shape[1] % 2 == 0
-        return _cudnn(*inputs) if kernel == "cudnn" and is_even else attend(*inputs)
+            # Words of the whole batch, so that dropout does not depend on the devices.
+            sizes = batch_size, num_heads, num_queries, pair.keys.shape[1]
+            words = dropout_words(self.make_rng("dropout"), *sizes)
+        by_head, of_words = (SEQUENCES, None, HEADS), (SEQUENCES, HEADS)
+        axes = (*[by_head] * 3, *[(SEQUENCES,)] * 2, *[of_words] * 2, (HEADS,), by_head)
+        attention = functools.partial(
+            flash_attention, half_window=self.half_window,
+            dropout_rate=self.dropout_rate if has_dropout else 0.0,
+        )  # fmt: skip
+        inputs = (query, *pair, *segments, *words, by_distance, gate)
+        return on_each_shard(attention, inputs, axes, out_axes=by_head)
 
     def _with_dropout(
         self, query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
@@ -235,18 +261,18 @@ def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array, half_window
     return on_each_shard(attention, (query, *pair, segments), axes, out_axes=by_head)
 
 
-def _cudnn(
-    query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
-    bias: jax.Array | None, gate: jax.Array | None,
-) -> jax.Array:  # fmt: skip
-    """Return attention [B, Q, H, D / H] by the fused kernel: no gradient for a gated bias."""
-    assert gate is None
-    # The kernel requires a bias of the queries' dtype, and a mask with an axis of queries.
-    bias = None if bias is None else bias.astype(query.dtype)
-    mask = None if mask is None else _of_all_queries(mask, query)
-    return jax.nn.dot_product_attention(
-        query, keys, values, bias=bias, mask=mask, implementation="cudnn"
-    )
+def _segments_of_both(
+    query: jax.Array, keys: jax.Array, mask: jax.Array | None, segments: jax.Array | None
+) -> tuple[jax.Array, jax.Array] | None:
+    """Return segments of queries and of keys that mean the mask, None if there are none."""
+    if segments is not None:
+        return segments, segments
+    if mask is not None and mask.shape[1:3] != (1, 1):
+        return None
+    of_queries = jnp.ones(query.shape[:2], jnp.int32)
+    if mask is None:
+        return of_queries, jnp.ones(keys.shape[:2], jnp.int32)
+    return of_queries, jnp.broadcast_to(mask[:, 0, 0], keys.shape[:2]).astype(jnp.int32)
 
 
 def _blockwise(
@@ -258,9 +284,7 @@ def _blockwise(
 
     With a `key` weights have dropout. Segments [B, L], and any window, are in place of a mask.
     """
-    # The backward pass recomputes the weights of a block, with the same dropout key. cuDNN's own
-    # dropout depends on the number of calls on the device instead of a key: in a scan over layers,
-    # whose backward pass starts at the last layer, it would use the mask of another layer.
+    # The backward pass recomputes the weights of a block, with the same dropout key.
     num_queries = query.shape[1]
     size = max(n for n in range(1, min(num_queries, _BLOCK) + 1) if num_queries % n == 0)
 

@@ -11,6 +11,7 @@ sharded over the axes that are left to the compiler.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,12 +64,12 @@ _take_of_few.defvjp(lambda *arguments: (_take_of_few(*arguments), arguments), _b
 
 
 def on_each_shard(
-    function: Callable[..., jax.Array], inputs: Sequence[jax.Array], axes: Sequence, out_axes
+    function: Callable[..., jax.Array], inputs: Sequence[Any], axes: Sequence, out_axes
 ) -> jax.Array:
     """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
     It must be independent across sequences and heads. `axes` has `SEQUENCES`, `HEADS` or None for
-    each axis of each input, up to the last sharded one.
+    each axis of each input, an array or None, up to the last sharded one.
     """
     if _num_shards() == 1 and _mesh_size(HEADS) == 1:
         return function(*inputs)

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import logging
+from concurrent import futures
 from typing import Literal, get_args
 
 from xlm.common import schema
 
-Kernel = Literal["xla", "cudnn", "splash"]
+Kernel = Literal["xla", "blockwise", "flash", "splash"]
 KERNELS = get_args(Kernel)
 INITIALIZERS = ("normal", "fan_in", "megatron")
 MLPS = ("gelu", "geglu", "swiglu")
@@ -16,10 +17,8 @@ NORMS = ("layer", "layer_no_bias", "rms")
 Position = Literal["learned", "rotary", "relative", "gated"]
 POSITIONS = get_args(Position)
 
-# Sizes of a head that cuDNN's kernel takes, as JAX checks them when it is traced: multiples of
-# this, up to the first on any GPU that has the kernel, up to the second on Hopper and later ones.
-CUDNN_HEAD_MULTIPLE = 8
-CUDNN_HEAD_SIZES = (128, 256)
+# Largest head that the kernel of "flash" was compiled for.
+FLASH_HEAD_SIZE = 128
 
 # Rematerialisation policies of a layer, see `xlm.models.transformer`.
 REMAT = ("none", "dots", "full")
@@ -48,11 +47,11 @@ class EncoderSettings:
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
-      attention: attention kernel: "xla", plain, on any backend; on a GPU "cudnn" for its fused
-        kernel, in bfloat16, without a gated bias and with heads of a multiple of 8, at most 256, or
-        on a TPU "splash" for JAX's, without a bias by distance; "auto" for
-        one of these by the backend, see `kernel`.
-        With dropout on its weights by blocks of queries, see `xlm.models.attention`.
+      attention: attention kernel: "xla", plain, or "blockwise", which holds the weights of a
+        block of queries at a time, on any backend; on a GPU "flash", with dropout, bias and window
+        in the kernel, for heads of at most 128; on a TPU "splash", JAX's, without a bias by
+        distance or dropout; "auto" for one of these by the backend, see `kernel`. What the
+        last two do not compute is plain or blockwise, see `xlm.models.attention`.
       remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
         matrix products and recomputes the rest, "full" stores the layer's input alone.
       unroll: layers per iteration of the scan over layers; 0 for all on a GPU, where a scan copies
@@ -136,9 +135,9 @@ class EncoderSettings:
     def kernel(self) -> Kernel:
         """Attention kernel: `attention`, and where that is "auto" the backend's.
 
-        These are the kernels of the platforms' makers: "splash" on a TPU without a bias by
-        distance, "cudnn" on a GPU in bfloat16 without a gated bias, with heads of a multiple of 8
-        and at most 128, which it takes on any GPU. Everything else is "xla".
+        "splash" on a TPU without a bias by distance, "flash" on a GPU with heads of at most 128,
+        where it agrees with plain attention on random input, and else "blockwise" there.
+        Everything else is "xla".
         """
         if self.attention == "auto":
             import jax
@@ -168,21 +167,11 @@ class EncoderSettings:
         self._check_attention()
 
     def _check_attention(self):
-        if self.attention == "cudnn" and self.dtype != "bfloat16":
-            raise ValueError(
-                f'model.attention "cudnn" needs model.dtype "bfloat16", which is {self.dtype!r}'
-            )
-        if self.attention == "cudnn" and self.position == "gated":
-            raise ValueError(
-                'model.attention "cudnn" has no gradient for the bias of model.position "gated"; '
-                'set model.attention to "xla"'
-            )
-        if self.attention == "cudnn" and not _cudnn_takes(self.head_size, CUDNN_HEAD_SIZES[1]):
+        if self.attention == "flash" and self.head_size > FLASH_HEAD_SIZE:
             raise ValueError(
                 f"model.hidden_size {self.hidden_size} over model.num_heads {self.num_heads} is "
-                f'{self.head_size}, but model.attention "cudnn" needs heads of a multiple of '
-                f"{CUDNN_HEAD_MULTIPLE}, at most {CUDNN_HEAD_SIZES[1]}; change one of the two, or "
-                'set model.attention to "xla"'
+                f'{self.head_size}, but model.attention "flash" takes heads of at most '
+                f'{FLASH_HEAD_SIZE}; change one of the two, or set model.attention to "blockwise"'
             )
         if self.attention == "splash" and self.has_bias:
             raise ValueError(
@@ -233,11 +222,7 @@ class EncoderSettings:
         """
         from xlm.models.layout import only_data_is_split
 
-        return self.kernel == "xla" or only_data_is_split()
-
-
-def _cudnn_takes(head_size: int, largest: int) -> bool:
-    return head_size % CUDNN_HEAD_MULTIPLE == 0 and head_size <= largest
+        return self.kernel in ("xla", "blockwise") or only_data_is_split()
 
 
 @functools.cache
@@ -246,10 +231,29 @@ def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kerne
     kernel: Kernel = "xla"
     if backend == "tpu" and position in ("learned", "rotary"):
         kernel = "splash"
-    if backend == "gpu" and dtype == "bfloat16" and position != "gated":
-        kernel = "cudnn" if _cudnn_takes(head_size, CUDNN_HEAD_SIZES[0]) else "xla"
+    if backend == "gpu":
+        said = _fault_of_flash(head_size, dtype, position)
+        kernel = "blockwise" if said else "flash"
+        if said:
+            logging.warning('attention by "flash" is not used, which is faster: %s', said)
     logging.info(
         'model.attention "auto" is %s for %s positions and heads of %d in %s on this backend, %s',
         kernel, position, head_size, dtype, backend,
     )  # fmt: skip
     return kernel
+
+
+def _fault_of_flash(head_size: int, dtype: str, position: str) -> str:
+    """Return why this GPU has no such kernel; "" if it has, or if there is no GPU."""
+    import jax
+
+    from xlm.models import flash_attention
+
+    if head_size > FLASH_HEAD_SIZE:
+        return f"heads are of {head_size}, more than {FLASH_HEAD_SIZE}"
+    if jax.devices()[0].platform != "gpu":  # compiled for one elsewhere
+        return ""
+    options = {"has_bias": position in ("relative", "gated"), "is_gated": position == "gated"}
+    # In a thread, as this may be asked in a function that is traced.
+    with futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(flash_attention.fault, head_size, dtype, **options).result()
