@@ -193,7 +193,6 @@ class DropoutTest(parameterized.TestCase):
             self.is_near(three.mean(), self.RATE**3, three.size)
             self.is_near(corners[3][three].mean(), self.RATE, int(three.sum()))
 
-
     def test_words_in_order_are_mixed(self):
         # Nothing but the hash is random here.
         number = np.arange(512, dtype=np.uint32)
