@@ -3,7 +3,7 @@
 A roofline: seconds are FLOPs, bytes of memory and bytes sent, each over a share of the device's
 rate, and summed. Rates are data sheets' (docs/performance.md). Factors are those of steps that
 `benchmarks/compile.py` compiled, on a CPU of softmaxes that were timed. Compiled times of VoCap's
-steps at 500K are those estimated to 3 %. Nothing here needs jax.
+steps at 500K are those estimated to 4 %. Nothing here needs jax.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class _Device(NamedTuple):
 
 # An H100 and a v5p; one core of an AMD EPYC, whose caches hold a block.
 _DEVICES = {
-    "gpu": _Device(0.7 * 989e12, 0.9 * 3.35e12, 0.8 * 450e9, 80e9, 0.18 * 989e12, 24, 20),
+    "gpu": _Device(0.7 * 989e12, 0.9 * 3.35e12, 0.8 * 450e9, 80e9, 0.4 * 989e12, 24, 20),
     "tpu": _Device(0.7 * 459e12, 0.9 * 2.77e12, 0.8 * 600e9, 95e9, 0.3 * 459e12, 24, 20),
     "cpu": _Device(81e9, 0.9 * 17e9, 0.9 * 17e9, 16e9, 70e9, 350, 20),
 }
