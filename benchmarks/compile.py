@@ -215,7 +215,7 @@ def _find_cuda() -> None:
 
 
 def batches_of(config: ConfigDict, length: int, mesh: Any) -> dict[str, Batch]:
-    """Return abstract batches by kind: packed sequences, and pairs of the longest bucket if any."""
+    """Return abstract batches by kind: packed sequences, and rows of pairs if any."""
     size, layout = config.train.batch_size, batch_sharding(mesh)
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
@@ -223,10 +223,9 @@ def batches_of(config: ConfigDict, length: int, mesh: Any) -> dict[str, Batch]:
 
     found = {PACKED: Batch({"tokens": array(size, length), "language": array(size)}, PACKED)}
     if config.data.pair_share:
-        kind, longest = kind_of_pairs(config), max(config.data.pair_buckets)
-        number = size * length // longest
-        arrays = {x: array(number, longest) for x in ("tokens", "segments", "positions")}
-        found[kind] = Batch({**arrays, "pair": array(number)}, kind)
+        arrays = {x: array(size, length) for x in ("tokens", "segments", "positions")}
+        kind = kind_of_pairs(config)
+        found[kind] = Batch({**arrays, "pair": array(size)}, kind)
     return found
 
 

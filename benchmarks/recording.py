@@ -67,12 +67,7 @@ OVERRIDES: dict[str, Any] = {
 TRAINING: dict[str, dict[str, Any]] = {
     "quickstart": {},
     "full": {"output_layer.kind": "full"},
-    "pairs": {
-        "data.pair_share": 0.4,
-        "data.contrast_share": 0.4,
-        "data.pair_positions": "restart",
-        "data.pair_buckets": (32, 64),
-    },
+    "pairs": {"data.pair_share": 0.4, "data.contrast_share": 0.4, "data.pair_positions": "restart"},
     "rows": {"optimizer.embedding_update": "rows"},
     "accumulation": {"train.accumulation_steps": 2},
 }

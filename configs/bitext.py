@@ -41,7 +41,7 @@ NTREX_CODES = {
 
 def get_config(arg: str = "") -> ConfigDict:
     config = small.runlocal() if arg == "runlocal" else small.get_config()
-    config.data.update(pair_share=0.5, contrast_share=0.0, pair_buckets=(64, 128))
+    config.data.update(pair_share=0.5, contrast_share=0.0)
     if arg == "runlocal":
         config.train.num_steps = 4  # of which some are on pairs
         return config

@@ -60,6 +60,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus.max_train_bytes = 1_500_000
 
     config.vocab.update(target_size=30_000, sizes=tuple(range(1000, 8001, 1000)))
-    config.data.update(contrast_share=0.4, pair_buckets=(64,), pair_alpha=0.3)
+    config.data.update(contrast_share=0.4, pair_alpha=0.3)
     config.evaluation.max_sequences = 64
     return config

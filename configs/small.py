@@ -22,7 +22,6 @@ def get_config() -> ConfigDict:
         *range(3000, 10_001, 1000),
     )
     config.store.length = 128
-    config.data.pair_buckets = (32,)
 
     config.model.update(
         embedding_size=128, hidden_size=128, num_layers=2, num_heads=4, mlp_size=256,

@@ -54,7 +54,6 @@ _TRANSLATION = {
     "corpus.languages": ("cs", "de", "en", "fr"),
     "corpus.language_codes": {"ces": "cs", "deu": "de", "eng": "en", "fra": "fr"},
     "corpus.parallel": ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz"),
-    "data.pair_buckets": (32, 64, 128),
     "vocab.target_size": 8000,
     "model.num_layers": 4,
     "model.mlp_size": 512,

@@ -131,7 +131,7 @@ def _replaced_tokens(config: ConfigDict) -> None:
 # vocabularies), the mask rate, that masked tokens are always `<mask>`, the temperature of Eq. 2 (2,
 # a square root), dropout of the discriminator, the generators' depth (of Base XLM-E's), lambda
 # (XLM-E's), that the two models share their token embeddings (ELECTRA's), the placement of
-# LayerNorm, the lengths of the buckets, and that 1 % of the pairs are held out, of which retrieval
+# LayerNorm, and that 1 % of the pairs are held out, of which retrieval
 # takes 1,000 of each set.
 # A step is of one task, drawn at random, where the paper's has a batch of each. So the steps of
 # Table 9 give each task half of the paper's batches. Twice `train.num_steps` and
@@ -143,11 +143,12 @@ def _paper() -> ConfigDict:
     config.objective = "replaced_token"
     config.corpus.parallel = ("bitext/*-*.tsv*",)
     config.corpus.parallel_as_text = False  # the monolingual text is CC-100 alone, Section 5
-    config.corpus.parallel_heldout_fraction = 0.01
+    config.corpus.update(parallel_heldout_fraction=0.01, parallel_heldout_most=10_000)
     config.vocab.target_size = 500_000
     config.data.update(
-        pair_share=0.5, pair_sampling="sinkhorn", pair_buckets=(64, 128, 256, 512),
-        block_bytes=1 << 20, lanes=16,  # hosts of eight of the 128 GPUs
+        pair_share=0.5, pair_sampling="sinkhorn", block_bytes=1 << 20,
+        lanes=128,  # the launchers start a process for each of the 128 GPUs
+        window_bytes=1 << 30,
     )  # fmt: skip
     config.mask.update(mask_share=1.0, random_share=0.0)
     config.model.update(position="gated", dtype="bfloat16", remat="dots")
@@ -172,7 +173,7 @@ def _small() -> ConfigDict:
     config.corpus.max_train_bytes = 1_500_000
     config.vocab.target_size = 10_000
     config.store.length = 64
-    config.data.update(pair_share=0.5, pair_sampling="sinkhorn", pair_buckets=(32, 64, 128))
+    config.data.update(pair_share=0.5, pair_sampling="sinkhorn")
     config.output_layer.kind = "full"
     config.optimizer.clip_norm = 2.0
     config.train.update(num_steps=4000, evaluate_every=500)

@@ -18,6 +18,7 @@ from xlm.common import artifacts
 
 # A process has 1,024 file descriptors on many systems.
 _FILES_AT_ONCE = 256
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 def load_array(
@@ -102,6 +103,15 @@ def array_file(
         writer = ArrayWriter(file, shape, np.dtype(dtype))
         yield writer
         writer.finish()
+
+
+def narrow(path: pathlib.Path) -> None:
+    """Rewrite ascending int64 numbers [n] as uint32, atomically, if all are below 2^32."""
+    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not len(found) or found[-1] < 1 << 32:
+        with array_file(path, (), np.uint32) as file:
+            for first in range(0, len(found), _NUMBERS_AT_ONCE):
+                file.append(found[first : first + _NUMBERS_AT_ONCE])
 
 
 def sha256(path: pathlib.Path) -> str:
@@ -262,3 +272,8 @@ class ArrayFile(ShardedRows):
         found = load_array(path, shape, is_mapped=True)
         changed = path.stat().st_mtime_ns
         super().__init__([path], [len(found)], found.shape[1:], found.dtype, limit, changed)
+
+    def contradiction(self, fault: str) -> ValueError:
+        """Return the error of a file with a fault."""
+        path = self._paths[0]
+        return ValueError(f"{path}: {fault}; {manifest.remedy(path.parent)}")

@@ -1,35 +1,31 @@
-"""Many-to-many bitext: streams of sentence pairs in length buckets.
+"""Many-to-many bitext: a stream of rows of sentence pairs.
 
 A set of parallel text holds each sentence once in each language. Any two of its languages form a
-pair. An example is `<s> a </s> </s> b </s>`, or `<s> a </s> <s> b </s>` in two segments that do not
-attend to each other, padded to the shortest bucket that holds it. All examples of a batch are of
-one bucket. A stream is a pure function of (seed, step). In the order by blocks, a block is a range
-of the ids of both languages, which may also hold sentences of other buckets.
+pair. A row holds several sentence pairs of one set and language pair, see `pair_rows`. Each is
+`<s> a </s> </s> b </s>` in one segment, or `<s> a </s> <s> b </s>` in two, and attends to itself
+only. The stream is a pure function of (seed, step), in the orders of packed text.
 """
 
 import collections
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
 
-from input_pipeline.array_files import has_damage
-from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, hashed
-from input_pipeline.packed_dataset import PackedDataset, SpecialIds, TokenizedSentences
+from input_pipeline.order import NO_BLOCKS, BlockSettings, hashed
+from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from input_pipeline.pair_rows import PairRows, cut_lengths, parts_of, ranges
 from input_pipeline.pair_sampling import Pair
-from input_pipeline.stream import BlockCache, OrderedStream, Seen
+from input_pipeline.stream import OrderedStream, Seen, block_cache
 
-NUM_SPECIALS = 4
-_ARRAYS = ("tokens", "segments", "positions")
 POSITIONS = ("continue", "restart")
 # Kinds of batches: pairs as one segment, and pairs whose sentences are separate segments.
 PAIRS, SEPARATE_PAIRS = "pairs", "separate_pairs"
-# Packed datasets whose pairs are kept once counted: every phase of a stream asks for them.
-_STORES = 2
-_TOKENS_AT_ONCE = 1 << 20  # tokens counted at a time, some 20 bytes each
+# Tokens of the rows of a set's language pair that statistics are of, if there are more.
+_COUNTED_TOKENS = 1 << 18
+_RANGES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,161 +33,115 @@ class BitextSettings:
     """Settings of sentence pairs; part of the `data` section of a config.
 
     Attributes:
-      buckets: lengths that pairs are padded to, ascending; a pair too long for the last is cut.
-      positions: "continue" through both sentences, or "restart" at zero in the second.
+      positions: "continue" through both sentences of a pair, or "restart" at zero in the second.
       alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
-      tokens: tokens per batch, padding included; a bucket of length L has tokens / L pairs.
+      batch_size: rows per batch.
       separate_segments: whether the sentences do not attend to each other, each with own positions.
     """
 
-    buckets: tuple[int, ...]
     positions: str
     alpha: float
-    tokens: int
+    batch_size: int
     separate_segments: bool = False
     blocks: BlockSettings = NO_BLOCKS
 
-    def __post_init__(self):
-        buckets = self.buckets
-        if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 8:
-            raise ValueError(f"data.pair_buckets are {buckets}, must ascend from 8 or more")
-        if odd := [length for length in buckets if self.tokens % length]:
-            raise ValueError(
-                f"data.pair_buckets: a batch of {self.tokens} tokens (train.batch_size times "
-                f"store.length) is no whole number of pairs of {odd[0]}"
-            )
-        if self.positions not in POSITIONS:
-            raise ValueError(f"data.pair_positions is {self.positions!r}, must be in {POSITIONS}")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-    """Two languages of a set, and the indices of their sentence pairs in one bucket."""
-
-    name: str
-    languages: Pair
-    index: int  # in `language_pairs`
-    sentences: np.ndarray  # [n] int64
-
-
-_Columns = Mapping[tuple[str, str], TokenizedSentences]  # by set and language
-
 
 class PairStream(OrderedStream):
-    """Batches of pairs of one bucket, addressed by step. Without `pool` no thread reads ahead."""
+    """Batches of rows of pairs, addressed by step. Without `pool` no thread reads ahead."""
 
-    types = dict.fromkeys((*_ARRAYS, "pair"), np.dtype(np.int32))
+    types = dict.fromkeys(("tokens", "segments", "positions", "pair"), np.dtype(np.int32))
 
     def __init__(
         self,
         store: PackedDataset,
-        pairs: Sequence[_Pair],
+        rows: Sequence[PairRows],
         shares: np.ndarray,
-        length: int,
         settings: BitextSettings,
         seed: int,
         pool: Executor | None = None,
     ):
-        self._pairs, self._length = pairs, length
-        self._columns = {
-            (pair.name, language): store.bitext(pair.name, language)
-            for pair in pairs
-            for language in pair.languages
-        }
+        index = {pair: number for number, pair in enumerate(language_pairs(store))}
+        self._index = np.array([index[one.pair] for one in rows], np.int32)
         self._special, self._settings, self._seed = store.special, settings, seed
-        self._vocab_size = store.vocab_size
-        rows, row_bytes = [len(pair.sentences) for pair in pairs], map(self._bytes_of, pairs)
-        size, blocks = settings.tokens // length, settings.blocks
-        order = BatchOrder(seed, rows, shares, size, row_bytes, blocks)
-        cache = BlockCache(self._load, pool, blocks.window_blocks) if pool else None
-        super().__init__(order, cache)
+        self._names = [(one.name, one.pair) for one in rows]
+        self._pairs_a_row = np.array([one.num_pairs / len(one) for one in rows])
+        cache = block_cache(rows, pool, settings.blocks) if pool else None
+        super().__init__(store, rows, shares, settings.batch_size, seed, settings.blocks, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return batch `step`, or part `part` of its `num_parts` equal parts.
 
-        int32 [B / num_parts, L] `tokens`, `segments` (1 for text, 2 for a separate second sentence,
-        0 for padding) and `positions`, and [B / num_parts] `pair`, an index into `language_pairs`
-        in either direction. Raise ValueError if the batch does not divide or a file is damaged.
+        int32 [B / num_parts, L] `tokens`, `segments` and `positions`, and [B / num_parts] `pair`,
+        an index into `language_pairs`. Segments of a row are 1 to P, or 2i + 1 and 2i + 2 for the
+        sentences of pair i from 0 on; padding has 0, also as position. Raise ValueError if the
+        batch does not divide or a file is damaged.
         """
-        places, wanted = self._take(step, part, num_parts)
-        sources: list[_Columns] = [self._columns] * len(places.row)
-        for examples, _, block in wanted or ():
-            for example in examples:
-                sources[example] = block.result()
-        first = step * self.batch_size + part * (self.batch_size // num_parts)
-        found = self._found(places, first)
-        rows = [self._row(*one, source) for one, source in zip(found, sources, strict=True)]
-        arrays = dict(zip(_ARRAYS, map(np.stack, zip(*rows, strict=True)), strict=True))
-        if has_damage(arrays["tokens"], self._vocab_size):
-            raise self._damaged(found)
-        return {**arrays, "pair": np.array([pair.index for pair, *_ in found], np.int32)}
+        tokens, places = self._tokens(step, part, num_parts)
+        first = step * self.batch_size + part * len(tokens)
+        flips = hashed(np.arange(first, first + len(tokens)), np.uint64(self._seed))
+        arrays = lay_out(tokens, flips, self._special, self._settings)
+        return {**arrays, "pair": self._index[places.language]}
 
     def kind(self, step: int) -> str:
         return SEPARATE_PAIRS if self._settings.separate_segments else PAIRS
 
+    def pairs_per_step(self) -> float:
+        """Return the mean number of sentence pairs in a batch."""
+        return self.batch_size * float(self._order.shares @ self._pairs_a_row)
+
     def seen(self, steps: int) -> Seen:
+        """Count the sentence pairs of the first `steps` batches, the mean number in each row."""
         found = Seen()
-        for pair, count in zip(self._pairs, self._order.counts_before(steps), strict=True):
-            found[pair.languages] += int(count)
+        counts = self._order.counts_before(steps) * self._pairs_a_row
+        for (_, pair), count in zip(self._names, counts.round().astype(int).tolist(), strict=True):
+            found[pair] += count
         return found
 
     def describe_batch(self, step: int) -> list[tuple[str, int]]:
-        """Return set and languages, and index in the set, of each pair of a batch."""
-        found = self._found(self._locate(step, 0, 1), step * self.batch_size)
-        return [
-            (f"{pair.name} {'-'.join(pair.languages[::-1] if flip else pair.languages)}", sentence)
-            for pair, sentence, flip in found
-        ]
+        """Return set and languages, and index in their rows, of each row of a batch."""
+        places = self._locate(step, 0, 1)
+        found = (self._names[i] for i in places.language)
+        names = [f"{name} {'-'.join(pair)}" for name, pair in found]
+        return list(zip(names, places.row.tolist(), strict=True))
 
-    def _found(self, places: Places, first: int) -> list[tuple[_Pair, int, bool]]:
-        """Return pair, sentence and whether it is flipped, for the examples from `first` on."""
-        examples = np.arange(first, first + len(places.row))
-        flips = hashed(examples, hashed(np.uint64(self._length), np.uint64(self._seed))) & 1
-        pairs = (self._pairs[i] for i in places.language)
-        return [
-            (pair, int(pair.sentences[row]), bool(flip))
-            for pair, row, flip in zip(pairs, places.row, flips, strict=True)
-        ]
 
-    def _damaged(self, found: Sequence[tuple[_Pair, int, bool]]) -> ValueError:
-        """Return the error of a damaged batch, or raise that of the damaged file."""
-        for pair, number, _ in found:
-            for column in (self._columns[pair.name, language] for language in pair.languages):
-                _ = column.ids[slice(*column.span(number, number))]
-        return ValueError("a batch of pairs holds what its files do not: check the memory")
+def lay_out(
+    tokens: np.ndarray, flips: np.ndarray, special: SpecialIds, settings: BitextSettings
+) -> dict[str, np.ndarray]:
+    """Return `tokens`, `segments` and `positions` of rows [B, L] int32 of joined pairs.
 
-    def _bytes_of(self, pair: _Pair) -> float:
-        """Return the mean bytes of ids that a block reads for a sentence pair."""
-        columns = [self._columns[pair.name, language] for language in pair.languages]
-        spans = [column.span(pair.sentences[0], pair.sentences[-1]) for column in columns]
-        num_bytes = sum(
-            (stop - start) * column.ids.dtype.itemsize
-            for column, (start, stop) in zip(columns, spans, strict=True)
-        )
-        return max(num_bytes / len(pair.sentences), 1)
-
-    def _load(self, pair: int, first: int, stop: int) -> _Columns:
-        """Read sentence pairs `first` to `stop` of a pair: a part of each of its two columns."""
-        one, sentences = self._pairs[pair], self._pairs[pair].sentences[first:stop]
-        keys = [(one.name, language) for language in one.languages]
-        return {key: self._columns[key].part(sentences[0], sentences[-1]) for key in keys}
-
-    def _row(
-        self, pair: _Pair, sentence: int, flip: bool, source: _Columns
-    ) -> tuple[np.ndarray, ...]:
-        languages = pair.languages[::-1] if flip else pair.languages
-        one, two = (source[pair.name, lang].sentence(sentence) for lang in languages)
-        tokens, second = join_pair(one, two, self._length, self._special)
-        padding = self._length - len(tokens)
-        positions = np.arange(self._length)
-        segments = (np.arange(self._length) < len(tokens)).astype(np.int32)
-        if self._settings.separate_segments:
-            tokens[second] = self._special.bos
-            segments[second : len(tokens)] = 2
-        if self._settings.separate_segments or self._settings.positions == "restart":
-            positions[second:] -= second
-        tokens = np.pad(tokens, (0, padding), constant_values=self._special.pad)
-        return tokens.astype(np.int32), segments, positions.astype(np.int32)
+    `flips` [B] uint64 are keys of the coin that a pair's slot in its row throws: whether its second
+    sentence comes first.
+    """
+    length, flat = tokens.shape[1], tokens.reshape(-1).copy()
+    begin = np.flatnonzero(flat == special.bos)  # [P] of all pairs
+    end, _, last = np.flatnonzero(flat == special.eos).reshape(-1, 3).T
+    one, two, sizes = end - begin - 1, last - end - 2, last + 1 - begin
+    row = begin // length
+    slot = np.arange(len(row)) - np.searchsorted(row, row)
+    is_flipped = (hashed(slot, flips[row]) & 1).astype(bool)
+    start, a, b = (found[is_flipped] + more for found, more in ((begin, 1), (one, 0), (two, 0)))
+    target, within = ranges(start, a + b + 2), ranges(0 * a, a + b + 2)
+    a, b = np.repeat(a, a + b + 2), np.repeat(b, a + b + 2)
+    # `a </s> </s> b` becomes `b </s> </s> a`.
+    moved = np.where(within < b, a + 2, np.where(within < b + 2, a - b, -b - 2))
+    flat[target] = flat[target + moved]
+    second = np.where(is_flipped, two, one) + 2
+    is_text, within = ranges(begin, sizes), ranges(0 * begin, sizes)
+    is_second = within >= np.repeat(second, sizes)
+    segments, positions = np.zeros_like(flat), np.zeros_like(flat)
+    segments[is_text] = np.repeat(1 + slot, sizes)
+    if settings.separate_segments:
+        segments[is_text] = 2 * segments[is_text] - 1 + is_second
+        flat[begin + second] = special.bos
+    if settings.separate_segments or settings.positions == "restart":
+        within = within - is_second * np.repeat(second, sizes)
+    positions[is_text] = within
+    names = ("tokens", "segments", "positions")
+    return {
+        name: array.reshape(tokens.shape)
+        for name, array in zip(names, (flat, segments, positions), strict=True)
+    }
 
 
 def join_pair(
@@ -201,30 +151,23 @@ def join_pair(
 
     Beyond `length` tokens the longer sentence is cut first, then both, at their ends.
     """
-    room = length - NUM_SPECIALS
-    keep = min(len(one), max(room - len(two), room // 2))
-    one, two = one[:keep], two[: room - keep]
+    kept, others = cut_lengths(np.array(len(one)), np.array(len(two)), length)
+    one, two = one[:kept], two[:others]
     bos, eos = [special.bos], [special.eos]
     return np.concatenate([bos, one, eos, eos, two, eos]), len(one) + 2
 
 
-@functools.lru_cache(maxsize=_STORES)
 def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
-    """Count the sentence pairs of each set and language pair (a, b), a < b, that has any."""
-    return {
-        (name, pair): int(has_both.sum())
-        for name in store.bitexts
-        for pair, has_both in _pairs_of(store, name)
-    }
+    """Return the sentence pairs of each set and language pair (a, b), a < b, that has any.
 
-
-def _pairs_of(store: PackedDataset, name: str) -> Iterator[tuple[Pair, np.ndarray]]:
-    """Yield the language pairs (a, b), a < b, of a set, and whether each sentence is in both."""
-    is_there = {one: store.bitext(name, one).lengths > 0 for one in sorted(store.bitexts[name])}
-    for pair in itertools.combinations(is_there, 2):
-        has_both = is_there[pair[0]] & is_there[pair[1]]
-        if has_both.any():
-            yield pair, has_both
+    Raise ValueError if a version wrote the dataset that made no rows of pairs.
+    """
+    if missing := sorted(set(store.bitexts) - set(store.pairs)):
+        raise ValueError(
+            f"{store.folder}: the pairs of {missing[0]} are in no rows, as versions before these "
+            f"wrote them; remove {store.folder}/meta.json and run prepare_data.py again"
+        )
+    return {key: sum(pairs for *_, pairs in parts) for key, parts in parts_of(store).items()}
 
 
 def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
@@ -250,19 +193,19 @@ def pair_names(store: PackedDataset) -> list[str]:
     return ["-".join(pair) for pair in language_pairs(store)]
 
 
-def pair_streams(
+def pair_stream(
     store: PackedDataset,
     settings: BitextSettings,
     seed: int,
     shares: Mapping[Pair, float] | None = None,
     pool: Executor | None = None,
-) -> tuple[list[PairStream], np.ndarray]:
-    """Return a stream for each bucket that has pairs, and its share of the steps.
+) -> PairStream:
+    """Return the stream of all pairs.
 
-    A language pair is drawn by `shares`, then one of its sentence pairs in all sets uniformly. The
-    shares of `language_pairs` need not sum to one. Without them, two languages of a set with n
-    sentence pairs weigh n^alpha. Short buckets have more pairs per batch, and so fewer batches.
-    Raise ValueError if there is no bitext, or `shares` has other pairs.
+    A language pair is drawn by `shares` of sentence pairs, then one of its rows in all sets
+    uniformly. The shares of `language_pairs` need not sum to one. Without them, two languages of a
+    set with n sentence pairs weigh n^alpha. Raise ValueError if there is no bitext, or `shares` has
+    other pairs.
     """
     weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
     if not weights:
@@ -270,51 +213,35 @@ def pair_streams(
             "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; set "
             "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
-    streams, of_steps = [], []
-    by_bucket = _pairs_by_bucket(store, settings.buckets, tuple(_languages_of(weights)))
-    for length, pairs in zip(settings.buckets, by_bucket, strict=True):
-        # Drop pairs of weight 0: the order gives every pair at least one example a cycle.
-        pairs = [pair for pair in pairs if weights[pair.name, pair.languages]]
-        if pairs:
-            of_pairs = [len(p.sentences) * weights[p.name, p.languages] for p in pairs]
-            weighted = np.array(of_pairs)
-            streams.append(PairStream(store, pairs, weighted, length, settings, seed, pool))
-            of_steps.append(sum(of_pairs) / streams[-1].batch_size)
-    return streams, np.array(of_steps) / sum(of_steps)
+    # Drop pairs of weight 0: the order gives every pair at least one row a cycle.
+    rows = [PairRows(store, *key) for key, weight in weights.items() if weight]
+    # So that a sentence pair of weight w is drawn w times as often, however many share its row.
+    weighted = np.array([len(one) * weights[one.name, one.pair] for one in rows])
+    return PairStream(store, rows, weighted, settings, seed, pool)
 
 
 def token_counts(
     store: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
 ) -> np.ndarray:
-    """Count the tokens in the pairs of `pair_streams`: [V] float64, with the sum of the bitext."""
-    of_sentences = _sentence_weights(count_pairs(store), alpha, shares)
-    counts, total = np.zeros(store.vocab_size), 0
-    for name, languages in store.bitexts.items():
-        columns = {language: store.bitext(name, language) for language in languages}
-        weights = {language: np.zeros(len(one.ends)) for language, one in columns.items()}
-        for pair, has_both in _pairs_of(store, name):
-            for language in pair:
-                weights[language] += has_both * of_sentences[name, pair]
-        for language, column in columns.items():
-            counts += _weighted_counts(column, weights[language], store.vocab_size)
-            total += len(column.ids)
+    """Count the tokens of the rows of `pair_stream`: [V] float64, with the sum of all rows' tokens.
+
+    Of a set's language pair with more, the rows counted are evenly spaced, some 262,144 tokens.
+    """
+    weights = _sentence_weights(count_pairs(store), alpha, shares)
+    counts, total = np.zeros(store.vocab_size), 0.0
+    special = np.array(store.special.special_ids())
+    at_once = max(_COUNTED_TOKENS // store.length // _RANGES, 1)
+    for key, weight in weights.items():
+        rows, found, read = PairRows(store, *key), np.zeros(store.vocab_size), 0
+        bounds = np.linspace(0, len(rows), _RANGES + 1).astype(int).tolist()
+        for first, end in itertools.pairwise(bounds):
+            some = rows.read(first, min(first + at_once, end)) if first < end else ()
+            found += np.bincount(np.ravel(some).astype(int), minlength=store.vocab_size)
+            read += len(some)
+        found[special] = 0
+        counts += weight * len(rows) / read * found
+        total += len(rows) / read * found.sum()
     return counts * (total / max(counts.sum(), 1e-30))
-
-
-def _weighted_counts(
-    column: TokenizedSentences, weights: np.ndarray, vocab_size: int
-) -> np.ndarray:
-    """Add up the weights [N] of the sentences of each token, range by range: [V] float64."""
-    counts, lengths, first = np.zeros(vocab_size), column.lengths, 0
-    while first < len(weights):
-        start = column.span(first, first)[0]
-        stop = int(np.searchsorted(column.ends, start + _TOKENS_AT_ONCE, side="right"))
-        stop = max(stop, first + 1)  # a sentence at least
-        ids = column.ids[start : int(column.ends[stop - 1])]
-        # Adds token by token, so that float sums do not depend on the ranges.
-        np.add.at(counts, ids, np.repeat(weights[first:stop], lengths[first:stop]))
-        first = stop
-    return counts
 
 
 def _sentence_weights(
@@ -341,22 +268,3 @@ def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
         raise ValueError(f"shares of language pairs must be finite and at least 0: {wrong}")
     if shares and not any(shares.values()):
         raise ValueError("shares of language pairs are all 0; one pair at least must be drawn")
-
-
-@functools.lru_cache(maxsize=_STORES)
-def _pairs_by_bucket(
-    store: PackedDataset, buckets: tuple[int, ...], ordered: tuple[Pair, ...]
-) -> Sequence[Sequence[_Pair]]:
-    """Return, for each bucket, all language pairs of all sets with their sentences in it."""
-    found: list[list[_Pair]] = [[] for _ in buckets]
-    index = {pair: number for number, pair in enumerate(ordered)}
-    for name, languages in store.bitexts.items():
-        lengths = {language: store.bitext(name, language).lengths for language in languages}
-        for pair, has_both in _pairs_of(store, name):
-            total = lengths[pair[0]] + lengths[pair[1]] + NUM_SPECIALS
-            bucket = np.minimum(np.searchsorted(buckets, total), len(buckets) - 1)
-            for number, pairs in enumerate(found):
-                sentences = np.flatnonzero(has_both & (bucket == number))
-                if len(sentences):
-                    pairs.append(_Pair(name, pair, index[pair], sentences))
-    return found

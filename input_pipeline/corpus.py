@@ -131,8 +131,12 @@ def heldout_places(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusio
     )
     sizes = np.fromiter(found, np.int64)
     places = np.flatnonzero(sizes)
-    salt, fraction = f"{spec.seed} {source.name}", spec.parallel_heldout_fraction
-    numbers = selection.heldout_numbers(len(places), fraction, salt, sizes[places])
+    part = f" {source.part}" if source.part else ""
+    salt, fraction = f"{spec.seed} {source.name}{part}", spec.parallel_heldout_fraction
+    most = max(spec.parallel_heldout_most // source.num_parts // sources.BLOCK_SENTENCES, 1)
+    numbers = selection.heldout_numbers(
+        len(places), fraction, salt, sizes[places], most if spec.parallel_heldout_most else None
+    )
     return {int(places[number]) for number in numbers}
 
 
@@ -154,18 +158,28 @@ def split_parallel(
             yield found, selection.HELDOUT if place in heldout else selection.TRAIN
 
 
-def exclusion_of(spec: CorpusSpec) -> Exclusion:
-    """Return what is left out of training text: test sets and, by "document", held-out rows."""
+def exclusion_of(spec: CorpusSpec, held: np.ndarray | None = None) -> Exclusion:
+    """Return what is left out of training text: test sets and, by "document", held-out rows.
+
+    `held` are the `held_rows` of all sources, which are read if it is not given.
+    """
     found = Exclusion(sources.find_excluded(spec))
     if spec.heldout_by == sources.BY_DOCUMENT:
-        some = [one for one in sources.find_parallel(spec)
-                if one.key == "parallel_eval" or spec.parallel_heldout_fraction]  # fmt: skip
-        split = (split_parallel(one, spec, found) for one in some)
-        blocks = itertools.chain.from_iterable(split)
-        rows = (row for block, side in blocks if side == selection.HELDOUT for row in block)
-        found.hold_out(hashes(itertools.chain.from_iterable(rows)))
+        if held is None:
+            of_sources = (held_rows(one, spec, found) for one in sources.find_parallel(spec))
+            held = np.unique(np.concatenate([np.zeros(0, np.uint64), *of_sources]))
+        found.hold_out(held)
         found.tally()
     return found
+
+
+def held_rows(source: ParallelSource, spec: CorpusSpec, exclusion: Exclusion) -> np.ndarray:
+    """Return `hashes` of the cells of a source's held-out rows."""
+    if source.key == "parallel" and not spec.parallel_heldout_fraction:
+        return np.zeros(0, np.uint64)
+    blocks = split_parallel(source, spec, exclusion)
+    rows = (row for some, side in blocks if side == selection.HELDOUT for row in some)
+    return hashes(itertools.chain.from_iterable(rows))
 
 
 def heldout_hashes(spec: CorpusSpec, sentences: Iterable[str]) -> np.ndarray:
@@ -173,8 +187,8 @@ def heldout_hashes(spec: CorpusSpec, sentences: Iterable[str]) -> np.ndarray:
     return hashes(sentences if spec.heldout_by == sources.BY_DOCUMENT else ())
 
 
-# Blocks of rows by the files of their source, and by side.
-_Held = dict[tuple[pathlib.Path, ...], dict[int, list[list[Row]]]]
+_Place = tuple[tuple[pathlib.Path, ...], int]  # of a source
+_Held = dict[_Place, dict[int, list[list[Row]]]]  # blocks of rows, also by side
 
 
 class CorpusStream:
@@ -188,7 +202,7 @@ class CorpusStream:
     def __init__(self, spec: CorpusSpec, held: _Held | None = None):
         self._spec, self._held = spec, held
         self._files = sources.find_text(spec)
-        self._places: dict[tuple[pathlib.Path, ...], set[int]] = {}
+        self._places: dict[_Place, set[int]] = {}
         self._parallel = [one for one in sources.find_parallel(spec) if one.key == "parallel"]
         found = {file.language for file in self._files}
         if spec.parallel_as_text:
@@ -255,11 +269,11 @@ class CorpusStream:
     def _rows(self, source: ParallelSource, side: int) -> Iterable[Sequence[Row]]:
         """Yield the blocks of one side of a source of `parallel`."""
         if self._held is not None:
-            yield from self._held[source.files][side]
+            yield from self._held[source.place][side]
             return
-        if source.files not in self._places:
-            self._places[source.files] = heldout_places(source, self._spec, self._exclusion)
-        heldout = self._places[source.files]
+        if source.place not in self._places:
+            self._places[source.place] = heldout_places(source, self._spec, self._exclusion)
+        heldout = self._places[source.place]
         for place, block in enumerate(source.blocks()):
             if (place in heldout) == (side == selection.HELDOUT):
                 is_heldout = side == selection.HELDOUT
@@ -283,7 +297,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
         log_tally(source.name, *exclusion.tally())
         parallel.append(_text(source, sides[selection.HELDOUT]))
         if source.key == "parallel":
-            held[source.files] = sides
+            held[source.place] = sides
     stream = CorpusStream(spec, held)
     train, heldout = {}, {}
     for language in stream.languages:
@@ -298,7 +312,7 @@ def load_corpus(spec: CorpusSpec) -> Corpus:
     of_text.hold_out(heldout_hashes(spec, itertools.chain.from_iterable(documents)))
     kept = functools.partial(of_text.of_rows, is_heldout=False)
     trained = (one for one in found if one.key == "parallel")
-    bitexts = (_text(one, map(kept, held[one.files][selection.TRAIN])) for one in trained)
+    bitexts = (_text(one, map(kept, held[one.place][selection.TRAIN])) for one in trained)
     return Corpus(train, heldout, tuple(parallel), tuple(bitexts))
 
 

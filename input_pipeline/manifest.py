@@ -6,6 +6,7 @@ The CRCs let a start check a sample.
 import hashlib
 import pathlib
 import random
+import re
 import time
 import zlib
 from collections.abc import Collection
@@ -19,7 +20,8 @@ from xlm.common.declarations import Artefact, Count, Digest
 
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
-_NO_IDS = ("counts.npy", "ends.npy")
+# Kinds of files that hold other numbers than ids.
+_NO_IDS = re.compile(r"\.(counts|ends|pairs|rows)(-\d+-of-\d+)?\.npy$")
 # Time for `check_sample`; a block takes a millisecond or two.
 _SECONDS = 0.5
 
@@ -114,7 +116,7 @@ def check_sample(
         checksums = files[name].get("blocks", "")
         if checksums and f"{zlib.crc32(block):08x}" != checksums[8 * number :][:8]:
             fault = f"has another checksum than {MANIFEST} says"
-        elif not name.endswith(_NO_IDS) and _largest_id(block, number, vocab_size) >= vocab_size:
+        elif not _NO_IDS.search(name) and _largest_id(block, number, vocab_size) >= vocab_size:
             fault = f"holds token ids that are not below {vocab_size}, the vocabulary's size"
         else:
             fault = ""

@@ -183,11 +183,13 @@ class BlockSettings:
 
     `block_bytes` of consecutive sequences are read at once, 0 for a random order of sequences. A
     lane, one of S = `lanes` equal parts of a batch, draws from `window_blocks` blocks a language.
+    Where all windows of a lane would take more than `window_bytes`, if not 0, blocks are smaller.
     """
 
     block_bytes: int = 0
     window_blocks: int = 16
     lanes: int = 1
+    window_bytes: int = 0
 
     def __post_init__(self):
         if self.lanes > 1 and not self.block_bytes:
@@ -196,9 +198,12 @@ class BlockSettings:
                 "blocks: set data.block_bytes, such as 1048576, or data.lanes to 1"
             )
 
-    def block_rows(self, row_bytes: float) -> int:
+    def block_rows(self, row_bytes: float, num_languages: int) -> int:
         """Return the number of sequences of `row_bytes` in a block; 0 without blocks."""
-        return max(int(self.block_bytes / row_bytes), 1) if self.block_bytes else 0
+        size = self.block_bytes
+        if self.window_bytes:
+            size = min(size, self.window_bytes // (num_languages * self.window_blocks))
+        return max(int(size / row_bytes), 1) if self.block_bytes else 0
 
 
 NO_BLOCKS = BlockSettings()
@@ -267,12 +272,14 @@ class BatchOrder:
             raise ValueError(
                 f"data.lanes is {settings.lanes}, must divide a batch of {batch_size} examples"
             )
-        whole = StreamOrder(seed, np.array(rows), shares / shares.sum())
+        self.shares = shares / shares.sum()
+        whole = StreamOrder(seed, np.array(rows), self.shares)
         # The first lane draws as a batch without lanes.
         seeds = [seed, *hashed(np.arange(1, settings.lanes), hashed(4, seed)).tolist()]
         self._draws = [whole.with_seed(one) for one in seeds]
         self.batch_size, self._settings = batch_size, settings
-        self._block_rows = np.array([*map(settings.block_rows, row_bytes)], np.int64)
+        of_rows = [settings.block_rows(size, len(rows)) for size in row_bytes]
+        self._block_rows = np.array(of_rows, np.int64)
         large = np.maximum(settings.window_blocks * self._block_rows, settings.lanes - 1)
         self._is_large = (self._block_rows > 0) & (whole.rows > large)
 

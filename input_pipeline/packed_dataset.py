@@ -6,7 +6,8 @@ The sequences of a language and split, [sequences, L] uint16 or uint32, are one 
 counts the tokens of the training text. Parallel text for evaluation has one
 `<set>.<lang>.parallel.npy`, [sentences, L], per column. Parallel text for training is ragged:
 `<set>.<lang>.bitext.npy` has the concatenated ids of a column, `<set>.<lang>.ends.npy`, [sentences]
-int64, the end of each sentence.
+uint32 or uint64, the end of each sentence. `pair_rows` says which pairs share a row. A large set
+has parts, whose files are numbered like shards.
 
 A packed sequence is one or more segments `<s> tokens </s>`, then padding. A segment is a document,
 or the part of it that fits. The tokens alone determine the segments.
@@ -18,7 +19,7 @@ import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -32,9 +33,12 @@ from xlm.common.declarations import Artefact, Count, Digest, Name
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, Split] = ("train", "heldout")
+# Languages a < b, sentence pairs and rows of a language pair in a part of a set.
+PairCounts = tuple[Name, Name, Count, Count]
 META = "meta.json"
 # No document starts at the end of a sequence with room for fewer tokens; the sequence is padded.
 _MIN_SEGMENT_TOKENS = 8
+_NEAR = 64  # sentences at most between two that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Meta(Artefact, frozen=True):
     statistics: dict[Name, Splits]
     parallel: dict[Name, list[Name]]
     bitexts: dict[Name, list[Name]] = msgspec.field(default_factory=dict)
+    pairs: dict[Name, list[list[PairCounts]]] = msgspec.field(default_factory=dict)
     shards: dict[Name, dict[Split, list[Count]]] = msgspec.field(default_factory=dict)
     duplicates: dict[Name, Duplicates] = msgspec.field(default_factory=dict)
     overlap: dict[Name, Overlap] = msgspec.field(default_factory=dict)
@@ -138,37 +143,67 @@ def tokenizer_hash(model: bytes) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedSentences:
-    """Ragged array of sentences: [n] ids without specials, and int64 end of each.
+    """Ragged array of sentences: files of their ids, [n] without specials, and of their ends."""
 
-    `ids` is a file, or a part of one in memory, from its id `start` on.
-    """
-
-    ids: ArrayFile | np.ndarray
-    ends: np.ndarray
-    start: int = 0
+    ids: ArrayFile
+    ends: ArrayFile
 
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each sentence, [sentences] int64; 0 for a missing one."""
-        return np.diff(self.ends, prepend=0)
+        return np.diff(self.bounds(0, len(self.ends)))
 
-    def span(self, first: int, last: int) -> tuple[int, int]:
-        """Return where the ids of sentences `first` to `last`, both included, begin and end."""
-        return int(self.ends[first - 1]) if first else 0, int(self.ends[last])
+    def bounds(self, first: int, stop: int) -> np.ndarray:
+        """Return where sentences [first, stop) begin, and where the last ends, [n + 1] int64."""
+        found = self.ends.read(max(first - 1, 0), stop).astype(np.int64)
+        return found if first else np.append(0, found)
 
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Return the ids of sentences `first` to `last`, both included, unchecked."""
-        start, stop = self.span(first, last)
-        if isinstance(self.ids, np.ndarray):
-            return self.ids[start - self.start : stop - self.start]
-        return self.ids.read(start, stop)
+    def gather(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read sentences [n]: return ids, and [n] int64 begin in them and length.
 
-    def sentence(self, number: int) -> np.ndarray:
-        return self.read(number, number)
+        Near sentences are read at once. Raise ValueError if their files are damaged.
+        """
+        order = np.argsort(numbers, kind="stable")
+        runs = np.split(order, np.flatnonzero(np.diff(numbers[order]) > _NEAR) + 1)
+        begins, lengths, parts, size = np.empty_like(numbers), np.empty_like(numbers), [], 0
+        for run in runs:
+            first = int(numbers[run[0]])
+            bounds = self.bounds(first, int(numbers[run[-1]]) + 1)
+            place = numbers[run] - first
+            begins[run] = size + bounds[place] - bounds[0]
+            lengths[run] = bounds[place + 1] - bounds[place]
+            if np.diff(bounds).min() < 0 or bounds[-1] > len(self.ids):
+                raise self.ends.contradiction("must ascend to the tokens of its column")
+            parts.append(self.ids[int(bounds[0]) : int(bounds[-1])])
+            size += len(parts[-1])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts), begins, lengths
 
-    def part(self, first: int, last: int) -> "TokenizedSentences":
-        """Read sentences `first` to `last`, both included, into memory."""
-        return TokenizedSentences(self.read(first, last), self.ends, self.span(first, last)[0])
+
+def read_column(
+    folder: pathlib.Path, name: str, language: str, part: int = 0, num_parts: int = 1,
+    vocab_size: int | None = None,
+) -> TokenizedSentences:  # fmt: skip
+    """Open a column of a part of a set; raise ValueError if files are missing or contradict."""
+    ids, ends = (
+        folder / shard_names(f"{name}.{language}", kind, num_parts)[part]
+        for kind in ("bitext", "ends")
+    )
+    found = TokenizedSentences(ArrayFile(ids, (None,), vocab_size), ArrayFile(ends, (None,)))
+    if len(found.ids) != (
+        count := int(found.ends.entry(len(found.ends) - 1)) if len(found.ends) else 0
+    ):
+        raise found.ends.contradiction(
+            f"must ascend to {len(found.ids)}, the tokens of the column, and ends at {count}"
+        )
+    return found
+
+
+def pair_paths(
+    folder: pathlib.Path, name: str, part: int, num_parts: int
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return the files of sentence numbers by rows, and of ends of rows, of a part of a set."""
+    of_pairs, of_rows = (shard_names(name, kind, num_parts)[part] for kind in ("pairs", "rows"))
+    return folder / of_pairs, folder / of_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,6 +215,7 @@ class PackedDataset:
       tokenizer: `tokenizer_hash` of the tokenizer.
       statistics: `rows`, `tokens`, `unknown` tokens and `characters`, by language and split.
       parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
+      pairs: counts of the language pairs of each part of a set in `bitexts`, see `pair_rows`.
       shards: sequences of each shard, by language and split; none for one file per split.
       duplicates: `blocks` left out as repetitions, and their `bytes`, by language.
       overlap: held-out n-grams that training rows have, by language.
@@ -194,6 +230,7 @@ class PackedDataset:
     statistics: Mapping[str, Mapping[str, Mapping[str, int]]]
     parallel: Mapping[str, Sequence[str]]
     bitexts: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    pairs: Mapping[str, Sequence[Sequence[PairCounts]]] = dataclasses.field(default_factory=dict)
     shards: Mapping[str, Mapping[str, Sequence[int]]] = dataclasses.field(default_factory=dict)
     duplicates: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     overlap: Mapping[str, Overlap] = dataclasses.field(default_factory=dict)
@@ -251,30 +288,33 @@ class PackedDataset:
 
     def parallel_rows(self, name: str, language: str) -> ShardedRows:
         """Return [sentences, L] token ids of one column of a parallel set."""
-        path = self.folder / f"{name}.{language}.parallel.npy"
-        return ArrayFile(path, (None, None), self.vocab_size)
+        names = shard_names(f"{name}.{language}", "parallel", len(self.pairs.get(name, ((),))))
+        paths = [self.folder / one for one in names]
+        parts = [ArrayFile(path, (None, None), self.vocab_size) for path in paths]
+        if len(parts) == 1:
+            return parts[0]
+        return ShardedRows(
+            paths, [*map(len, parts)], parts[0].shape[1:], parts[0].dtype, self.vocab_size
+        )
 
-    def bitext(self, name: str, language: str) -> TokenizedSentences:
-        """Return a column of parallel text to train on; ValueError if a file is damaged."""
-        if (name, language) not in self._columns:
-            self._columns[name, language] = self._read_column(name, language)
-        return self._columns[name, language]
+    def bitext(self, name: str, language: str, part: int = 0) -> TokenizedSentences:
+        """Return a column of a part of parallel text to train on."""
+        if (key := (name, language, part)) not in self._files:
+            found = read_column(self.folder, *key, len(self.pairs[name]), self.vocab_size)
+            self._files[key] = found
+        return self._files[key]
+
+    def pair_files(self, name: str, part: int) -> tuple[ArrayFile, ArrayFile]:
+        """Return sentence numbers by rows, and ends of rows, of a part of a set."""
+        if (key := (name, part)) not in self._files:
+            paths = pair_paths(self.folder, name, part, len(self.pairs[name]))
+            self._files[key] = tuple(ArrayFile(path, (None,)) for path in paths)
+        return self._files[key]
 
     @functools.cached_property
-    def _columns(self) -> dict[tuple[str, str], TokenizedSentences]:
+    def _files(self) -> dict[tuple[str | int, ...], Any]:
+        """Files of bitext that have been opened."""
         return {}
-
-    def _read_column(self, name: str, language: str) -> TokenizedSentences:
-        ids, ends = (self.folder / f"{name}.{language}.{kind}.npy" for kind in ("bitext", "ends"))
-        array = ArrayFile(ids, (None,), self.vocab_size)
-        found = TokenizedSentences(array, load_array(ends, (None,)))
-        count = int(found.ends[-1]) if len(found.ends) else 0
-        if len(found.ids) != count or (len(found.ends) and found.lengths.min() < 0):
-            raise ValueError(
-                f"{ends}: must ascend to {len(found.ids)}, the tokens of the column, and ends at "
-                f"{count}; {manifest.remedy(self.folder)}"
-            )
-        return found
 
     def check_tokenizer(self, model: bytes, path: pathlib.Path) -> None:
         """Raise ValueError unless the dataset was made with the tokenizer `model` from `path`."""
@@ -295,10 +335,14 @@ class PackedDataset:
         for language, split in itertools.product(self.languages, SPLITS):
             counts = self.shards.get(language, {}).get(split, ())
             names.update(shard_names(language, split, max(len(counts), 1)))
-        for sets, kinds in ((self.parallel, ("parallel",)), (self.bitexts, ("bitext", "ends"))):
+        stems = {"parallel": self.parallel, "bitext": self.bitexts, "ends": self.bitexts}
+        for kind, sets in stems.items():
             for name, languages in sets.items():
-                columns = itertools.product(languages, kinds)
-                names.update(f"{name}.{language}.{kind}.npy" for language, kind in columns)
+                count = len(self.pairs.get(name, ((),)))
+                for language in languages:
+                    names.update(shard_names(f"{name}.{language}", kind, count))
+        for (name, parts), kind in itertools.product(self.pairs.items(), ("pairs", "rows")):
+            names.update(shard_names(name, kind, len(parts)))
         return names
 
     def write_meta(self) -> None:

@@ -1,6 +1,7 @@
 """Preparation of a packed dataset from text of any size, as tasks that can be resumed.
 
-The tasks of each of six rounds are independent:
+The tasks of each of six rounds are independent. By "document", a round before them hashes the rows
+of parallel text that are held out:
 
 1. sources: split parallel text and tokenise what is held out; columns become text of languages.
 2. scan: describe the blocks of each part of a language by records (`selection.RECORD`).
@@ -14,6 +15,7 @@ with an up-to-date note is skipped. `finish` moves the files to the dataset's fo
 `meta.json`. No result depends on workers, order or interruptions.
 """
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -29,14 +31,23 @@ from typing import Any
 
 import numpy as np
 
-from input_pipeline import array_files, corpus, manifest, overlap, selection, text_files
+from input_pipeline import (
+    array_files,
+    corpus,
+    manifest,
+    overlap,
+    pair_rows,
+    selection,
+    sources,
+    text_files,
+)  # fmt: skip
 from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion, log_tally
 from input_pipeline.manifest import id_dtype
 from input_pipeline.overlap import Overlap
-from input_pipeline.packed_dataset import SPLITS, PackedDataset
+from input_pipeline.packed_dataset import SPLITS, PackedDataset, pair_paths
 from input_pipeline.preparation_columns import BITEXT, PARALLEL, Column
-from input_pipeline.preparation_job import HELDOUT_TEXT, Job
+from input_pipeline.preparation_job import HELDOUT_ROWS, HELDOUT_TEXT, Job
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.tokenization import RowWriter, special_ids
 from xlm.common import artifacts, executors
@@ -82,6 +93,9 @@ def run(job: Job, found: plans.Found, model: bytes, executor: Executor) -> str:
 
 def _run(job: Job, found: plans.Found, executor: Executor) -> None:
     execute_all = functools.partial(_execute, job, executor)
+    if job.spec.heldout_by == sources.BY_DOCUMENT:
+        execute_all(hold_out, "held", found.tasks, "held-out pairs")
+        _join(job, HELDOUT_ROWS, [f"held-{task.id}.npy" for task in found.tasks])
     execute_all(prepare_source, "source", found.tasks, "parallel text")
     parts = find_parts(job, found)
     execute_all(scan, "scan", parts, "scan")
@@ -95,8 +109,7 @@ def _run(job: Job, found: plans.Found, executor: Executor) -> None:
         corpus.check_split(job.spec, one.id, note.train, note.heldout)
     execute_all(write, "rows", parts, "tokenise")
     execute_all(count, "count", languages, "count")
-    hashes = [np.load(job.work / f"heldout-{part.id}.npy", allow_pickle=False) for part in parts]
-    array_files.save(job.work / HELDOUT_TEXT, np.unique(np.concatenate(hashes)))
+    _join(job, HELDOUT_TEXT, [f"heldout-{part.id}.npy" for part in parts])
     pairs = [task for task in found.tasks if task.key == "parallel"]
     execute_all(write_pairs, "pairs", pairs, "pairs")
     for task in pairs:
@@ -129,6 +142,12 @@ def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:
     return time.process_time() - start
 
 
+def _join(job: Job, name: str, of_tasks: Sequence[str]) -> None:
+    """Join the hashes that tasks have found."""
+    hashes = [np.load(job.work / one, allow_pickle=False) for one in of_tasks]
+    array_files.save(job.work / name, np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes])))
+
+
 def find_parts(job: Job, found: plans.Found) -> list[Part]:
     """Join pieces and the columns of prepared sources into the parts of each language."""
     languages = _languages(job, found)
@@ -154,8 +173,17 @@ def begin(job: Job, model: bytes) -> None:
     if job.work.exists() and not is_known:
         logging.info("%s: made under other settings or test sets; beginning anew", job.work)
         shutil.rmtree(job.work)
+    _ = job.fingerprint  # before the first task
     artifacts.write_bytes(job.work / "spm.model", model)
     artifacts.write_json(path, provenance)
+
+
+def hold_out(job: Job, task: SourceTask) -> None:
+    """Write the hashes of a source's held-out rows, which no other one trains on by "document"."""
+    exclusion = Exclusion(sources.find_excluded(job.spec))
+    held = corpus.held_rows(task.source(job.spec), job.spec, exclusion)
+    array_files.save(job.work / f"held-{task.id}.npy", held)
+    job.write_note("held", task)
 
 
 def prepare_source(job: Job, task: SourceTask) -> None:
@@ -205,7 +233,13 @@ def write_pairs(job: Job, task: SourceTask) -> None:
                     column.add([row[number] for row in kept])
         files = [name for column in columns for name in column.finish()]
     plans.check_unchanged(task.files)
-    job.write_note("pairs", task, files=job.describe(*files), tally=held.tally())
+    for language in source.languages:
+        array_files.narrow(job.work / task.file("ends", language))
+    place = task.name, task.part, task.num_parts
+    pairs = pair_rows.write_rows(job.work, task.languages, job.settings.length, *place)
+    files += [path.name for path in pair_paths(job.work, *place)]
+    described = job.describe(*files)
+    job.write_note("pairs", task, files=described, tally=held.tally(), pairs=pairs)
 
 
 @contextlib.contextmanager
@@ -360,8 +394,10 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
         # An earlier run may have been killed after it moved some.
         if (job.work / name).exists():
             os.replace(job.work / name, job.folder / name)
-    tallies = {task.name: job.read_note("pairs", task.id).tally for task in pairs}
-    left_out = {name: came - kept for name, (came, kept, _) in tallies.items() if came > kept}
+    left_out = collections.Counter[str]()
+    for task in pairs:
+        came, kept, _ = job.read_note("pairs", task.id).tally
+        left_out += {task.name: came - kept}
     record = {"files": files} | ({"left_out": left_out} if left_out else {})
     artifacts.write_json(job.folder / manifest.MANIFEST, record)
     manifest.read(job.folder, files)  # what the tasks have noted is there
@@ -373,6 +409,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
 def _dataset(
     job: Job, tasks: Sequence[SourceTask], languages: Sequence[LanguageTask]
 ) -> PackedDataset:
+    pairs = [task for task in tasks if task.key == "parallel"]
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
     duplicates: dict[str, dict[str, int]] = {}
@@ -402,7 +439,11 @@ def _dataset(
         special=special_ids(job.processor),
         statistics=statistics,
         parallel={task.name: task.languages for task in tasks},
-        bitexts={task.name: task.languages for task in tasks if task.key == "parallel"},
+        bitexts={task.name: task.languages for task in pairs},
+        pairs={
+            name: [job.read_note("pairs", task.id).pairs for task in parts]
+            for name, parts in itertools.groupby(pairs, key=lambda task: task.name)
+        },
         shards=shards,
         duplicates=duplicates,
         overlap=overlaps,

@@ -32,7 +32,7 @@ class Column:
             "bitext": ((), self._dtype),
             "ends": ((), np.int64),
         }
-        self._names = [f"{task.name}.{language}.{kind}.npy" for kind in kinds]
+        self._names = [task.file(kind, language) for kind in kinds]
         self._files = [
             stack.enter_context(array_files.array_file(job.work / name, *forms[kind]))
             for name, kind in zip(self._names, kinds, strict=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import sentencepiece as spm
 
 from input_pipeline import array_files, corpus, manifest, sources
@@ -15,7 +16,7 @@ from input_pipeline import preparation_plan as plans
 from input_pipeline.exclusion import Exclusion
 from input_pipeline.manifest import FileName, FileRecord
 from input_pipeline.overlap import Overlap
-from input_pipeline.packed_dataset import Duplicates, Splits
+from input_pipeline.packed_dataset import Duplicates, PairCounts, Splits
 from input_pipeline.sources import CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from xlm.common import artifacts, declarations
@@ -23,6 +24,7 @@ from xlm.common.declarations import Artefact, Count, Digest
 
 WORK = "work"
 HELDOUT_TEXT = "heldout-text.npy"  # hashes of its sentences
+HELDOUT_ROWS = "heldout-rows.npy"  # the same of parallel text, by "document"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +46,17 @@ class Job:
 
     @property
     def exclusion(self) -> Exclusion:
-        key = artifacts.fingerprint(self.provenance)
-        if key not in _EXCLUSIONS:
+        if (key := self.fingerprint) not in _EXCLUSIONS:
             _EXCLUSIONS.clear()
-            _EXCLUSIONS[key] = corpus.exclusion_of(self.spec)
+            path = self.work / HELDOUT_ROWS
+            held = np.load(path, allow_pickle=False) if path.exists() else None
+            _EXCLUSIONS[key] = corpus.exclusion_of(self.spec, held)
         return _EXCLUSIONS[key]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of `provenance`, which tasks get with the job: it reads all headers."""
+        return artifacts.fingerprint(self.provenance)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -112,6 +120,7 @@ _EXCLUSIONS: dict[str, Exclusion] = {}  # at most one, by `Job.provenance`
 _Tally = tuple[Count, Count, Count]
 _Files = dict[FileName, FileRecord]
 _NOTES = {  # by kind
+    "held": _note(),
     "source": _note(digest=Digest, tally=_Tally, files=_Files, taken=dict[str, Any]),
     "scan": _note(digests=list[Digest], tally=_Tally),
     "select": _note(
@@ -124,7 +133,7 @@ _NOTES = {  # by kind
     ),
     "rows": _note(statistics=Splits, files=_Files),
     "count": _note(files=_Files, overlap=Overlap),
-    "pairs": _note(files=_Files, tally=_Tally),
+    "pairs": _note(files=_Files, tally=_Tally, pairs=list[PairCounts]),
 }
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -83,13 +83,19 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class SourceTask:
-    """Parallel text: its number among the sources, name in the dataset, and state of its files."""
+    """Parallel text: its number among the sources, name in the dataset, and state of its files.
+
+    A source that is a part of a file makes a part of a set.
+    """
 
     number: int
     name: str
     key: str
     languages: tuple[str, ...]
     files: tuple[tuple[str, int, int], ...]
+    path: str
+    part: int = 0
+    num_parts: int = 1
 
     @property
     def id(self) -> str:
@@ -104,17 +110,25 @@ class SourceTask:
         split = {selection.TRAIN: "train", selection.HELDOUT: "heldout"}[side]
         return f"source-{self.id}.{language}.{split}.jsonl"
 
+    def file(self, kind: str, language: str) -> str:
+        """Return the name of a file of a column in the dataset."""
+        return shard_names(f"{self.name}.{language}", kind, self.num_parts)[self.part]
+
     @property
     def text_bytes(self) -> int:
-        return sum(text_files.text_bytes(pathlib.Path(path), size) for path, size, _ in self.files)
+        sizes = [text_files.text_bytes(pathlib.Path(path), size) for path, size, _ in self.files]
+        return sum(sizes) // self.num_parts
 
     def source(self, spec: CorpusSpec) -> ParallelSource:
         """Find its source; ValueError if a file has changed since planning, or one was added."""
         check_unchanged(self.files)
-        for source in sources.find_parallel(spec):
-            if source.key == self.key and states(source.files) == self.files:
+        path = places.path(self.path)
+        # All sources teach the languages that `clean_pairs` compares.
+        for source in sources.find_parallel(spec, None if spec.clean_pairs else (self.key, path)):
+            is_same = (source.key, source.part) == (self.key, self.part)
+            if is_same and states(source.files) == self.files:
                 return source
-        raise _changed(places.path(self.files[0][0]).parent)
+        raise _changed(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,10 +223,14 @@ def find_inputs(spec: CorpusSpec, shard_bytes: int) -> Found:
     taken: set[str] = set()
     for number, source in enumerate(sources.find_parallel(spec)):
         names = itertools.chain([source.name], (f"{source.name}-{i}" for i in itertools.count(2)))
-        name = next(one for one in names if one not in taken)
-        taken.add(name)
-        files = states(source.files)
-        tasks.append(SourceTask(number, name, source.key, source.languages, files))
+        if not source.part:  # others come next, and have the name of the first
+            taken.add(name := next(one for one in names if one not in taken))
+        one = source.files[0]
+        path = one if ".tsv" in one.suffixes else one.parent
+        tasks.append(SourceTask(
+            number, name, source.key, source.languages, states(source.files), str(path),
+            source.part, source.num_parts,
+        ))  # fmt: skip
     pieces = [
         piece
         for file in sources.find_text(spec)
@@ -242,6 +260,7 @@ class _Source(TypedDict):
     name: Name
     languages: list[Name]
     files: list[tuple[str, Count, int]]
+    part: NotRequired[tuple[Count, Count]]
     digest: Digest
 
 
@@ -268,7 +287,8 @@ def describe_inputs(spec: CorpusSpec, found: Found, digest: Callable[[Any, Any],
         ],
         "parallel": [
             ({"name": one.name, "languages": list(one.languages),
-              "files": list(map(list, one.files))}, one)
+              "files": list(map(list, one.files)),
+              **({"part": [one.part, one.num_parts]} if one.num_parts > 1 else {})}, one)
             for one in found.tasks
         ],
         "exclude": [

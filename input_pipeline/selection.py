@@ -296,13 +296,16 @@ def _hold_out_by_position(
 
 
 def heldout_numbers(
-    count: int, fraction: float, salt: str, sizes: np.ndarray | None = None
-) -> set[int]:
+    count: int, fraction: float, salt: str, sizes: np.ndarray | None = None,
+    most: int | None = None,
+) -> set[int]:  # fmt: skip
     """Choose which of `count` blocks are held out: one at least, and never all if there are two.
 
-    Their bytes, if `sizes` [count] is given, stay within `heldout_bytes`.
+    Their bytes, if `sizes` [count] is given, stay within `heldout_bytes`, their number within
+    `most`.
     """
     wanted = round(fraction * count)
+    wanted = wanted if most is None else min(wanted, most)
     if fraction > 0 and count > 1:
         wanted = min(max(wanted, 1), count - 1)
     order = _shuffled(count, salt)

@@ -19,6 +19,7 @@ BY_TEXT, BY_POSITION, BY_DOCUMENT = "text", "position", "document"
 PAIR_RULES = ("length", "copies", "near_copies", "language", "hubs", "duplicates", "numbers")
 # Longer documents are cut, so that a file without blank lines can still be split.
 BLOCK_SENTENCES = 20
+_PART_BYTES = 1 << 30
 # A row of 512 tokens of a vocabulary of 250K or more holds some 2 to 5 KB of text.
 DEFAULT_BLOCK_BYTES = 8192
 
@@ -37,6 +38,8 @@ class CorpusSpec:
       language_codes: other names of a language in file names, such as {"eng": "en"}.
       heldout_fraction: share of a language's text held out for evaluation.
       parallel_heldout_fraction: the same for `parallel`.
+      parallel_heldout_most: rows of a source of `parallel` that are held out at most, rounded down
+        to blocks of 20, of which one is held out; 0 for no limit.
       max_train_bytes: UTF-8 bytes of training text kept per language; 0 keeps all.
       max_train_bytes_of: the same of single languages, in place of `max_train_bytes`, so that a
         study can have languages of much and of little text.
@@ -63,6 +66,7 @@ class CorpusSpec:
     language_codes: Mapping[str, str] = schema.key({})
     heldout_fraction: float = schema.key(0.001, at_least=0, below=1)
     parallel_heldout_fraction: float = schema.key(0.2, at_least=0, below=1)
+    parallel_heldout_most: int = schema.key(0, at_least=0)
     max_train_bytes: int = schema.key(0, at_least=0)
     seed: int = schema.key(0)
     exclude: tuple[str, ...] = schema.key(())
@@ -109,6 +113,7 @@ class ParallelSource:
       rows: returns an iterator of rows, one cell per language, "" for a missing translation; ()
         where a document ends.
       taken: returns what `clean_pairs` took, by column and rule.
+      part, num_parts: which part of a TSV file it is, if that was cut.
     """
 
     key: str
@@ -117,6 +122,13 @@ class ParallelSource:
     files: tuple[pathlib.Path, ...]
     rows: Callable[[], Iterable[Row]]
     taken: Callable[[], Mapping[str, Any]] = dict
+    part: int = 0
+    num_parts: int = 1
+
+    @property
+    def place(self) -> tuple[tuple[pathlib.Path, ...], int]:
+        """Files and part, which tell sources apart."""
+        return self.files, self.part
 
     def blocks(self) -> Iterator[list[Row]]:
         """Yield blocks of consecutive rows of a document."""
@@ -189,14 +201,18 @@ def find_excluded(spec: CorpusSpec) -> list[pathlib.Path]:
     return list(_matching_paths(root_of(spec), "exclude", spec.exclude))
 
 
-def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
-    """Find the sources of parallel text that have two wanted languages.
+def find_parallel(
+    spec: CorpusSpec, only: tuple[str, pathlib.Path] | None = None
+) -> list[ParallelSource]:
+    """Find the sources of parallel text that have two wanted languages, or the `only` key and path.
 
-    Raise ValueError if a path is missing, a header malformed, or a language has two columns.
+    A plain TSV file of more than a GiB is a source for each part of so many bytes, which
+    `corpus.clean_pairs` needs whole. Parts have held-out blocks of their own. Raise ValueError if a
+    path is missing, a header malformed, or a language has two columns.
     """
     found = []
-    for key, path in _parallel_paths(spec):
-        source = (aligned_folder if path.is_dir() else _tsv)(key, path, spec)
+    for key, path in _parallel_paths(spec) if only is None else [only]:
+        source = aligned_folder(key, path, spec) if path.is_dir() else _tsv(key, path, spec)
         repeated = {one for one in source.languages if source.languages.count(one) > 1}
         if repeated:
             raise ValueError(
@@ -204,7 +220,7 @@ def find_parallel(spec: CorpusSpec) -> list[ParallelSource]:
                 "entries of corpus.language_codes that make them one language"
             )
         if len(source.languages) > 1:
-            found.append(source)
+            found += [source] if spec.clean_pairs else _cut(source, path, spec)
     if spec.clean_pairs:
         with packages.needed("corpus.clean_pairs", "vocab"):
             from input_pipeline.inspection import pairs
@@ -343,16 +359,32 @@ def _name(path: pathlib.Path) -> str:
     return declarations.check_name(name, str(path), "rename it, since its rows are called by it")
 
 
-def _tsv(key: str, path: pathlib.Path, spec: CorpusSpec) -> ParallelSource:
-    """Return the wanted columns of a TSV file."""
+def _cut(source: ParallelSource, path: pathlib.Path, spec: CorpusSpec) -> list[ParallelSource]:
+    """Cut a large plain TSV file into parts, by bytes."""
+    file_type, size = text_files.file_format(path), places.state(path)[0]
+    count = 1 if file_type is None or file_type[1:] != ("tsv", "") else -(-size // _PART_BYTES)
+    if count < 2:
+        return [source]
+    bounds = [size * part // count for part in range(count + 1)]
+    return [
+        dataclasses.replace(_tsv(source.key, path, spec, *ends), part=part, num_parts=count)
+        for part, ends in enumerate(itertools.pairwise(bounds))
+    ]
+
+
+def _tsv(
+    key: str, path: pathlib.Path, spec: CorpusSpec, start: int = 0, end: int | None = None
+) -> ParallelSource:
+    """Return the wanted columns of a TSV file, or of a range of its bytes."""
     names, _ = text_files.open_parallel(path)
     languages = [_language_of(name, spec) for name in names]
     columns = [i for i, language in enumerate(languages) if _is_wanted(language, spec)]
 
     def rows() -> Iterator[Row]:
+        found = text_files.open_parallel(path, start, end)[1]
         if len(columns) == len(names):
-            return text_files.open_parallel(path)[1]
-        return (row and tuple(row[i] for i in columns) for row in text_files.open_parallel(path)[1])
+            return found
+        return (row and tuple(row[i] for i in columns) for row in found)
 
     wanted = tuple(languages[i] for i in columns)
     return ParallelSource(key, _name(path), wanted, (path,), rows)

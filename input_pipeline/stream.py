@@ -59,7 +59,7 @@ def part_size(batch_size: int, num_parts: int) -> int:
     if batch_size % num_parts:
         raise ValueError(
             f"a batch of {batch_size} rows does not divide into {num_parts} equal parts; choose a "
-            "batch size, or for pairs data.pair_buckets, so that it does"
+            "train.batch_size that does"
         )
     return batch_size // num_parts
 
@@ -215,20 +215,47 @@ _Read = tuple[Places, list[Wanted] | None]  # of a batch; without a cache no blo
 
 
 class OrderedStream(Stream):
-    """Base of streams in a `BatchOrder`. Without a `cache` no thread reads ahead."""
+    """Base of streams of rows in a `BatchOrder`, by `shares` of `rows`, which need not sum to one.
 
-    def __init__(self, order: BatchOrder, cache: BlockCache | None):
-        self._order, self._cache = order, cache
-        self.batch_size = order.batch_size
+    `rows` are like `ShardedRows`, [sequences, L] each.
+    Without a `cache`, see `block_cache`, rows are read one by one, and no thread reads ahead.
+    """
+
+    def __init__(
+        self,
+        store: PackedDataset,
+        rows: Sequence[Any],
+        shares: np.ndarray,
+        batch_size: int,
+        seed: int,
+        settings: BlockSettings,
+        cache: BlockCache | None,
+    ):
+        self._rows, self._length, self._vocab_size = rows, store.length, store.vocab_size
+        row_bytes = [one.dtype.itemsize * store.length for one in rows]
+        self._order = BatchOrder(seed, [*map(len, rows)], shares, batch_size, row_bytes, settings)
+        self._cache, self.batch_size = cache, batch_size
         self._requested: dict[tuple[int, ...], _Read] = {}
 
     def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
         if self._cache is not None:
             self._requested[step, part, num_parts] = self._read(step, part, num_parts)
 
-    def _take(self, *key: int) -> _Read:
-        """Return places and blocks of a batch, whether it was requested or not, and forget it."""
-        return self._requested.pop(key, None) or self._read(*key)
+    def _tokens(self, *key: int) -> tuple[np.ndarray, Places]:
+        """Return tokens [B, L] int32 and places of a part of a batch, and forget its request."""
+        requested = self._requested.pop(key, None)
+        places, wanted = requested or self._read(*key)
+        tokens = np.empty((len(places.row), self._length), np.int32)
+        if wanted is None:
+            for copy, number, row in zip(tokens, places.language, places.row, strict=True):
+                copy[:] = self._rows[number].entry(int(row))
+        else:
+            for index, first, block in wanted:
+                tokens[index] = block.result()[places.row[index] - first]
+        if has_damage(tokens, self._vocab_size):
+            example = tokens.view(np.uint32).max(axis=1).argmax()
+            raise self._rows[places.language[example]].damaged(int(places.row[example]))
+        return tokens, places
 
     def _read(self, step: int, part: int, num_parts: int) -> _Read:
         places = self._locate(step, part, num_parts)
@@ -240,10 +267,7 @@ class OrderedStream(Stream):
 
 
 class TrainingStream(OrderedStream):
-    """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3).
-
-    They need not sum to one. Without a cache of `training_rows`, sequences are read one by one.
-    """
+    """Batches of packed sequences of all languages, drawn by `probabilities` (Eq. 3)."""
 
     types = dict.fromkeys(("tokens", "language"), np.dtype(np.int32))
 
@@ -257,12 +281,8 @@ class TrainingStream(OrderedStream):
         cache: BlockCache | None = None,
     ):
         self.languages = store.languages
-        self._rows, self._length = training_rows(store), store.length
-        self._vocab_size = store.vocab_size
         shares = np.array([probabilities[language] for language in self.languages])
-        row_bytes = [one.dtype.itemsize * store.length for one in self._rows]
-        rows = list(map(len, self._rows))
-        super().__init__(BatchOrder(seed, rows, shares, batch_size, row_bytes, settings), cache)
+        super().__init__(store, training_rows(store), shares, batch_size, seed, settings, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
@@ -270,17 +290,7 @@ class TrainingStream(OrderedStream):
         int32 `tokens` [B / num_parts, L] and `language` [B / num_parts], an index into
         `self.languages`. Raise ValueError if the batch does not divide or a file is damaged.
         """
-        places, wanted = self._take(step, part, num_parts)
-        tokens = np.empty((len(places.row), self._length), np.int32)
-        if wanted is None:
-            for copy, language, row in zip(tokens, places.language, places.row, strict=True):
-                copy[:] = self._rows[language].entry(int(row))
-        else:
-            for index, first, block in wanted:
-                tokens[index] = block.result()[places.row[index] - first]
-        if has_damage(tokens, self._vocab_size):
-            example = tokens.view(np.uint32).max(axis=1).argmax()
-            raise self._rows[places.language[example]].damaged(int(places.row[example]))
+        tokens, places = self._tokens(step, part, num_parts)
         return {"tokens": tokens, "language": places.language.astype(np.int32)}
 
     def kind(self, step: int) -> str:
@@ -303,8 +313,12 @@ def training_rows(store: PackedDataset) -> list[ShardedRows]:
 
 
 def row_cache(store: PackedDataset, pool: Executor, settings: BlockSettings) -> BlockCache:
-    """Create a cache of blocks of `training_rows`, which streams over `store` can share."""
-    rows = training_rows(store)
+    """Create a cache of blocks of `training_rows`."""
+    return block_cache(training_rows(store), pool, settings)
+
+
+def block_cache(rows: Sequence[Any], pool: Executor, settings: BlockSettings) -> BlockCache:
+    """Create a cache of blocks of rows, which streams over the same rows can share."""
     return BlockCache(
-        lambda language, first, stop: rows[language].read(first, stop), pool, settings.window_blocks
+        lambda number, first, stop: rows[number].read(first, stop), pool, settings.window_blocks
     )

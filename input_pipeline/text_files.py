@@ -39,6 +39,7 @@ MAX_LINE_BYTES = 64 << 20
 _MAX_COMPRESSION = 200  # beyond the first 64 MiB; text has up to some 20
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _KINDS = ("txt", "jsonl", "tsv", "ids")
+_BY_LINE = ("jsonl", "tsv")  # each line is a document, or of one
 _ARCHIVES = ("zip", "7z", "lz4", "tar", "tgz", "Z", "rar")
 # What is skipped by file, within `skipping_bad_lines`.
 _SKIPPED: contextvars.ContextVar["dict[pathlib.Path, Taken] | None"] = contextvars.ContextVar(
@@ -215,9 +216,9 @@ def has_text(path: pathlib.Path) -> bool:
 def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
-    `start` and `end` select a range of bytes of a plain `.txt` or `.jsonl` file. The documents that
-    begin in the range are read to their ends: those after a blank line in it, or the JSON lines
-    that begin in it. Ranges that cover a file together cover each of its documents once.
+    `start` and `end` select a range of bytes of a plain file. The documents that begin in the range
+    are read to their ends: those after a blank line in it, or the lines of JSON or TSV that begin
+    in it. Ranges that cover a file together cover each of its documents once.
 
     Raises:
       ValueError: the file is empty, damaged, not UTF-8, not a regular file, holds NUL bytes, or has
@@ -275,14 +276,14 @@ def _lines_of_range(file: BinaryIO, kind: str, start: int, end: int) -> Iterator
     if start:
         # Skip from one byte earlier, so that a line that begins at `start` is kept.
         position = file.seek(start - 1) + len(readline())
-        is_between = kind == "jsonl"
+        is_between = kind in _BY_LINE
         while not is_between and position < end and (line := readline()):
             is_between = not line.strip()
             position += len(line)
         if not is_between:
             return
     while line := readline():
-        if position >= end and (kind == "jsonl" or not line.strip()):
+        if position >= end and (kind in _BY_LINE or not line.strip()):
             return
         yield line
         position += len(line)
@@ -388,20 +389,22 @@ def json_line(sentences: Document) -> str:
     return json.dumps({"text": "\n".join(sentences)}, ensure_ascii=False) + "\n"
 
 
-def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
-    """Open a TSV file of parallel text; return its languages and its rows.
+def open_parallel(
+    path: pathlib.Path, start: int = 0, end: int | None = None
+) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
+    """Open a TSV file of parallel text; return its languages and its rows, or those of a range.
 
     Either a header `id<TAB>lang<TAB>lang...` names the columns, or the file is called
     `<lang>-<lang>.tsv` and has these two columns and no header. A row has one cell per language, ""
     for a missing translation, or is () where a blank line ends a document. Raise ValueError as
     `read_lines`, for a header without languages, and on reading rows of another width, or none.
     """
-    lines = enumerate(read_lines(path), start=1)
-    file_type = file_format(path)
+    lines = enumerate(read_lines(path, start, end), start=1)
+    file_type, origin = file_format(path), f" after byte {start}" if start else ""
     languages = file_type[0].split(".")[-1].split("-") if file_type else []
     has_header = not (len(languages) == 2 and all(map(is_language, languages)))
     if has_header:
-        header = next(lines)[1].split("\t")
+        header = (next(read_lines(path)) if start else next(lines)[1]).split("\t")
         languages = header[1:]
         if len(header) < 3 or header[0] != "id" or not all(map(is_language, languages)):
             raise ValueError(
@@ -418,13 +421,13 @@ def open_parallel(path: pathlib.Path) -> tuple[tuple[str, ...], Iterator[tuple[s
             cells = line.split("\t")
             if len(cells) != width:
                 raise ValueError(
-                    f"{path}, line {number}: {len(cells)} columns, expected {width} "
+                    f"{path}, line {number}{origin}: {len(cells)} columns, expected {width} "
                     f"({'id, ' * has_header}{', '.join(languages)}); a sentence may hold no tab, "
                     "and a missing translation keeps its empty cell"
                 )
             is_blank = False
             yield tuple(map(str.strip, cells[has_header:]))
-        if is_blank:
+        if is_blank and end is None:
             raise ValueError(f"{path}: no sentence pairs; add rows or remove the file")
 
     return tuple(languages), rows()

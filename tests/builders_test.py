@@ -50,9 +50,9 @@ def write_store(vocab_size: int = 600, length: int = 128) -> PackedDataset:
         one = {"tokens": num_tokens, "characters": 3 * num_tokens, "rows": 3}
         statistics[language] = {"train": one, "heldout": one}
     bitexts = {"set": tuple(statistics)}
-    return PackedDataset(
+    return factories.with_pair_rows(PackedDataset(
         folder, vocab_size, length, "", factories.SPECIAL_IDS, statistics, {}, bitexts
-    )
+    ))  # fmt: skip
 
 
 def runlocal(**changes) -> ConfigDict:
@@ -373,6 +373,7 @@ class TrainStageTest(folders.FolderTest):
         path = self.folders.train / "settings.json"
         recorded = artifacts.read_json(path)
         del recorded["optimizer"]["muon_momentum"], recorded["model"]["position"]
+        recorded["data"]["pair_buckets"] = [128]  # a key that is gone
         artifacts.write_json(path, recorded)
         with self.assertRaisesRegex(
             ValueError, "config:\n  model.position: there 'learned', now 'gated'\nChoose"

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from input_pipeline.packed_dataset import SPLITS, SpecialIds
+from input_pipeline.packed_dataset import SPLITS, PackedDataset, SpecialIds
+from input_pipeline.pair_rows import write_rows as write_rows_of_pairs
 from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
 from knn_sampling.settings import OutputLayerSettings
@@ -47,6 +48,15 @@ def write_rows(
     for language, split in itertools.product(languages, SPLITS):
         np.save(folder / f"{language}.{split}.npy", np.full((rows, length), PAD, np.uint16))
     return statistics
+
+
+def with_pair_rows(store: PackedDataset) -> PackedDataset:
+    """Write the rows of the pairs of a dataset's columns."""
+    pairs = {
+        name: [write_rows_of_pairs(store.folder, languages, store.length, name)]
+        for name, languages in store.bitexts.items()
+    }
+    return dataclasses.replace(store, pairs=pairs)
 
 
 ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())

@@ -14,7 +14,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
 from tests.builders_test import objective_of, runlocal, write_store
-from tests.factories import SPECIAL_IDS
+from tests.factories import SPECIAL_IDS, with_pair_rows
 from tests.training import program_test
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluation, evaluators, masked_lm, objectives, robust, streams
@@ -51,23 +51,23 @@ class FitTest(parameterized.TestCase):
             config.output_layer.kind = kind
             objective_of(config)
 
-    def test_all_targets_of_a_batch_of_short_pairs_must_fit_the_candidates(self):
+    def test_all_targets_of_a_batch_of_pairs_must_fit_the_candidates(self):
         config = runlocal(
-            mask__rate=0.15, data__pair_share=0.5, data__pair_buckets=(16,),
-            output_layer__group_size=0, output_layer__capacity=96,
+            mask__rate=0.15, mask__pair_rate=0.2, data__pair_share=0.5, output_layer__group_size=0,
+            output_layer__capacity=104,
         )  # fmt: skip
         objective_of(config)
-        config.output_layer.capacity = 95
+        config.output_layer.capacity = 103
         self.assert_refused(
-            config, "output_layer.capacity is 95, .* 32 sequences of 16 tokens can have 96 .*"
+            config, "output_layer.capacity is 103, .* 4 sequences of 128 tokens can have 104 .*"
         )
-        config.output_layer.group_size = 4  # as many of both kinds
+        config.output_layer.group_size = 2
         objective_of(config)
 
     def test_all_tokens_and_targets_of_a_batch_of_pairs_must_fit_the_rows(self):
         config = runlocal(
             mask__rate=0.15, mask__pair_rate=0.2, train__batch_size=2, data__pair_share=0.5,
-            data__pair_buckets=(64,), output_layer__row_capacity=4 * 64 + 4 * 13,
+            output_layer__row_capacity=2 * 128 + 2 * 26,
         )  # fmt: skip
         objective_of(config)
         config.output_layer.row_capacity -= 1
@@ -127,37 +127,20 @@ class FitTest(parameterized.TestCase):
     def test_every_batch_and_every_part_of_it_must_split_over_the_devices(self, share):
         store, mesh = write_store(), builders.mesh(runlocal())
         for changes, message in (
-            # A batch of 512 tokens has 4 pairs of 128, and 2 of 256.
-            ({"data.pair_buckets": (128, 256)}, r"data.pair_buckets 256, .* 512 tokens .*: 2 .* 4"),
             ({"train.accumulation_steps": 2}, r"train.batch_size: 4 .* 8: .* each of the 2 parts"),
-            ({"train.accumulation_steps": 2, "train.batch_size": 8, "data.pair_buckets": (256,)},
-             r"data.pair_buckets 256, .* 1024 tokens .*: 4 .* 8: .* the 2 parts .* 4 devices"),
-        ):  # fmt: skip
-            config = runlocal(data__pair_buckets=(64, 128))
+            ({"data.block_bytes": 256, "data.lanes": 3}, "train.batch_size: 4 .* data.lanes, 3"),
+        ):
+            config = runlocal()
             config.data[share] = 0.1
             streams.training_data(config, store, mesh)
             config.update_from_flattened_dict(changes)
             with self.assertRaisesRegex(ValueError, message):
                 streams.training_data(config, store, mesh)
-            # Without pairs their buckets do not matter.
-            config.data[share] = 0.0
-            config.train.update(batch_size=8)
-            streams.check_batches(config, store, mesh)
 
-    @parameterized.parameters("pair_share", "contrast_share")
-    def test_pairs_must_fit_the_positions(self, share):
-        config = runlocal(**{f"data.{share}": 0.1, "data.pair_buckets": (64, 128)})
-        objective_of(config)
-        config.model.max_length = 127
+    def test_rows_must_fit_the_positions(self):
+        config = runlocal(model__max_length=127)
         message = r"model.max_length is 127, but sequences have 128 tokens \(store.length\)"
         self.assert_refused(config, message)
-        config.model.max_length = 128
-        config.data.pair_buckets = (64, 129)
-        self.assert_refused(
-            config, r"model.max_length is 128, but pairs .* 129 tokens \(data.pair_buckets\)"
-        )
-        config.data[share] = 0.0
-        objective_of(config)
 
     def test_parallel_sentences_must_fit_the_positions(self):
         config, store = runlocal(), write_store()
@@ -208,7 +191,7 @@ class PairSamplingTest(parameterized.TestCase):
         bitexts = {name: ("en", name) for name in sizes}
         config = runlocal(data__pair_share=0.4, data__loader="threads")
         config.data.update(changes)
-        return dataclasses.replace(store, bitexts=bitexts), config
+        return with_pair_rows(dataclasses.replace(store, bitexts=bitexts)), config
 
     @parameterized.parameters("proportional", "uniform", "pivot", "m2m", "sinkhorn")
     def test_targets_and_stream_follow_the_sampling(self, method):
@@ -225,9 +208,9 @@ class PairSamplingTest(parameterized.TestCase):
 
         data = streams.training_data(config, store, builders.mesh(config))
         found = np.zeros(3)
-        for kind, batch in data.batches(range(600)):
+        for kind, batch in data.batches(range(2400)):
             if kind == PAIRS:
-                found += np.bincount(batch["pair"], minlength=3)
+                found += np.bincount(batch["pair"], batch["segments"].max(axis=1), minlength=3)
         np.testing.assert_allclose(found / found.sum(), shares, atol=0.04)
 
     def test_blocks_are_read_by_threads_or_as_they_come_and_make_one_stream(self):
@@ -294,7 +277,7 @@ class PairSamplingTest(parameterized.TestCase):
     def test_without_bitext_only_the_stream_refuses(self):
         """A memory estimate builds objectives without data."""
         store, config = self.store_and_config(pair_sampling="sinkhorn")
-        store = dataclasses.replace(store, bitexts={})
+        store = dataclasses.replace(store, bitexts={}, pairs={})
         self.assertIn(PAIRS, objectives.objective(config, store).terms)
         with self.assertRaisesRegex(ValueError, "rows hold no bitext"):
             streams.training_data(config, store, builders.mesh(config))

@@ -29,7 +29,6 @@ def config(**changes) -> ConfigDict:
     found = xy_lent.get_config("runlocal")
     found.store.length = program_test.L
     found.model.max_length = program_test.L
-    found.data.pair_buckets = (program_test.L,)
     found.mesh.update(data=4, model=2)
     found.update_from_flattened_dict(changes)
     return found

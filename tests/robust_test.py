@@ -139,7 +139,7 @@ class StoreCase(folders.FolderTest):
         super().setUp()
         self.store = program_test.write_store(self.folder, ("aa", "bb", "cc"))
         self.config = program_test.config("rows")
-        self.config.data.update(pair_share=0.4, pair_buckets=(program_test.L,))
+        self.config.data.pair_share = 0.4
 
 
 class RecordTest(StoreCase):

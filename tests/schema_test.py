@@ -94,6 +94,7 @@ class SchemaTest(parameterized.TestCase):
         ({"data": {"alpha_phases": ((1, "x"),)}}, "must be a pair of a whole number and a number"),
         ({"mesh": {"rules": (("experts", "model"),)}}, "no parameter has the axis 'experts'"),
         ({"optimizer": {"kind": "adam"}}, "did you mean 'adamw'"),
+        ({"data": {"pair_buckets": (64,)}}, "pair_buckets: rows of .* several pairs each: remove"),
     )
     def test_other_refusals(self, changes, message):
         config = schema.default_config().to_dict()
@@ -101,6 +102,10 @@ class SchemaTest(parameterized.TestCase):
             config[name] = {**config[name], **value} if isinstance(value, dict) else value
         with self.assertRaisesRegex(ValueError, message):
             schema.checked(ConfigDict(config))
+
+    def test_records_may_have_keys_that_are_gone(self):
+        older = {"data": {"alpha": 0.2, "pair_buckets": [64]}}
+        self.assertEqual(schema.recorded(older).data.alpha, 0.2)
 
     def test_help_names_every_key(self):
         for family in FAMILIES.values():

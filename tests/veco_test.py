@@ -63,9 +63,6 @@ class PaperTest(parameterized.TestCase):
         self.assertEqual((optimizer.final_rate_ratio, optimizer.weight_decay), (0.0, 0.01))
         self.assertEqual((found.train.num_steps, optimizer.warmup_steps), (240_000, 12_000))
         self.assertEqual((found.store.length, found.train.batch_size), (512, 1024))
-        # A batch of pairs has the tokens of one of text.
-        (length,) = found.data.pair_buckets
-        self.assertEqual((length, 2 * found.store.parallel_length), (128, 128))
 
     def test_section_3(self):
         found = veco.get_config("large")

@@ -22,8 +22,9 @@ from typing import Literal, Protocol
 import numpy as np
 import sentencepiece as spm
 
-from input_pipeline.bitext import NUM_SPECIALS, join_pair
+from input_pipeline.bitext import join_pair
 from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.pair_rows import NUM_SPECIALS
 from input_pipeline.tasks.examples import (
     Answer,
     QuestionExample,

@@ -37,7 +37,6 @@ def get_config(arg: str = "") -> ConfigDict:
         return config
 
     config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")
-    config.data.pair_buckets = (32, 64)
     config.data.pair_alpha = 0.2
 
     config.vocab.target_size = 96_000

@@ -12,7 +12,6 @@ from absl.testing import parameterized
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
-from input_pipeline.stream import MixedStream
 from tests import commands, golden
 from tests.cli.stores import write_store
 from tests.factories import write_rows
@@ -92,12 +91,10 @@ class PairSamplingToolTest(FolderTest):
             ),
         )  # fmt: skip
 
-    def test_the_examples_of_a_table_are_those_of_the_longest_bucket(self):
+    def test_the_examples_of_a_table_are_one_a_row(self):
         config = quickstart.get_config("runlocal")
-        changes = {"pair_share": 0.5, "pair_buckets": (32, 64)}
-        self.report(f"--counts={self.table}", f"--output={self.out}", **changes)
-        batch = config.train.batch_size * config.store.length // 64
-        examples = 0.5 * config.train.num_steps * batch
+        self.report(f"--counts={self.table}", f"--output={self.out}", pair_share=0.5)
+        examples = 0.5 * config.train.num_steps * config.train.batch_size
         self.assertIn(f" {examples:,.0f} |", (self.out / "report.md").read_text(encoding="utf-8"))
 
     def write_rows(self) -> PackedDataset:
@@ -110,20 +107,20 @@ class PairSamplingToolTest(FolderTest):
 
     def test_the_examples_of_rows_are_those_that_the_stream_draws(self):
         store = self.write_rows()
-        changes = {"pair_share": 0.25, "contrast_share": 0.25, "pair_buckets": (32, 64)}
+        changes = {"pair_share": 0.25, "contrast_share": 0.25}
         self.report(f"--workdir={self.folder}", **changes)
         found = json.loads((self.folder / "pair_sampling" / "report.json").read_text("utf-8"))
         config = quickstart.get_config("runlocal")
         config.data.update(changes)
-        settings = streams.bitext_settings(config, 128, is_separate=False)
+        settings = streams.bitext_settings(config, is_separate=False)
         for method in ("alpha", "uniform"):
             pairs = {"de-en": 20, "de-sw": 8, "en-sw": 8}
             self.assertEqual(list(found[method]["pairs"]), list(pairs))
             shares = {tuple(k.split("-")): p["share"] for k, p in found[method]["pairs"].items()}
-            mixed = MixedStream(*streams.pair_streams(store, settings, 0, shares), seed=0)
-            counts = np.zeros(3)
+            stream, counts = streams.pair_stream(store, settings, 0, shares), np.zeros(3)
             for step in range(500):
-                counts += np.bincount(mixed.batch(step)["pair"], minlength=3)
+                batch = stream.batch(step)
+                counts += np.bincount(batch["pair"], batch["segments"].max(axis=1), minlength=3)
             counts *= config.train.num_steps / 2 / 500  # half of the run's steps are on pairs
             self.assertAlmostEqual(found[method]["examples"] / counts.sum(), 1, delta=0.02)
             epochs = counts / list(pairs.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from input_pipeline.packed_dataset import PackedDataset, tokenizer_hash
-from tests.factories import SPECIAL_IDS
+from tests.factories import SPECIAL_IDS, with_pair_rows
 from xlm.common import artifacts
 from xlm.experiment.data import Folders
 
@@ -28,10 +28,10 @@ def write_store(
             path = folders.rows / f"{name}.{language}"
             np.save(f"{path}.ends.npy", np.cumsum([*map(len, ids)]))
             np.save(f"{path}.bitext.npy", np.concatenate(ids).astype(np.uint16))
-    store = PackedDataset(
+    store = with_pair_rows(PackedDataset(
         folders.rows, vocab_size, length, tokenizer_hash(tokenizer), SPECIAL_IDS, statistics or {},
         {}, {name: tuple(columns) for name, columns in bitexts.items()},
-    )  # fmt: skip
+    ))  # fmt: skip
     store.write_meta()
     artifacts.open_stage(folders.rows, {"made": "up"}).finish()
     return store

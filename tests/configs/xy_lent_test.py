@@ -92,8 +92,6 @@ class RunsTest(parameterized.TestCase):
             layers = masked_lm.encoder.settings.num_layers
             self.assertEqual(layers, config.replaced_token.generator_layers)
             self.assertLessEqual(layers, settings.num_layers)
-        # Pairs fill the tokens of a batch of packed sequences.
-        self.assertEqual(max(config.data.pair_buckets) % min(config.data.pair_buckets), 0)
 
     def test_runs_that_draw_from_candidates_correct_by_their_probability(self):
         """Else a position's own target is drawn too often (docs/output_layer.md)."""

@@ -1,35 +1,35 @@
-"""Pairs of translations: which, how long, in what order."""
+"""Pairs of translations: which, in which rows, in what order."""
 
 import collections
 import dataclasses
 import itertools
 import pathlib
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline import bitext
-from input_pipeline.array_files import ArrayFile
-from input_pipeline.bitext import BitextSettings, pair_streams, token_counts
-from input_pipeline.order import NO_BLOCKS, BlockSettings
-from input_pipeline.packed_dataset import PackedDataset, TokenizedSentences
+from input_pipeline import bitext, pair_rows
+from input_pipeline.array_files import shard_names
+from input_pipeline.bitext import BitextSettings, pair_stream, token_counts
+from input_pipeline.order import BlockSettings
+from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import MixedStream, TrainingStream
 from tests.factories import SPECIAL_IDS as SPECIAL
 from xlm.models.segments import packed_segments
 
 LANGUAGES = ("aa", "bb", "cc")
-SETTINGS = BitextSettings(buckets=(8, 16, 24), positions="continue", alpha=1.0, tokens=48)
-SETS = {"news": (LANGUAGES, 30), "bible": (LANGUAGES[:2], 20)}
-COLUMNS = [(name, language) for name, (found, _) in SETS.items() for language in found]
+L = 40
+SETTINGS = BitextSettings(positions="continue", alpha=1.0, batch_size=4)
+SETS = {"news": (LANGUAGES, 90), "bible": (LANGUAGES[:2], 60)}
 SHARES = {("aa", "bb"): 0.2, ("aa", "cc"): 0.7, ("bb", "cc"): 0.1}
 
 
-def together(batches: int, **changes) -> BitextSettings:
-    """Settings of batches that hold the examples of several; the order does not depend on it."""
-    return dataclasses.replace(SETTINGS, tokens=batches * SETTINGS.tokens, **changes)
+def of_batch(size: int, **changes) -> BitextSettings:
+    return dataclasses.replace(SETTINGS, batch_size=size, **changes)
 
 
 def token(name: str, language: str, sentence: int) -> int:
@@ -38,48 +38,80 @@ def token(name: str, language: str, sentence: int) -> int:
 
 
 def length_of(language: str, sentence: int) -> int:
-    """Tokens of a sentence: from 1 to 12, and 0 for some that are missing."""
+    """Tokens of a sentence: from 1 to 12, some too long for a row, and 0 for missing ones."""
     if sentence % 7 == 3 and language == "bb":
         return 0
+    if sentence % 30 == 20:
+        return {"aa": 15, "bb": 45, "cc": 30}[language]
     return 1 + (5 * sentence + LANGUAGES.index(language)) % 12
 
 
-def write_store(folder: pathlib.Path) -> PackedDataset:
+def write_store(folder: pathlib.Path, parts: int = 1) -> PackedDataset:
+    """Sets of `parts` files, each of consecutive sentences."""
+    pairs = {}
     for name, (languages, count) in SETS.items():
-        for language in languages:
-            lengths = [length_of(language, i) for i in range(count)]
-            ids = np.repeat([token(name, language, i) for i in range(count)], lengths)
-            np.save(folder / f"{name}.{language}.bitext.npy", ids.astype(np.uint16))
-            np.save(folder / f"{name}.{language}.ends.npy", np.cumsum(lengths))
-    rows = np.random.default_rng(0).integers(5, 1000, (50, 16), np.uint16)
+        bounds, pairs[name] = [count * i // parts for i in range(parts + 1)], []
+        for part, numbers in enumerate(itertools.starmap(range, itertools.pairwise(bounds))):
+            for language in languages:
+                lengths = [length_of(language, i) for i in numbers]
+                ids = np.repeat([token(name, language, i) for i in numbers], lengths)
+                arrays = {"bitext": ids.astype(np.uint16), "ends": np.cumsum(lengths)}
+                for kind, array in arrays.items():
+                    file = shard_names(f"{name}.{language}", kind, parts)[part]
+                    np.save(folder / file, array)
+            counts = pair_rows.write_rows(folder, languages, L, name, part, parts)
+            pairs[name].append(counts)
+    rows = np.random.default_rng(0).integers(5, 1000, (50, L), np.uint16)
     np.save(folder / "aa.train.npy", rows)
     bitexts = {name: languages for name, (languages, _) in SETS.items()}
-    return PackedDataset(folder, 3000, 16, "", SPECIAL, {"aa": {}}, {}, bitexts)
+    return PackedDataset(folder, 3000, L, "", SPECIAL, {"aa": {}}, {}, bitexts, pairs)
 
 
-Example = tuple[str, tuple[str, str], int, tuple[int, int]]
+Pair = tuple[str, tuple[str, str], int]  # set, languages in order, sentence
 
 
-def read(rows: np.ndarray) -> list[Example]:
-    """Set, languages in order, sentence and lengths of each of [N, L] rows; checks their form."""
-    is_eos = rows == SPECIAL.eos
-    np.testing.assert_array_equal(is_eos.sum(axis=1), 3)
-    places = np.arange(rows.shape[1])
-    end, begin, last = (column[:, None] for column in np.nonzero(is_eos)[1].reshape(-1, 3).T)
-    first, second = rows[:, [1]], np.take_along_axis(rows, begin + 1, axis=1)
-    text = np.where(places < end, first, second)
-    is_end = (places == end) | (places == begin) | (places == last)
-    expected = np.where(is_end, SPECIAL.eos, np.where(places < last, text, SPECIAL.pad))
-    expected[:, 0] = SPECIAL.bos
-    np.testing.assert_array_equal(rows, expected)
-    np.testing.assert_array_equal(begin, end + 1)
-    np.testing.assert_array_equal(first % 100, second % 100)
-    np.testing.assert_array_equal(first // 1000, second // 1000)
-    return [
-        (list(SETS)[one // 1000 - 1], (LANGUAGES[one // 100 % 10], LANGUAGES[two // 100 % 10]),
-         one % 100, (to - 1, until - to - 2))
-        for one, two, to, until in np.hstack((first, second, end, last)).tolist()
-    ]  # fmt: skip
+def read(batch: Mapping[str, np.ndarray], restart: bool = False) -> list[list[Pair]]:
+    """Pairs of the rows of a batch; compares the rows with slowly made ones."""
+    found = []
+    for tokens, segments, positions in zip(
+        *(batch[name].tolist() for name in ("tokens", "segments", "positions")), strict=True
+    ):
+        row, rest = [], [*zip(tokens, segments, positions, strict=True)]
+        while rest and rest[0][0] != SPECIAL.pad:
+            texts = [one for one, segment, _ in rest if segment == len(row) + 1]
+            first, second = texts[1], texts[-2]
+            name = list(SETS)[first // 1000 - 1]
+            one, two = (LANGUAGES[text // 100 % 10] for text in (first, second))
+            sentence = first % 100
+            joined, start = bitext.join_pair(
+                *(np.full(length_of(x, sentence), token(name, x, sentence)) for x in (one, two)),
+                L, SPECIAL,
+            )  # fmt: skip
+            order = np.arange(len(joined))
+            order -= start * (order >= start) if restart else 0
+            expected = [(int(x), len(row) + 1, int(y)) for x, y in zip(joined, order, strict=True)]
+            assert rest[: len(expected)] == expected, (rest, expected)
+            rest = rest[len(expected) :]
+            row.append((name, (one, two), sentence))
+        assert rest == [(SPECIAL.pad, 0, 0)] * len(rest)
+        assert row and len({(name, tuple(sorted(pair))) for name, pair, _ in row}) == 1
+        found.append(row)
+    return found
+
+
+def flat(rows: list[list[Pair]]) -> list[Pair]:
+    """Pairs of rows, with languages in the order of the alphabet."""
+    return [(name, tuple(sorted(pair)), i) for row in rows for name, pair, i in row]
+
+
+def all_pairs() -> set[Pair]:
+    return {
+        (name, pair, i)
+        for name, (languages, count) in SETS.items()
+        for pair in itertools.combinations(languages, 2)
+        for i in range(count)
+        if all(length_of(language, i) for language in pair)
+    }
 
 
 class _StoreTest(parameterized.TestCase):
@@ -92,129 +124,130 @@ class _StoreTest(parameterized.TestCase):
         cls.store = write_store(pathlib.Path(folder))
 
 
-class PairStreamTest(_StoreTest):
-    def pairs(self) -> set:
-        return {
-            (name, pair, i)
-            for name, (languages, count) in SETS.items()
-            for pair in itertools.combinations(languages, 2)
-            for i in range(count)
-            if all(length_of(language, i) for language in pair)
-        }
+class PackTest(parameterized.TestCase):
+    @parameterized.parameters((40, 1 << 17), (40, 400), (128, 1 << 10), (512, 1 << 17))
+    def test_as_a_slow_reference(self, length: int, window_tokens: int):
+        """Of what waits a row takes the next as long as they fit, then the longest that fits."""
+        self.enterContext(mock.patch.object(pair_rows, "_WINDOW_TOKENS", window_tokens))
+        drawn = np.random.default_rng(length).lognormal(3, 0.7, 2000).astype(int) + 6
+        sizes = np.minimum(drawn, length).tolist()
+        waiting, later, expected = [], list(enumerate(sizes)), []
+        while waiting or later:
+            number = window_tokens // length - len(waiting)
+            waiting, later = waiting + later[:number], later[number:]
+            row, room = [], length
+            while waiting and len(row) < length // 8 and waiting[0][1] <= room:
+                row.append(waiting.pop(0))
+                room -= row[-1][1]
+            while len(row) < length // 8 and (fits := [x for x in waiting if x[1] <= room]):
+                row.append(max(fits, key=lambda one: (one[1], -one[0])))
+                waiting.remove(row[-1])
+                room -= row[-1][1]
+            expected.append([number for number, _ in row])
+        found = list(pair_rows.pack(enumerate(sizes), length))
+        self.assertEqual(found, expected)
+        if (length, window_tokens) == (512, 1 << 17):
+            self.assertLess(1 - sum(sizes) / (len(found) * length), 0.03)
 
-    def test_an_epoch_has_every_pair_once_in_its_shortest_bucket(self):
-        streams, _ = pair_streams(self.store, together(400), seed=0)
-        self.assertLen(streams, 3)
-        found = []
-        for stream, length in zip(streams, SETTINGS.buckets, strict=True):
-            per_pair = collections.Counter()
-            # Language pairs have shares of a cycle, so they finish their epochs at other times.
-            rows = stream.batch(0)["tokens"]
-            self.assertEqual(rows.shape[1], length)
-            for name, languages, sentence, lengths in read(rows):
-                shorter = [x for x in SETTINGS.buckets if x >= sum(lengths) + 4]
-                self.assertEqual(shorter[0], length)
-                key = (name, tuple(sorted(languages)))
-                per_pair[(*key, sentence)] += 1
-            found += per_pair
-            for name, pair in {key[:2] for key in per_pair}:
-                counts = [n for key, n in per_pair.items() if key[:2] == (name, pair)]
-                self.assertLessEqual(max(counts) - min(counts), 1)
-        self.assertCountEqual(found, self.pairs())
+
+class PairStreamTest(_StoreTest):
+    @parameterized.parameters(1, 3)
+    def test_an_epoch_has_every_pair_once(self, parts: int):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        store = write_store(pathlib.Path(folder), parts)
+        found = collections.Counter()
+        for name, (languages, _) in SETS.items():
+            for pair in itertools.combinations(languages, 2):
+                rows = pair_rows.PairRows(store, name, pair)
+                tokens = rows.read(0, len(rows)).astype(np.int32)
+                flips = np.zeros(len(rows), np.uint64)
+                found.update(flat(read(bitext.lay_out(tokens, flips, SPECIAL, SETTINGS))))
+                for first in range(len(rows)):  # whatever the ranges read
+                    some = rows.read(first, min(first + 5, len(rows)))
+                    np.testing.assert_array_equal(some, tokens[first : first + 5])
+                self.assertEqual(rows.num_pairs, sum(key[:2] == (name, pair) for key in found))
+        self.assertEqual(found, collections.Counter(all_pairs()))
 
     @parameterized.parameters(1, 2)
-    def test_by_blocks_an_epoch_has_every_pair_once_and_threads_change_nothing(self, lanes: int):
-        blocks = BlockSettings(block_bytes=200, window_blocks=1, lanes=lanes)
-        settings = BitextSettings((16, 32), "continue", 1.0, 128, blocks=blocks)
-        plain, _ = pair_streams(self.store, settings, seed=0)
-        orders, _ = pair_streams(self.store, dataclasses.replace(settings, blocks=NO_BLOCKS), 0)
+    def test_blocks_and_threads_change_the_order_only(self, lanes: int):
+        blocks = BlockSettings(block_bytes=400, window_blocks=1, lanes=lanes)
+        plain = pair_stream(self.store, of_batch(4, blocks=blocks), seed=0)
+        by_rows = pair_stream(self.store, SETTINGS, seed=0)
         with ThreadPoolExecutor(2) as pool:
-            threaded, _ = pair_streams(self.store, settings, seed=0, pool=pool)
-            found = set()
-            for one, other, by_pairs in zip(plain, threaded, orders, strict=True):
-                visits = collections.Counter()
-                for step in range(120):
-                    batch = one.batch(step)
-                    if step % 3:
-                        other.request(step)
-                    for name, array in other.batch(step).items():
-                        np.testing.assert_array_equal(array, batch[name])
-                    examples = read(batch["tokens"])
-                    described = [(f"{name} {'-'.join(pair)}", i) for name, pair, i, _ in examples]
-                    self.assertEqual(one.describe_batch(step), described)
-                    visits.update((name, tuple(sorted(pair)), i) for name, pair, i, _ in examples)
-                for name, pair in {key[:2] for key in visits}:
-                    counts = [n for key, n in visits.items() if key[:2] == (name, pair)]
-                    if lanes == 1:  # several draw a pair equally often in whole cycles only
-                        self.assertLessEqual(max(counts) - min(counts), 1)
-                found |= set(visits)
-                self.assertNotEqual(one.describe_batch(0), by_pairs.describe_batch(0))
-        self.assertEqual(found, self.pairs())
+            threaded = pair_stream(self.store, of_batch(4, blocks=blocks), seed=0, pool=pool)
+            visits, of_rows = collections.Counter(), {}
+            for step in range(200):
+                batch = plain.batch(step)
+                if step % 3:
+                    threaded.request(step)
+                for name, array in threaded.batch(step).items():
+                    np.testing.assert_array_equal(array, batch[name])
+                for stream, found in ((plain, batch), (by_rows, by_rows.batch(step))):
+                    described = stream.describe_batch(step)
+                    for key, row in zip(described, read(found), strict=True):
+                        content = flat([row])
+                        self.assertEqual(of_rows.setdefault(key, content), content)
+                visits.update(plain.describe_batch(step))
+        if lanes == 1:  # several draw a row equally often in whole cycles only
+            for item in {name for name, _ in visits}:
+                counts = [n for (name, _), n in visits.items() if name == item]
+                self.assertLessEqual(max(counts) - min(counts), 1)
+        self.assertEqual(set(itertools.chain.from_iterable(of_rows.values())), all_pairs())
+        self.assertNotEqual(plain.describe_batch(0), by_rows.describe_batch(0))
 
     def test_order_of_languages_is_a_coin(self):
-        """Of probability 1/2 (Section 4 of XY-LENT), thrown for each example and not for a pair."""
-        streams, _ = pair_streams(self.store, together(2000), seed=0)
-        orders, of_sentences = collections.Counter(), collections.Counter()
-        for name, sentence in streams[1].describe_batch(0):
-            order = tuple(name.split()[1].split("-"))
-            orders[order] += 1
-            of_sentences[name, sentence] += 1
-        for pair in itertools.combinations(LANGUAGES, 2):
-            total = orders[pair] + orders[pair[::-1]]
-            self.assertLess(abs(orders[pair] - total / 2), 4 * np.sqrt(total / 4), pair)
-        for (name, sentence), count in of_sentences.items():
-            set_name, _, order = name.partition(" ")
-            other = f"{set_name} {'-'.join(order.split('-')[::-1])}"
-            total = count + of_sentences[other, sentence]
-            self.assertLess(abs(count - total / 2), 4 * np.sqrt(total / 4), (name, sentence))
+        """Of probability 1/2 (Section 4 of XY-LENT), thrown for each pair of each row drawn."""
+        rows = read(pair_stream(self.store, of_batch(3000), seed=0).batch(0))
+        orders, of_slots, same = collections.Counter(), collections.Counter(), 0
+        for row in rows:
+            flips = [pair[0] > pair[1] for _, pair, _ in row]
+            orders.update((tuple(sorted(row[0][1])), flip) for flip in flips)
+            of_slots.update(enumerate(flips))
+            same += len(row) > 1 and flips[0] == flips[1]
+        several = sum(len(row) > 1 for row in rows)
+        for found in (orders, of_slots, {(0, True): same, (0, False): several - same}):
+            for one in {one for one, _ in found}:
+                total = found[one, True] + found[one, False]
+                delta = 4 * np.sqrt(total / 4)
+                self.assertLess(abs(found[one, True] - total / 2), delta, one)
 
     @parameterized.parameters((1.0, None), (0.3, None), (0.3, SHARES))
     def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
-        """Within a language pair of given share its sets are drawn by their sizes."""
+        """Of sentence pairs. Sets of a language pair of given share are drawn by their sizes."""
         given = shares and {pair: 3 * share for pair, share in shares.items()}
-        streams, of_steps = pair_streams(self.store, together(100, alpha=alpha), 0, given)
-        self.assertAlmostEqual(of_steps.sum(), 1)
-        mixed, found = MixedStream(streams, of_steps, seed=1), collections.Counter()
-        for number, stream in enumerate(streams):
-            steps = mixed.steps_before(3000, number)
-            rows = [stream.batch(batch)["tokens"] for batch in range(-(-steps // 100))]
-            examples = read(np.concatenate(rows)[: steps * stream.batch_size // 100])
-            found.update((name, tuple(sorted(pair))) for name, pair, *_ in examples)
-        sizes = collections.Counter((name, pair) for name, pair, _ in self.pairs())
+        stream = pair_stream(self.store, of_batch(6000, alpha=alpha), 0, given)
+        rows = read(stream.batch(0))
+        found = collections.Counter((name, pair) for name, pair, _ in flat(rows))
+        sizes = collections.Counter((name, pair) for name, pair, _ in all_pairs())
         total = sum(n**alpha for n in sizes.values())
         for (name, pair), n in sizes.items():
             of_sets = sum(size for (_, other), size in sizes.items() if other == pair)
             expected = shares[pair] * n / of_sets if shares else n**alpha / total
             self.assertAlmostEqual(found[name, pair] / found.total(), expected, delta=0.02)
+        self.assertAlmostEqual(stream.pairs_per_step() / found.total(), 1, delta=0.02)
+        self.assertAlmostEqual(stream.seen(1).total() / found.total(), 1, delta=0.02)
 
     def test_a_language_pair_without_share_is_never_drawn(self):
-        shares = {**SHARES, ("bb", "cc"): 0.0}
-        # A cycle of the order, which gives one example to whatever is in it.
-        cycle = dataclasses.replace(SETTINGS, buckets=(24,), tokens=24 << 16)
-        (stream,), _ = pair_streams(self.store, cycle, 0, shares)
+        # A cycle of the order, which gives one row to whatever is in it.
+        stream = pair_stream(self.store, of_batch(1 << 16), 0, {**SHARES, ("bb", "cc"): 0.0})
         drawn = {name.split()[1] for name, _ in stream.describe_batch(0)}
-        self.assertEqual(drawn, {"aa-bb", "bb-aa", "aa-cc", "cc-aa"})
+        self.assertEqual(drawn, {"aa-bb", "aa-cc"})
         only = dict.fromkeys(SHARES, 0.0) | {("bb", "cc"): 1.0}
-        for stream in pair_streams(self.store, SETTINGS, 0, only)[0]:
-            np.testing.assert_array_equal(stream.batch(0)["pair"], 2)
+        batch = pair_stream(self.store, SETTINGS, 0, only).batch(0)
+        np.testing.assert_array_equal(batch["pair"], 2)
 
-    def test_a_batch_says_the_language_pair_of_each_example(self):
+    def test_a_batch_says_the_language_pair_of_each_row(self):
         self.assertEqual(bitext.language_pairs(self.store), list(SHARES))
         self.assertEqual(bitext.pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
-        sizes = collections.Counter((pair, name) for name, pair, _ in self.pairs())
+        sizes = collections.Counter((pair, name) for name, pair, _ in all_pairs())
         expected = {one: sorted(n for key, n in sizes.items() if key[0] == one) for one in SHARES}
         self.assertEqual({p: sorted(n) for p, n in bitext.pair_sizes(self.store).items()}, expected)
-        flips = set()
         for shares in (None, SHARES):
-            for stream in pair_streams(self.store, SETTINGS, 0, shares)[0]:
-                for step in range(20):
-                    batch = stream.batch(step)
-                    self.assertEqual(batch["pair"].dtype, stream.types["pair"])
-                    examples = read(batch["tokens"])
-                    for (_, languages, *_), number in zip(examples, batch["pair"], strict=True):
-                        self.assertEqual(list(SHARES)[number], tuple(sorted(languages)))
-                        flips.add((number, languages[0] < languages[1]))
-        self.assertLen(flips, 6)
+            stream = pair_stream(self.store, of_batch(50), 0, shares)
+            batch = stream.batch(1)
+            self.assertEqual(batch["pair"].dtype, stream.types["pair"])
+            for row, number in zip(read(batch), batch["pair"], strict=True):
+                self.assertEqual(list(SHARES)[number], tuple(sorted(row[0][1])))
 
     @parameterized.parameters(
         ({("aa", "bb"): 1.0}, r"\[\('aa', 'cc'\), \('bb', 'cc'\)\] are not both in"),
@@ -224,124 +257,111 @@ class PairStreamTest(_StoreTest):
         (dict.fromkeys(SHARES, 0.0), "are all 0; one pair at least"),
     )
     def test_shares_that_cannot_be(self, shares, message):
-        for use in (lambda: pair_streams(self.store, SETTINGS, 0, shares),
+        for use in (lambda: pair_stream(self.store, SETTINGS, 0, shares),
                     lambda: token_counts(self.store, 1.0, shares)):  # fmt: skip
             with self.assertRaisesRegex(ValueError, message):
                 use()
 
     @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
-    def test_tokens_are_counted_as_the_streams_bring_them(self, alpha, of_languages):
-        # Buckets that cut no sentence.
-        settings = together(2000, alpha=alpha, buckets=(8, 16, 32))
-        streams, shares = pair_streams(self.store, settings, 0, of_languages)
-        found = np.zeros(self.store.vocab_size)
-        for stream, share in zip(streams, shares, strict=True):
-            tokens = stream.batch(0)["tokens"].reshape(-1)
-            found += share * np.bincount(tokens, minlength=self.store.vocab_size)
+    def test_tokens_are_counted_as_the_stream_brings_them(self, alpha, of_languages):
+        stream = pair_stream(self.store, of_batch(6000, alpha=alpha), 0, of_languages)
+        tokens = stream.batch(0)["tokens"].reshape(-1)
+        found = np.bincount(tokens, minlength=self.store.vocab_size).astype(float)
         found[list(SPECIAL.special_ids())] = 0
         expected = token_counts(self.store, alpha, of_languages)
-        total = sum(len(self.store.bitext(*one).ids) for one in COLUMNS)
-        self.assertAlmostEqual(expected.sum(), total)
-        np.testing.assert_allclose(found / found.sum(), expected / total, atol=1e-3)
-        self.assertGreater(expected.max() / total, 0.015)
+        np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), atol=1e-3)
+        self.assertGreater(expected.max() / expected.sum(), 0.008)
 
-    @parameterized.parameters(1, 7, 100)
-    def test_tokens_are_counted_range_by_range(self, at_once):
-        shares = {pair: share / 3 for pair, share in SHARES.items()}
-        expected = token_counts(self.store, 0.3, shares)
-        longest = max(int(self.store.bitext(*one).lengths.max()) for one in COLUMNS)
-        read = mock.Mock(side_effect=ArrayFile.__getitem__)
-        self.enterContext(mock.patch.object(ArrayFile, "__getitem__", lambda *args: read(*args)))
-        self.enterContext(mock.patch.object(bitext, "_TOKENS_AT_ONCE", at_once))
-        np.testing.assert_array_equal(token_counts(self.store, 0.3, shares), expected)
-        sizes = [call.args[1].stop - call.args[1].start for call in read.call_args_list]
-        self.assertEqual(sum(sizes), sum(len(self.store.bitext(*one).ids) for one in COLUMNS))
-        self.assertLessEqual(max(sizes), max(at_once, longest))
+    def test_tokens_of_many_rows_are_counted_in_some(self):
+        expected = token_counts(self.store, 0.3, SHARES)
+        self.enterContext(mock.patch.object(bitext, "_COUNTED_TOKENS", 5 * L))
+        self.enterContext(mock.patch.object(bitext, "_RANGES", 5))
+        with mock.patch.object(pair_rows.PairRows, "read", autospec=True,
+                               side_effect=pair_rows.PairRows.read) as reads:  # fmt: skip
+            found = token_counts(self.store, 0.3, SHARES)
+        per_pair = collections.Counter()
+        for (rows, first, stop), _ in reads.call_args_list:
+            per_pair[rows.name, rows.pair] += stop - first
+        self.assertEqual(set(per_pair.values()), {5})
+        self.assertAlmostEqual(found.sum() / expected.sum(), 1, delta=0.1)
+        groups = [expected.reshape(-1, 100).sum(axis=1), found.reshape(-1, 100).sum(axis=1)]
+        np.testing.assert_allclose(*groups, atol=0.1 * expected.sum())
 
-    def test_an_id_beyond_the_vocabulary_ends_the_run(self):
+    def test_damaged_files(self):
         for pool in (None, ThreadPoolExecutor(1)):
             store = dataclasses.replace(self.store, vocab_size=1000)
-            settings = BitextSettings((24,), "continue", 1.0, 24 * 99)
-            stream = pair_streams(store, settings, seed=0, pool=pool)[0][0]
+            blocks = BlockSettings(block_bytes=400)
+            stream = pair_stream(store, of_batch(99, blocks=blocks), seed=0, pool=pool)
             with self.assertRaisesRegex(ValueError, r"bitext.npy: entry .* is not below 1000"):
                 stream.batch(0)
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for file, change, message in (
+            ("bible.pairs.npy", lambda x: x + 60, "rows 0 to 1 of bible aa-bb do not fit its sent"),
+            ("bible.rows.npy", lambda x: x + 9, "rows 0 to 1 of bible aa-bb do not fit its sent"),
+            ("bible.aa.ends.npy", lambda x: x[::-1], "bible.aa.ends.npy: must ascend to 40"),
+        ):
+            store = write_store(folder)
+            np.save(folder / file, change(np.load(folder / file)))
+            with self.assertRaisesRegex(ValueError, message):
+                pair_rows.PairRows(store, "bible", LANGUAGES[:2]).entry(0)
 
-    def test_positions(self):
-        for positions in ("continue", "restart"):
-            settings = BitextSettings((24,), positions, 1.0, 48)
-            batch = pair_streams(self.store, settings, seed=0)[0][0].batch(0)
-            arrays = (batch[name] for name in ("tokens", "segments", "positions"))
-            for tokens, segments, found in zip(*arrays, strict=True):
-                np.testing.assert_array_equal(segments, tokens != SPECIAL.pad)
-                start = np.flatnonzero(tokens == SPECIAL.eos)[1]
-                second = np.arange(24) - (start if positions == "restart" else 0)
-                np.testing.assert_array_equal(found[:start], np.arange(start))
-                np.testing.assert_array_equal(found[start:], second[start:])
+    def test_rows_of_an_older_version_are_refused(self):
+        older = dataclasses.replace(self.store, pairs={})
+        for use in (bitext.pair_sizes, lambda store: pair_stream(store, SETTINGS, 0)):
+            with self.assertRaisesRegex(ValueError, "pairs of bible are in no rows, .* run"):
+                use(older)
+
+    def test_positions_restart(self):
+        batch = pair_stream(self.store, of_batch(9, positions="restart"), seed=0).batch(0)
+        read(batch, restart=True)
 
     def test_sentences_in_segments_of_their_own_are_as_alone(self):
-        together, separate = (
-            pair_streams(self.store, dataclasses.replace(SETTINGS, separate_segments=two), 0)[0]
-            for two in (False, True)
+        one, other = (
+            pair_stream(self.store, of_batch(20, separate_segments=two), 0) for two in (False, True)
         )
-        for one, other in zip(together, separate, strict=True):
-            self.assertEqual((one.kind(2), other.kind(2)), (bitext.PAIRS, bitext.SEPARATE_PAIRS))
-            self.assertEqual(one.describe_batch(2), other.describe_batch(2))
-            batch, joined = other.batch(2), one.batch(2)["tokens"]
-            self.assertEqual(list(batch), list(one.batch(2)))
-            segments, positions = packed_segments(
-                batch["tokens"], bos=SPECIAL.bos, pad=SPECIAL.pad, across_documents=False
-            )
-            np.testing.assert_array_equal(batch["segments"], segments)
-            is_text = batch["segments"] > 0
-            np.testing.assert_array_equal(batch["positions"][is_text], positions[is_text])
-            np.testing.assert_array_equal(batch["segments"].max(axis=1), 2)
-            ends = np.where(batch["segments"] == 2, batch["tokens"], SPECIAL.pad)
-            is_begin = (batch["tokens"] == SPECIAL.bos) & (ends == SPECIAL.bos)
-            np.testing.assert_array_equal(np.where(is_begin, SPECIAL.eos, batch["tokens"]), joined)
+        self.assertEqual((one.kind(2), other.kind(2)), (bitext.PAIRS, bitext.SEPARATE_PAIRS))
+        self.assertEqual(one.describe_batch(2), other.describe_batch(2))
+        batch, joined = other.batch(2), one.batch(2)
+        self.assertEqual(list(batch), list(joined))
+        segments, positions = packed_segments(
+            batch["tokens"], bos=SPECIAL.bos, pad=SPECIAL.pad, across_documents=False
+        )
+        np.testing.assert_array_equal(batch["segments"], segments)
+        is_text = batch["segments"] > 0
+        np.testing.assert_array_equal(batch["positions"][is_text], positions[is_text])
+        np.testing.assert_array_equal((batch["segments"] + 1) // 2, joined["segments"])
+        is_second = (batch["tokens"] == SPECIAL.bos) & (batch["segments"] % 2 == 0)
+        tokens = np.where(is_second, SPECIAL.eos, batch["tokens"])
+        np.testing.assert_array_equal(tokens, joined["tokens"])
 
     def test_parts_make_the_batch_and_seeds_another_order(self):
-        settings = BitextSettings((8, 16, 24), "continue", 1.0, 96)
-        for stream in pair_streams(self.store, settings, seed=0)[0]:
-            whole = stream.batch(5)
-            parts = [stream.batch(5, part, 2) for part in range(2)]
-            for name, array in whole.items():
-                self.assertEqual(array.dtype, np.int32)
-                np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
+        stream = pair_stream(self.store, SETTINGS, seed=0)
+        whole = stream.batch(5)
+        parts = [stream.batch(5, part, 2) for part in range(2)]
+        for name, array in whole.items():
+            self.assertEqual(array.dtype, np.int32)
+            np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
         with self.assertRaisesRegex(ValueError, "batch of 4 rows does not divide into 3"):
             stream.batch(0, 0, 3)
-        other = pair_streams(self.store, SETTINGS, seed=1)[0][0]
-        first = pair_streams(self.store, SETTINGS, seed=0)[0][0]
-        self.assertTrue((other.batch(0)["tokens"] != first.batch(0)["tokens"]).any())
+        other = pair_stream(self.store, SETTINGS, seed=1)
+        self.assertTrue((other.batch(5)["tokens"] != whole["tokens"]).any())
 
-    def test_further_streams_read_nothing_again(self):
-        # No other test has read from it.
-        store = write_store(pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())))
-        first = pair_streams(store, SETTINGS, seed=0)[0]
-        with mock.patch.object(TokenizedSentences, "lengths", mock.PropertyMock()) as read:
-            more = [pair_streams(store, SETTINGS, seed)[0] for seed in range(5)]
-        read.assert_not_called()
-        for one, other in zip(first, more[0], strict=True):
-            np.testing.assert_array_equal(one.batch(3)["tokens"], other.batch(3)["tokens"])
-
-    @parameterized.parameters(
-        ((), "continue", "must ascend"), ((16, 8), "continue", "must ascend"),
-        ((4, 8), "continue", "must ascend from 8"),
-        ((16, 20), "continue", "of 48 tokens .* is no whole number of pairs of 20"),
-        ((8,), "reset", "pair_positions is 'reset', must be in"),
-    )  # fmt: skip
-    def test_settings_that_cannot_be(self, buckets, positions, message):
-        with self.assertRaisesRegex(ValueError, message):
-            BitextSettings(buckets, positions, 1.0, 48)
+    def test_the_start_reads_no_file(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        store = dataclasses.replace(self.store, folder=pathlib.Path(folder))
+        blocks = BlockSettings(block_bytes=400)
+        stream = pair_stream(store, of_batch(4, blocks=blocks), 0, SHARES)
+        self.assertEqual(stream.seen(10), pair_stream(self.store, SETTINGS, 0, SHARES).seen(10))
 
 
 class MixedStreamTest(_StoreTest):
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
         rows = TrainingStream(self.store, {"aa": 1.0}, batch_size=3, seed=0)
-        streams = [rows, *pair_streams(self.store, SETTINGS, seed=0)[0]]
-        numbers, shares = np.zeros(4, int), np.array([0.5, 0.25, 0.125, 0.125])
+        streams = [rows, pair_stream(self.store, SETTINGS, 0), pair_stream(self.store, SETTINGS, 1)]
+        numbers, shares = np.zeros(3, int), np.array([0.5, 0.25, 0.25])
         mixed = MixedStream(streams, shares, seed=0)
         for step in range(1000):
-            after = [mixed.steps_before(step + 1, i) for i in range(4)]
+            after = [mixed.steps_before(step + 1, i) for i in range(3)]
             (i,) = np.flatnonzero(after - numbers)
             stream, number = streams[i], int(numbers[i])
             found, expected = mixed.batch(step), stream.batch(number)

@@ -27,6 +27,15 @@ def order(batch_size: int = 60, lanes: int = 1, block: int = 16, seed: int = 3) 
     return BatchOrder(seed, _ROWS, _SHARES, batch_size, np.ones(len(_ROWS)), settings)
 
 
+class BlockSettingsTest(parameterized.TestCase):
+    @parameterized.parameters((0, 7, 100), (2000, 1, 50), (2000, 5, 10), (2000, 900, 1))
+    def test_the_windows_of_a_lane_are_bounded(self, window_bytes, num_languages, rows):
+        settings = BlockSettings(block_bytes=1000, window_blocks=4, window_bytes=window_bytes)
+        self.assertEqual(settings.block_rows(10, num_languages), rows)
+        if window_bytes and rows > 1:
+            self.assertLessEqual(num_languages * 4 * rows * 10, window_bytes)
+
+
 class VisitBlocksTest(parameterized.TestCase):
     @parameterized.product(shape=_SHAPES, key=(0, 1, (1 << 64) - 1))
     def test_every_number_once_from_few_blocks_at_a_time(self, shape, key):

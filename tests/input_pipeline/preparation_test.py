@@ -18,10 +18,12 @@ from input_pipeline import (
     manifest,
     overlap,
     packed_dataset,
+    pair_rows,
     preparation,
     preparation_job,
     preparation_plan,
     selection,
+    sources,
     text_files,
     tokenization,
 )
@@ -212,6 +214,48 @@ class ContentsTest(_PreparationTest):
         left_out = json.loads((job.folder / "manifest.json").read_text()).get("left_out", {})
         repeats = "two.en-sw.tsv" in more and job.spec.heldout_by == "document"
         self.assertEqual(list(left_out), ["two.en-sw"] if repeats else [])
+
+    @parameterized.parameters("text", "document")
+    def test_parts_of_a_large_tsv_are_sources_that_make_one_set(self, heldout_by: str):
+        rows = [f"{i}\ta {i}\tb {i}\tc {i}\n" for i in range(300)]
+        self.write("all.tsv", "id\ten\tsw\tde\n" + "".join(rows))
+
+        def rows_of(store: PackedDataset) -> tuple[list, list]:
+            """Rows of texts that are trained on, by their sentences, and held out."""
+            trained, pair = [], ("en", "sw")
+            rows = pair_rows.PairRows(store, "all", pair)
+            special = store.special.special_ids()
+            for _, ids in itertools.groupby(rows.read(0, len(rows)).flat, lambda x: x in special):
+                trained.append(_PROCESSOR.decode([*map(int, ids)]))
+            trained = [*filter(None, trained)]
+            trained = [*map(list, zip(trained[::2], trained[1::2], strict=True))]
+            held = zip(*(store.parallel_rows("all", one)[:].tolist() for one in pair), strict=True)
+            return sorted(trained), [[*map(_PROCESSOR.decode, row)] for row in held]
+
+        changes = {"heldout_by": heldout_by, "languages": ("en", "sw", "de")}
+        one = rows_of(prepare(self.job("one", **changes)))
+        with mock.patch.object(sources, "_PART_BYTES", 2000):
+            job = self.job("many", **changes)
+            store, corpus = prepare(job), load_corpus(job.spec)
+            self.assertLen(preparation.find(job).tasks, 4 + 1 + 1)
+            again = prepare(self.job("again", **changes), backwards)
+            self.assertEqual(contents(again.folder), contents(store.folder))
+        self.assertEqual(store.verify(), len(manifest.read(store.folder, ())))
+        self.assertLen(store.pairs["all"], 4)
+        trained, held = rows_of(store)
+        self.assertEqual(sorted(trained + held), sorted(one[0] + one[1]))
+        of_corpus = [row for text in corpus.parallel if text.name == "all" for row in text.rows]
+        self.assertEqual(held, [list(row[:2]) for row in of_corpus])
+        for language, found in corpus.train.items():
+            expected = sum(map(len, encoded(found)))
+            self.assertEqual(store.statistics[language]["train"]["tokens"], expected)
+
+    def test_rows_held_out_are_bounded_in_number(self):
+        self.write("all.en-sw.tsv", "".join(f"a {i}\tb {i}\n" for i in range(400)))
+        for most, rows in ((0, 80), (40, 40), (59, 40), (7, 20)):
+            store = prepare(self.job(str(most), parallel_heldout_most=most))
+            self.assertLen(store.parallel_rows("all.en-sw", "en"), rows)
+            self.assertEqual(store.pairs["all.en-sw"][0][0][2], 400 - rows)
 
     def test_text_that_was_seen_is_told_unless_unknown(self):
         line = "this page uses cookies and if you go on reading you consent to all of them."

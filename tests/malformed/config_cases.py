@@ -126,11 +126,7 @@ def _values() -> Iterator[Case]:
     frozen, pairs = "evaluation.frozen_generator", {"data__pair_share": "0.5"}
     yield _value("train", frozen, "DIR/none", objective="replaced_token")
     yield _value("train", "data.pair_pivot", "de", data__pair_sampling="pivot", **pairs)
-    for key, *values in (
-        ("data.pair_buckets", "()", "(64,32)", "(4,)", "(24,)"), ("data.pair_positions", "random"),
-    ):  # fmt: skip
-        for value in values:
-            yield _value("train", key, value, **pairs)
+    yield _value("train", "data.pair_positions", "random", **pairs)
 
 
 def _value(command: str, key: str, value: str, **changes: str) -> Case:

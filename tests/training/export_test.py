@@ -72,9 +72,7 @@ class ExportTest(parameterized.TestCase):
         size, length, layout = config.train.batch_size, config.store.length, batch_sharding(mesh)
         shapes = {"tokens": (size, length), "language": (size,)}
         if kind == "pairs":
-            bucket = config.data.pair_buckets[0]
-            pairs = size * length // bucket, bucket
-            shapes = dict.fromkeys(("tokens", "segments", "positions"), pairs)
+            shapes = dict.fromkeys(("tokens", "segments", "positions"), (size, length))
         step = jax.jit(lambda state, batch: functions.train_step(objective, state, batch))
         batch = batch_of(shapes, kind, layout)
         exported = jax.export.export(step, platforms=[platform])(functions.abstract_state, batch)

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from configs import quickstart
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
+from tests import factories
 from tests.input_pipeline.reading import pack_rows
 from xlm.common.schema import settings as settings_of
 from xlm.experiment import evaluators as evaluator_builders
@@ -62,9 +63,7 @@ def config(variant: str):
     if variant == "pairs":
         # A position bias is in "rows", Muon in the others.
         config.model.position, config.optimizer.kind = "learned", "adamw"
-        config.data.update(
-            pair_share=0.3, contrast_share=0.3, pair_buckets=(L // 2,), pair_positions="restart"
-        )
+        config.data.update(pair_share=0.3, contrast_share=0.3, pair_positions="restart")
         config.data.alpha_phases = ((2, 0.0),)
         config.mask.update(rate=0.2, final_rate=0.6)
     return config
@@ -88,7 +87,8 @@ def write_store(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb"))
         np.save(folder / f"set.{language}.bitext.npy", sentences.reshape(-1).astype(np.uint16))
         np.save(folder / f"set.{language}.ends.npy", np.arange(6, 126, 6))
     bitexts = {"set": tuple(statistics)}
-    return PackedDataset(folder, VOCAB, L, "", special, statistics, {}, bitexts)
+    store = PackedDataset(folder, VOCAB, L, "", special, statistics, {}, bitexts)
+    return factories.with_pair_rows(store)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def config() -> ConfigDict:
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
     found.model.update(num_layers=0, position="learned")
     found.optimizer.kind = "adamw"
-    found.data.update(pair_share=0.4, pair_buckets=(program_test.L,), pair_sampling="sinkhorn")
+    found.data.update(pair_share=0.4, pair_sampling="sinkhorn")
     found.robust.update(num_phases=2, shrink=False)  # which so few examples would level
     return found
 

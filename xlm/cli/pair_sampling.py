@@ -125,6 +125,6 @@ def _examples(
             "give their number with --examples"
         )
     if store is None:
-        return steps * config.train.batch_size * config.store.length / max(data.pair_buckets)
+        return steps * config.train.batch_size  # a row has one pair at least
     shares = None if sampling.method == "alpha" else sampling.shares()
     return steps * streams.pairs_per_step(config, store, shares)

@@ -20,6 +20,7 @@ from ml_collections import config_flags
 from input_pipeline.bitext import language_pairs, pair_names
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_phases import load_pair_record
+from input_pipeline.pair_rows import PairRows
 from xlm.common import html_report
 from xlm.evaluation import pair_report
 from xlm.experiment import data as data_builders
@@ -51,27 +52,20 @@ def main(_) -> None:
 def pair_examples(
     store: PackedDataset, processor: spm.SentencePieceProcessor, seed: int
 ) -> pair_report.Examples:
-    """Build a function that draws sentence pairs of a pair from all sets uniformly, by `seed`."""
+    """Build a function that draws sentence pairs of a pair from rows of all sets, by `seed`."""
     pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(store))}
 
     def examples(name: str, count: int) -> list[tuple[str, str]]:
-        number, (one, other) = pairs[name]
-        columns = [
-            (store.bitext(bitext, one), store.bitext(bitext, other))
-            for bitext, languages in store.bitexts.items()
-            if one in languages and other in languages
-        ]
-        full = [np.flatnonzero((a.lengths > 0) & (b.lengths > 0)) for a, b in columns]
-        ends = np.cumsum([len(sentences) for sentences in full])
-        rng = np.random.default_rng([seed, number])
+        number, pair = pairs[name]
+        rows = [PairRows(store, bitext, pair) for bitext in store.bitexts]
+        ends, rng = np.cumsum([*map(len, rows)]), np.random.default_rng([seed, number])
         found = []
         for drawn in rng.choice(ends[-1], min(count, ends[-1]), replace=False):
-            place = int(np.searchsorted(ends, drawn, side="right"))
-            sentence = int(full[place][drawn - ends[place]])  # counted from the end of the set
-            first, second = (
-                processor.decode(column.sentence(sentence).tolist()) for column in columns[place]
-            )
-            found.append((first, second))
-        return found
+            place = np.searchsorted(ends, drawn, side="right")
+            tokens = rows[place].entry(int(drawn - ends[place]) + len(rows[place]))
+            for one in np.split(tokens, np.flatnonzero(tokens == store.special.bos))[1:]:
+                first, _, second, _ = np.split(one, np.flatnonzero(one == store.special.eos))
+                found.append(tuple(processor.decode(x[1:].tolist()) for x in (first, second)))
+        return [found[i] for i in rng.choice(len(found), min(count, len(found)), replace=False)]
 
     return examples

@@ -415,7 +415,8 @@ def open_stage(
 
     Args:
       defaults: values, in the structure of `settings`, for settings that an older record lacks. A
-        folder that lacks a setting without a default is refused.
+        folder that lacks a setting without a default is refused. None says that a setting of older
+        records is gone.
       uncompared: dotted paths of settings that are recorded but may differ, such as that of a
         folder whose contents other settings identify.
       replace: whether to replace results of other settings, asked again under the lock. For stages
@@ -448,11 +449,15 @@ def differences(
 
 
 def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
-    """Add to `found` the defaults of keys that only `wanted` has."""
+    """Add to `found` the defaults of keys that only `wanted` has; drop keys that are gone."""
     if not (isinstance(found, dict) and isinstance(wanted, dict) and isinstance(defaults, dict)):
         return found
     absent = {key: defaults[key] for key in defaults if key in wanted and key not in found}
-    nested = {key: _filled(one, wanted.get(key), defaults.get(key)) for key, one in found.items()}
+    nested = {
+        key: _filled(one, wanted.get(key), defaults.get(key))
+        for key, one in found.items()
+        if key in wanted or defaults.get(key, 0) is not None
+    }
     return {**absent, **nested}
 
 

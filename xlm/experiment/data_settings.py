@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from input_pipeline.bitext import POSITIONS
 from input_pipeline.order import BlockSettings
 from input_pipeline.pair_sampling import PairSamplingSettings
 from xlm.common import schema
@@ -17,6 +18,8 @@ class DataSettings:
       prefetch: number of prefetched batches.
       block_bytes, window_blocks, lanes: order of large languages by blocks, see
         `input_pipeline.order.BlockSettings`.
+      window_bytes: most bytes of the windows of a lane, of text and of each kind of pairs; many
+        languages or pairs have smaller blocks then. 0 for no limit.
       read_threads: threads that read blocks; 0 to read what is needed when it is needed. Without
         `block_bytes` there are none.
       read_ahead: number of batches whose blocks are requested before they are made.
@@ -30,7 +33,7 @@ class DataSettings:
       kinds_in_turns: whether steps on sequences and on pairs are spread evenly, in turns if each
         has half of the steps (VECO, Section 3); otherwise their order is random. Metrics are of
         the step recorded: with an even train.log_every they would all be of one kind.
-      pair_buckets, pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
+      pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
       pair_sampling, pair_temperature, pair_pivot, pair_strength: method that samples language
         pairs, its T, the language of its pairs and the price of missed marginals, see
         `input_pipeline.pair_sampling.PairSamplingSettings`.
@@ -45,14 +48,14 @@ class DataSettings:
     block_bytes: int = schema.key(0, at_least=0)
     window_blocks: int = schema.key(16, at_least=1)
     lanes: int = schema.key(1, at_least=1)
+    window_bytes: int = schema.key(0, at_least=0)
     read_threads: int = schema.key(16, at_least=0, effect="records")
     read_ahead: int = schema.key(16, at_least=0, effect="records")
     across_documents: bool = schema.key(False)
     pair_share: float = schema.key(0.0, at_least=0)
     contrast_share: float = schema.key(0.0, at_least=0)
     kinds_in_turns: bool = schema.key(False)
-    pair_buckets: tuple[int, ...] = schema.key((128,))
-    pair_positions: str = schema.key("continue")
+    pair_positions: str = schema.key("continue", choices=POSITIONS)
     pair_alpha: float = schema.key(0.5, at_least=0)
     pair_sampling: str = schema.key("alpha")
     pair_temperature: float = schema.key(2.0)
@@ -84,7 +87,7 @@ class DataSettings:
 
     def block_settings(self) -> BlockSettings:
         """Settings of the order by blocks."""
-        return BlockSettings(self.block_bytes, self.window_blocks, self.lanes)
+        return BlockSettings(self.block_bytes, self.window_blocks, self.lanes, self.window_bytes)
 
     def pair_sampling_settings(self) -> PairSamplingSettings:
         """Settings of the sampling of language pairs."""

@@ -141,13 +141,6 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
             f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
             "tokens (store.length); raise it to that at least"
         )
-    data = data_settings(setup.config)
-    longest = max(data.pair_buckets, default=0)
-    if (data.pair_share or data.contrast_share) and found.max_length < longest:
-        raise ValueError(
-            f"model.max_length is {found.max_length}, but pairs are padded to {longest} tokens "
-            "(data.pair_buckets); raise it to that at least, or leave longer buckets out"
-        )
     return found
 
 
@@ -186,19 +179,12 @@ def _parts(setup: Setup) -> dict[str, Any]:
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
     """Raise ValueError if what a batch must keep can exceed a group's V', or a step's rows."""
     data, length = data_settings(setup.config), setup.store.length
-    batches = [(setup.batch_size, length, mask)]
-    if data.pair_share or data.contrast_share:  # short pairs are more to a batch
-        tokens, of_pairs = setup.batch_size * length, mask.of_pairs()
-        batches += [(tokens // bucket, bucket, of_pairs) for bucket in data.pair_buckets]
-    groups = []
-    for size, length, masking in batches:
-        if settings.is_sampled and 0 < settings.row_capacity < setup.vocab_size:
-            num_targets = size * masking.slots(length)
-            check_capacity(settings.row_capacity, size * length, num_targets, setup.vocab_size)
-        sequences = size // max(settings.num_groups(size), 1)
-        groups.append((sequences * masking.slots(length), sequences, length))
-    targets, sequences, length = max(groups)
-    distinct = min(targets, setup.store.vocab_size)
+    masks = [mask, mask.of_pairs()] if data.pair_share or data.contrast_share else [mask]
+    size, slots = setup.batch_size, max(one.slots(length) for one in masks)
+    if settings.is_sampled and 0 < settings.row_capacity < setup.vocab_size:
+        check_capacity(settings.row_capacity, size * length, size * slots, setup.vocab_size)
+    sequences = size // max(settings.num_groups(size), 1)
+    distinct = min(sequences * slots, setup.store.vocab_size)
     if settings.kind == "knn" and settings.capacity < distinct:
         raise ValueError(
             f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
@@ -238,7 +224,7 @@ def _no_statistics() -> TokenStatistics:
 
 
 def _pair_statistics(setup: Setup) -> TokenStatistics:
-    """Token statistics of the pairs; all of the bitext is read, but not for an exact softmax."""
+    """Token statistics of the pairs; an exact softmax needs none, and reads no bitext."""
     if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
         return _no_statistics()
     alpha = data_settings(setup.config).pair_alpha

@@ -105,6 +105,11 @@ class _Start:
     init_optimizer: bool = schema.key(False)
 
 
+# Keys of older configs and records, by section, and what to do without them.
+REMOVED = {
+    "data": {"pair_buckets": "rows of store.length now hold several pairs each: remove the key"}
+}
+
 for _one in (_PreTraining, _Look, _Sources, _Start):
     dataclasses.dataclass(frozen=True)(_one)
 
@@ -145,6 +150,8 @@ def defaults_of_records() -> dict[str, Any]:
     """Values of keys that the record of an older folder does not have: what the code did then."""
     found = default_config().to_dict()
     found["corpus"].update(heldout_by="position", deduplicate=False, block_bytes=0)
+    for name, keys in REMOVED.items():
+        found[name].update(dict.fromkeys(keys))
     return found
 
 
@@ -199,6 +206,8 @@ def recorded(found: Mapping[str, Any], family: Family = PRETRAINING) -> ConfigDi
         value = found.get(name, default)
         is_section = isinstance(default, dict) and isinstance(value, dict)
         whole[name] = {**default, **value} if is_section else value
+        for gone in REMOVED.get(name, ()) if is_section else ():
+            whole[name].pop(gone, None)
     return checked(ConfigDict(whole), family)
 
 
@@ -276,8 +285,13 @@ def _check_names(name: str, found: Iterable[str], expected: Iterable[str]) -> No
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if not missing and not unknown:
         return
-    near = [difflib.get_close_matches(one, list(expected), 1) for one in unknown]
-    hints = [f"did you mean {one[0]!r}?" for one in near if one]
+    gone = REMOVED.get(name.removeprefix("config."), {})
+    near = {one: difflib.get_close_matches(one, list(expected), 1) for one in unknown}
+    hints = [
+        f"{one}: {gone[one]}" if one in gone else f"did you mean {found[0]!r}?"
+        for one, found in near.items()
+        if one in gone or found
+    ]
     raise ValueError(
         f"{name}: unknown keys {unknown}, missing keys {missing}; "
         + " ".join(hints or ["correct the names, and let the config begin with default_config()"])

@@ -8,7 +8,7 @@ from absl import logging
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
-from input_pipeline.bitext import SEPARATE_PAIRS, BitextSettings, pair_streams
+from input_pipeline.bitext import SEPARATE_PAIRS, BitextSettings, pair_stream
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair
@@ -47,7 +47,8 @@ def training_data(
     if data.block_bytes and data.lanes % num_parts:
         logging.warning(
             "data.lanes is %d, no multiple of the %d parts of a batch that hosts feed: hosts read "
-            "blocks of which others use sequences as well, up to %d times what a multiple needs",
+            "blocks of which others use sequences as well, up to %d times what a multiple needs; "
+            "set data.lanes to a multiple in a new run, or start as many processes",
             data.lanes, num_parts, num_parts,
         )  # fmt: skip
     if weights is None:
@@ -63,21 +64,15 @@ def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | Abstrac
     """Raise ValueError unless batches of every kind divide into parts, and parts over devices."""
     data, train = data_settings(config), config.train
     shards = num_batch_shards(mesh)
-    sizes = {"train.batch_size": train.batch_size}
-    if data.pair_share or data.contrast_share:
-        tokens = train.batch_size * store.length
-        for length in data.pair_buckets:
-            key = f"data.pair_buckets {length}, of which a batch of {tokens} tokens holds so many"
-            sizes[key] = tokens // length
-    for key, size in sizes.items():
-        if size % (shards * train.accumulation_steps):
-            raise ValueError(
-                f"{key}: {size} must be a multiple of {shards * train.accumulation_steps}: the "
-                f"mesh's data and fsdp axes split each of the {train.accumulation_steps} parts "
-                f"(train.accumulation_steps) of a batch over {shards} devices"
-            )
-        if size % data.lanes:
-            raise ValueError(f"{key}: {size} must be a multiple of data.lanes, {data.lanes}")
+    size, parts = train.batch_size, train.accumulation_steps
+    if size % (shards * parts):
+        raise ValueError(
+            f"train.batch_size: {size} must be a multiple of {shards * parts}: the mesh's data and "
+            f"fsdp axes split each of the {parts} parts (train.accumulation_steps) of a batch over "
+            f"{shards} devices"
+        )
+    if size % data.lanes:
+        raise ValueError(f"train.batch_size: {size} must be a multiple of data.lanes, {data.lanes}")
 
 
 def _reading_threads(data: DataSettings) -> Executor | None:
@@ -107,11 +102,11 @@ def _reweighted_stream(
     share, in_turns = data.pair_share, data.kinds_in_turns
     pool = _reading_threads(data)
     packed, kinds = _packed_stream(config, store, pool), np.array([1 - share, share])
-    bitext = bitext_settings(config, store.length, is_separate=False)
-    by_step: dict[int, Stream] = {}
-    for number, (first, of_pairs) in enumerate(sorted(weights.items())):
-        streams, shares = pair_streams(store, bitext, seed + number, of_pairs, pool)
-        by_step[first] = MixedStream(streams, shares, seed + number)
+    bitext = bitext_settings(config, is_separate=False)
+    by_step: dict[int, Stream] = {
+        first: pair_stream(store, bitext, seed + number, of_pairs, pool)
+        for number, (first, of_pairs) in enumerate(sorted(weights.items()))
+    }
     # Steps on pairs are counted on their own; which ones they are does not depend on weights.
     order = MixedStream([packed, by_step[0]], kinds, seed, in_turns)
     phases = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
@@ -131,34 +126,27 @@ def training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
     for number, (kind, share) in enumerate(kinds):
         if share:
-            bitext = bitext_settings(config, store.length, is_separate=kind == SEPARATE_PAIRS)
-            pairs, of_pairs = pair_streams(store, bitext, train.seed + number, of_languages, pool)
-            if data.kinds_in_turns:  # kinds take turns, not lengths and sets of pairs
-                streams.append(MixedStream(pairs, of_pairs, train.seed + number))
-                shares.append(share)
-            else:
-                streams += pairs
-                shares += [share * one for one in of_pairs]
+            bitext = bitext_settings(config, is_separate=kind == SEPARATE_PAIRS)
+            streams.append(pair_stream(store, bitext, train.seed + number, of_languages, pool))
+            shares.append(share)
     return MixedStream(streams, np.array(shares), train.seed, data.kinds_in_turns)
 
 
-def bitext_settings(config: ConfigDict, length: int, is_separate: bool) -> BitextSettings:
-    """Build the settings of sentence pairs, for batches of the tokens of sequences of `length`."""
+def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
+    """Build the settings of sentence pairs, for batches of as many rows as those of text."""
     data = data_settings(config)
     return BitextSettings(
-        buckets=tuple(data.pair_buckets), positions=data.pair_positions, alpha=data.pair_alpha,
-        tokens=config.train.batch_size * length, separate_segments=is_separate,
-        blocks=data.block_settings(),
+        positions=data.pair_positions, alpha=data.pair_alpha, batch_size=config.train.batch_size,
+        separate_segments=is_separate, blocks=data.block_settings(),
     )  # fmt: skip
 
 
 def pairs_per_step(
     config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
 ) -> float:
-    """Mean number of pairs in a batch of pairs; short ones are more to a batch."""
-    settings = bitext_settings(config, store.length, is_separate=False)
-    streams, of_steps = pair_streams(store, settings, config.train.seed, shares)
-    return float(np.dot([stream.batch_size for stream in streams], of_steps))
+    """Mean number of sentence pairs in a batch of pairs; of short ones more share a row."""
+    settings = bitext_settings(config, is_separate=False)
+    return pair_stream(store, settings, config.train.seed, shares).pairs_per_step()
 
 
 def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
