@@ -14,7 +14,6 @@ from tests import factories
 from tests.factories import BOS, EOS, PAD, SPECIAL, packed_tokens
 from xlm.models.segments import packed_segments
 from xlm.objectives.contrastive import SentenceContrast, contrastive_loss
-from xlm.objectives.masked_lm import TranslationLM
 from xlm.objectives.objective import Batch
 from xlm.objectives.settings import ContrastSettings
 
@@ -89,7 +88,7 @@ class SentenceContrastTest(absltest.TestCase):
 
     def test_the_loss_is_of_each_sentence_and_their_contrast(self):
         full = factories.output_layer_settings(kind="full")
-        objective = SentenceContrast(factories.masked_lm(full, kind=TranslationLM), CONTRAST)
+        objective = SentenceContrast(factories.masked_lm(full), CONTRAST)
         params, key = factories.random_params(objective), jax.random.key(7)
         tokens = packed_tokens()
         tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, so that its pair weighs less

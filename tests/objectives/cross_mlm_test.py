@@ -22,7 +22,6 @@ from xlm.models.encoder import (
 )
 from xlm.models.segments import packed_segments
 from xlm.objectives.cross_mlm import CrossMLM, Plan
-from xlm.objectives.masked_lm import MaskedLM, TranslationLM
 from xlm.objectives.objective import Batch, gathered_rows
 from xlm.objectives.settings import VecoSettings
 
@@ -46,7 +45,6 @@ def cross_mlm(
     masked_lm = factories.masked_lm(
         factories.output_layer_settings(kind=layer, k=2, capacity=40, num_negatives=10),
         encoder,
-        kind=MaskedLM if kind == PACKED else TranslationLM,
         num_valid=NUM_VALID,
         **dict(changes),
     )

@@ -16,7 +16,7 @@ from xlm.models.encoder import Encoder
 from xlm.models.heads import ClassificationHead
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.fine_tuning import FineTuning, classification_loss
-from xlm.objectives.masked_lm import MaskedLM, TranslationLM
+from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Batch, Objective, gathered_rows
 from xlm.objectives.settings import ContrastSettings, MaskSettings
@@ -29,12 +29,12 @@ SETTINGS = factories.encoder_settings(vocab_size=136, num_layers=0)
 KEY = jax.random.key(3)
 
 
-def masked_lm(kind: str = "knn", group_size: int = 0, of: type[MaskedLM] = MaskedLM):
+def masked_lm(kind: str = "knn", group_size: int = 0) -> MaskedLM:
     layer = factories.output_layer_settings(
         kind=kind, group_size=group_size, k=2, capacity=32, log_q_correction=True
     )
     mask = MaskSettings(0.3, 0.8, 0.1, final_rate=0.5)
-    return factories.masked_lm(layer, SETTINGS, kind=of, mask=mask, languages=("de", "fr"))
+    return factories.masked_lm(layer, SETTINGS, mask=mask, languages=("de", "fr"))
 
 
 def arrays() -> dict[str, jax.Array]:
@@ -110,7 +110,7 @@ class ShardsTest(parameterized.TestCase):
         self.check(objective, Batch(arrays(), PACKED), factories.random_params(objective))
 
     def test_a_mixture(self):
-        tlm = masked_lm("full", of=TranslationLM)
+        tlm = masked_lm("full")
         mixture = Mixture({"one": Term(masked_lm(), "mlm"), "two": Term(tlm, "tlm", 0.5)})
         for kind in mixture.terms:
             self.check(mixture, Batch(arrays(), kind), factories.random_params(mixture), 4)
@@ -121,7 +121,6 @@ class ShardsTest(parameterized.TestCase):
         objective = factories.replaced_token(
             factories.output_layer_settings(kind=layer, k=2, capacity=32), SETTINGS,
             temperature=0.0, embeddings=embeddings, num_pairs=3 if kind == PAIRS else 0,
-            kind=TranslationLM if kind == PAIRS else MaskedLM,
         )  # fmt: skip
         batch = Batch({**arrays(), "pair": jnp.array([2, 0, 2, 2], jnp.int32)}, kind)
         observed = self.check(objective, batch, factories.random_params(objective))

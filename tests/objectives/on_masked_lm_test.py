@@ -7,12 +7,12 @@ from absl.testing import parameterized
 from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.cross_mlm import CrossMLM
-from xlm.objectives.masked_lm import NEIGHBOURS, TranslationLM
+from xlm.objectives.masked_lm import NEIGHBOURS
 from xlm.objectives.settings import ContrastSettings, VecoSettings
 
 SETTINGS = factories.encoder_settings(cross_attention=True)
 LAYER = factories.output_layer_settings(refresh_every=3)
-MASKED_LM = factories.masked_lm(LAYER, SETTINGS, kind=TranslationLM, full_softmax_from=6)
+MASKED_LM = factories.masked_lm(LAYER, SETTINGS, full_softmax_from=6)
 
 
 class OnMaskedLMTest(parameterized.TestCase):

@@ -13,7 +13,7 @@ from knn_sampling.noise import cumulative_thresholds
 from knn_sampling.output_layer import TokenStatistics
 from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
-from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM, TranslationLM
+from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Batch, Extra, means
 from xlm.objectives.settings import ContrastSettings, MaskSettings
@@ -39,7 +39,7 @@ def mesh_of(axes: tuple, rules: tuple = RULES) -> tuple[MeshSettings, jax.shardi
 
 
 def masked_lm_on(
-    axes: tuple, kind: str, of: type[MaskedLM] = MaskedLM, *, dropout_rate: float = 0.1,
+    axes: tuple, kind: str, *, dropout_rate: float = 0.1,
     num_layers: int = 0, rules: tuple = RULES, **layer,
 ) -> MaskedLM:  # fmt: skip
     """Without layers unless what they send is tested, as half of a program is theirs."""
@@ -56,7 +56,7 @@ def masked_lm_on(
         jnp.asarray(uniform, jnp.float32), cumulative_thresholds(uniform), jnp.zeros(V, int)
     )
     return factories.masked_lm(
-        layer_settings, encoder, kind=of, num_valid=V, mesh=mesh, mesh_settings=settings,
+        layer_settings, encoder, num_valid=V, mesh=mesh, mesh_settings=settings,
         mask=MaskSettings(0.2, 0.8, 0.1), across_documents=True, statistics=statistics,
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def functions_in_parts(
 ) -> TrainFunctions:
     """Of steps in two parts without dropout."""
     of = {
-        name: masked_lm_on(axes, kind, TranslationLM, dropout_rate=0.0, **dict(changes))
+        name: masked_lm_on(axes, kind, dropout_rate=0.0, **dict(changes))
         for name, kind in (("pairs", kinds[0]), ("separate_pairs", kinds[-1]))
     }
     contrast = SentenceContrast(of["separate_pairs"], CONTRAST)

@@ -23,7 +23,7 @@ from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.cross_mlm import CrossMLM
-from xlm.objectives.masked_lm import MaskedLM, TranslationLM
+from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import ReplacedToken
@@ -66,7 +66,7 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
         return found
     parts["mask"] = parts["mask"].of_pairs()
     of_pairs = _pair_statistics(setup)._replace(languages=first[1].languages)
-    of_separate_pairs = TranslationLM(**parts, name="tlm", statistics=of_pairs)
+    of_separate_pairs = MaskedLM(**parts, name="tlm", statistics=of_pairs)
     if data.pair_share:
         kind = kind_of_pairs(setup.config)
         restart = kind == PAIRS and data.pair_positions == "restart"

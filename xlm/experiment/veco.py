@@ -8,7 +8,6 @@ from xlm.experiment.data import data_settings
 from xlm.experiment.masked_lm import encoder_settings, masked_lms
 from xlm.experiment.objectives import Setup
 from xlm.objectives.cross_mlm import CrossMLM
-from xlm.objectives.masked_lm import TranslationLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.settings import VecoSettings
@@ -34,7 +33,6 @@ def build(setup: Setup) -> Objective:
     if SEPARATE_PAIRS not in found:
         return text
     of_pairs = found[SEPARATE_PAIRS]
-    assert isinstance(of_pairs, TranslationLM)
     joined = dataclasses.replace(of_pairs, positions_restart=data.pair_positions == "restart")
     pairs = CrossMLM(of_pairs, settings, translation_lm=joined)
     return Mixture({PACKED: Term(text, "text"), SEPARATE_PAIRS: Term(pairs, "pairs")})

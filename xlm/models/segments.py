@@ -58,8 +58,12 @@ def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.A
 
 
 def other_segment_mask(segments: jax.Array) -> jax.Array:
-    """Return the mask [B, 1, L, L] of tokens that see all other segments [B, L], not padding, 0."""
-    return ((segments[:, :, None] != segments[:, None, :]) & (segments > 0)[:, None, :])[:, None]
+    """Return the mask [B, 1, L, L] of tokens that see the other segment of their pair.
+
+    The pairs of `segments` [B, L] int32 are 1 and 2, 3 and 4, and so on; 0 is padding.
+    """
+    others = jnp.where(segments > 0, ((segments - 1) ^ 1) + 1, _NO_SEGMENT)
+    return segment_mask(others, segments)
 
 
 def causal_mask(num_queries: int, num_keys: int, first: jax.Array | int = 0) -> jax.Array:
@@ -123,6 +127,20 @@ def in_reach(
 def _padded(x: jax.Array, before: int, behind: int, fill: int) -> jax.Array:
     padding = ((0, 0), (before, behind), *[(0, 0)] * (x.ndim - 2))
     return jnp.pad(x, padding, constant_values=fill)
+
+
+def segment_means(
+    hidden: jax.Array, is_used: jax.Array, segments: jax.Array, most: int
+) -> jax.Array:
+    """Average states [B, L, D] where `is_used` [B, L] by `segments` [B, L], numbers 1 to `most`.
+
+    Returns [B, most, D] float32, zeros for segments without used tokens.
+    """
+    own = (segments[:, :, None] == jnp.arange(1, most + 1)) & is_used[:, :, None]
+    own = own.astype(jnp.float32)  # [B, L, S]
+    exact = jax.lax.Precision.HIGHEST
+    total = jnp.einsum("bls,bld->bsd", own, hidden.astype(jnp.float32), precision=exact)
+    return total / jnp.maximum(own.sum(axis=1), 1)[:, :, None]
 
 
 def mean_state(hidden: jax.Array, is_used: jax.Array) -> jax.Array:

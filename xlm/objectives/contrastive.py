@@ -7,21 +7,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xlm.models.segments import mean_state
+from xlm.models.segments import segment_means
 from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, Plan
 from xlm.objectives.objective import LossAndMetrics
 from xlm.objectives.settings import ContrastSettings
 
+# Score of a pair that is not there.
+_ABSENT = -1e9
 # Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
 _EPSILON = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceContrast(OnMaskedLM):
-    """Masked LM on a pair's sentences as two segments, with a contrastive loss between them.
+    """Masked LM on sentences as segments, with a contrastive loss between those of a pair.
 
-    A sentence's vector is the mean of the states of its text tokens, without masked ones. Both
-    terms share one encoder pass over the same masked batch.
+    The pairs of a row, at most L / 8, have the segments 1 and 2, 3 and 4, and so on. A sentence's
+    vector is the mean of the states of its text tokens, without masked ones. Both terms share one
+    encoder pass over the same masked batch.
     """
 
     masked_lm: MaskedLM
@@ -34,9 +37,13 @@ class SentenceContrast(OnMaskedLM):
         found = self.masked_lm.metrics_of(losses, plan)
         masked_total, weight = found["loss"]
         is_text = ~jnp.isin(plan.masked.inputs, jnp.array(self.masked_lm.special_ids))
-        one, two = (mean_state(states, is_text & (plan.segments == i)) for i in (1, 2))
-        losses, accuracies = contrastive_loss(one, two, self.settings.temperature)
-        weights = plan.masked.weights.sum(axis=1)  # [B]
+        most = 2 * max(is_text.shape[1] // 8, 1)  # 2 P
+        of_segments = segment_means(states, is_text, plan.segments, most)  # [B, 2 P, D]
+        one, two = (of_segments[:, i::2].reshape(-1, states.shape[2]) for i in (0, 1))
+        of_masked = jnp.take_along_axis(plan.segments, plan.masked.positions, axis=1)
+        pairs = jax.nn.one_hot((of_masked - 1) // 2, most // 2)  # [B, M, P]
+        weights = (pairs * plan.masked.weights[:, :, None]).sum(axis=1).reshape(-1)
+        losses, accuracies = contrastive_loss(one, two, self.settings.temperature, weights > 0)
         contrast = (losses * weights).sum()
         return {
             **found,
@@ -52,17 +59,21 @@ class SentenceContrast(OnMaskedLM):
 
 
 def contrastive_loss(
-    one: jax.Array, two: jax.Array, temperature: float
+    one: jax.Array, two: jax.Array, temperature: float, is_used: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return [B] float32 losses and accuracies of finding translations in the batch.
+    """Return [N] float32 losses and accuracies of finding translations in the batch.
 
     For unit vectors a_i and b_i of a pair, the loss is the mean of -log softmax_j(a_i . b_j /
     temperature)[i] and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834)
-    with in-batch negatives in place of a queue, in both directions. `one` and `two` are [B, D]
-    float32 vectors of sentences and translations. An accuracy is 0, 1/2 or 1 if none, one or both
-    sentences of a pair retrieve the other.
+    with in-batch negatives in place of a queue, in both directions. `one` and `two` are [N, D]
+    float32 vectors of sentences and translations. Pairs that are not `is_used` [N] are nobody's
+    negatives. An accuracy is 0, 1/2 or 1 if none, one or both sentences of a pair retrieve the
+    other.
     """
-    scores = _unit(one) @ _unit(two).T / temperature  # [B, B]
+    scores = _unit(one) @ _unit(two).T / temperature  # [N, N]
+    if is_used is not None:
+        is_other = is_used[:, None] & is_used[None]
+        scores = jnp.where(is_other | jnp.eye(len(scores), dtype=bool), scores, _ABSENT)
     both = jnp.stack([scores, scores.T])
     own = jnp.broadcast_to(jnp.arange(len(scores)), both.shape[:2])
     losses = optax.softmax_cross_entropy_with_integer_labels(both, own)

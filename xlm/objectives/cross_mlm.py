@@ -13,15 +13,18 @@ import jax.numpy as jnp
 
 from xlm.models.encoder import Context, run_encoder
 from xlm.models.segments import other_segment_mask, split_in_halves
-from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, TranslationLM
+from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM
 from xlm.objectives.masked_lm import Plan as MaskedPlan
-from xlm.objectives.masking import Masked
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched
 from xlm.objectives.settings import VecoSettings
 
 
 class Plan(NamedTuple):
-    """IS-MLM's plan, within sides; `sides` [B, L] int32: 1 for x, 2 for y, 0 for padding."""
+    """IS-MLM's plan, within sides.
+
+    `sides` [B, L] int32 are 2 i - 1 for x and 2 i for y of the i-th of a row's pairs of sides, 0
+    for padding.
+    """
 
     masked_lm: MaskedPlan
     sides: jax.Array
@@ -29,7 +32,7 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CrossMLM(OnMaskedLM):
-    """VECO's objective on sequences with two sides x and y (Eq. 8), for one kind of batch.
+    """VECO's objective on sequences with sides x and y (Eq. 8), for one kind of batch.
 
     - IS-MLM: masked LM within each side (Eq. 5).
     - CS-MLM: the same masked tokens of y, from y up to them and, by cross-attention, from IS-MLM's
@@ -41,12 +44,12 @@ class CrossMLM(OnMaskedLM):
     of an example changes nothing.
 
     `masked_lm` is on packed sequences, whose halves are the sides and which have no
-    `translation_lm`, or a `TranslationLM` on pairs whose sentences are separate segments.
+    `translation_lm`, or on rows of pairs whose sentences are separate segments.
     """
 
     masked_lm: MaskedLM
     settings: VecoSettings
-    translation_lm: TranslationLM | None = None
+    translation_lm: MaskedLM | None = None
 
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
@@ -102,25 +105,25 @@ class CrossMLM(OnMaskedLM):
     def _cross_plan(self, plan: Plan) -> MaskedPlan:
         """Return the plan of CS-MLM, without targets whose side has no other side to see."""
         masked = plan.masked_lm.masked
-        sides = _sides_of_targets(masked, plan.sides)
-        has_one, has_two = ((plan.sides == side).any(axis=1)[:, None] for side in (1, 2))
+        has_other = other_segment_mask(plan.sides).any(axis=3)[:, 0]  # [B, L]
         if self.translation_lm is None and not self.settings.flip:
-            has_two = jnp.zeros_like(has_two)  # the first side would be predicted from the second
-        weights = masked.weights * jnp.where(sides == 1, has_two, has_one)
+            has_other &= plan.sides == 2  # the first side would be predicted from the second
+        weights = masked.weights * jnp.take_along_axis(has_other, masked.positions, axis=1)
         return plan.masked_lm._replace(masked=masked._replace(weights=weights))
 
     def _joined_plan(self, plan: Plan) -> MaskedPlan:
         """Return TLM's plan: each pair is one segment `<s> a </s> </s> b </s>`."""
-        found = plan.masked_lm
-        is_second = plan.sides == 2
-        starts = is_second & (jnp.roll(plan.sides, 1, axis=1) == 1)  # y's <s>, after an </s>
-        tokens = jnp.where(starts, jnp.roll(found.tokens, 1, axis=1), found.tokens)
+        found, is_start = plan.masked_lm, plan.masked_lm.positions == 0
+        is_second = (plan.sides > 0) & (plan.sides % 2 == 0)
+        # y's <s>, after an </s>.
+        tokens = jnp.where(is_start & is_second, jnp.roll(found.tokens, 1, axis=1), found.tokens)
         positions = found.positions
         assert self.translation_lm is not None
         if not self.translation_lm.positions_restart:
-            index = jnp.arange(positions.shape[1], dtype=positions.dtype)
-            positions = jnp.broadcast_to(index, positions.shape)
-        segments = (plan.sides > 0).astype(plan.sides.dtype)
+            index = jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape)
+            start = jax.lax.cummax(jnp.where(is_start & ~is_second, index, 0), axis=1)
+            positions = index - start
+        segments = (plan.sides + 1) // 2
         return found._replace(tokens=tokens, segments=segments, positions=positions)
 
     @functools.cached_property
@@ -130,17 +133,13 @@ class CrossMLM(OnMaskedLM):
         return dataclasses.replace(self, masked_lm=self.masked_lm.exact, translation_lm=exact)
 
 
-def _sides_of_targets(masked: Masked, sides: jax.Array) -> jax.Array:
-    """Return the sides [B, M] of the masked tokens, given those [B, L] of all tokens."""
-    return jnp.take_along_axis(sides, masked.positions, axis=1)
-
-
 def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -> LossAndMetrics:
     """Sum losses [B, M] as `name`, and by predicted side, the terms of Eq. 8, as name/x, name/y."""
-    weights, of_targets = plan.masked.weights, _sides_of_targets(plan.masked, sides)
+    weights = plan.masked.weights
+    of_targets = jnp.take_along_axis(sides, plan.masked.positions, axis=1)
     found = {name: (losses.sum(), weights.sum())}
-    for side, letter in ((1, "x"), (2, "y")):
-        here = of_targets == side
+    for rest, letter in ((1, "x"), (0, "y")):
+        here = of_targets % 2 == rest
         found[f"{name}/{letter}"] = (losses * here).sum(), (weights * here).sum()
     return found
 

@@ -1,4 +1,4 @@
-"""Masked language modelling (MLM) on packed sequences, TLM on pairs, and what builds on either."""
+"""Masked language modelling (MLM) on packed sequences, on pairs (TLM) or both, and its users."""
 
 import dataclasses
 import functools
@@ -31,7 +31,9 @@ class Plan(NamedTuple):
       sample: the classes of the softmax; None for the whole vocabulary.
       num_rows: scalar int32, number of table rows that the step needs; None without sampling.
       language: [B] int32 index of each sequence's language; None without metrics by language.
-      mask_rate: scalar float32; None if it is constant.
+      mask_rate: scalar float32, of text; None if it is constant.
+      task: [B] int32, see `MaskedLM`; None if a batch is of one task.
+      factor: [B] float32 of the losses of each row; None if a batch is of one task.
     """
 
     masked: Masked
@@ -42,11 +44,18 @@ class Plan(NamedTuple):
     num_rows: jax.Array | None
     language: jax.Array | None
     mask_rate: jax.Array | None
+    task: jax.Array | None = None
+    factor: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedLM(Objective):
-    """Masked LM of packed sequences, on batches with `tokens` [B, L] and `language` [B].
+    """Masked LM on batches with `tokens` [B, L] and, for metrics by language, `language` [B].
+
+    Tokens attend within the documents of a packed sequence, or within the `segments` [B, L] of a
+    batch that has them and `positions` [B, L]. A segment of both sentences of a pair makes it TLM
+    (Conneau and Lample 2019). A batch with `task` [B] has rows of text (0) and of pairs (1). They
+    share one pass and the classes of the softmax. Its loss is the sum of each task's mean loss.
 
     Attributes:
       exact_layer: the output layer without sampling, for evaluation and the full-softmax phase.
@@ -64,6 +73,8 @@ class MaskedLM(Objective):
       frequency_bias: whether the output bias is initialised with log frequencies.
       full_softmax_from: first step whose softmax is not sampled; None for no such phase.
       scope: key of the model's parameters among those of a larger objective; "" if they are all.
+      positions_restart: whether positions restart within a segment, in the second sentence.
+      pair_weight: weight of the loss on pairs, of batches with both tasks.
     """
 
     encoder: Encoder
@@ -84,8 +95,8 @@ class MaskedLM(Objective):
     frequency_bias: bool = False
     full_softmax_from: int | None = None
     scope: str = ""
-
-    positions_restart = False
+    positions_restart: bool = False
+    pair_weight: float = 1.0
 
     @property
     def table_path(self) -> str:
@@ -119,24 +130,39 @@ class MaskedLM(Objective):
     ) -> tuple[Plan, Touched]:
         """Mask a batch; select the classes of its softmax and the table rows that it reads."""
         mask_key, _, sample_key = jax.random.split(key, 3)
-        rate = self.mask.rate_at(step, self.num_steps)
+        mask, rate = self.mask, self.mask.rate_at(step, self.num_steps)
+        rates, task = rate, batch.arrays.get("task")
+        if task is not None and mask.pair_rate:
+            rates = jnp.where(task == 1, mask.pair_rate, mask.rate if rate is None else rate)
+            mask = dataclasses.replace(mask, rate=max(mask.rate, mask.pair_rate))
         masked = mask_tokens(
-            mask_key, batch["tokens"], self.mask, vocab_size=self.output_layer.num_valid,
-            mask_id=self.mask_id, special_ids=self.special_ids, rate=rate,
+            mask_key, batch["tokens"], mask, vocab_size=self.output_layer.num_valid,
+            mask_id=self.mask_id, special_ids=self.special_ids, rate=rates,
         )  # fmt: skip
         segments, positions = self.layout(batch)
         sample = self.output_layer.sample(
             sample_key, masked.targets, masked.weights, self.statistics_at(step), self._index(extra)
         )
         language = batch["language"] if self.languages else None
-        plan = Plan(masked, segments, positions, masked.inputs, sample, None, language, rate)
+        factor = None if task is None else self._factor(masked, task)
+        plan = Plan(
+            masked, segments, positions, masked.inputs, sample, None, language, rate, task, factor
+        )
         if sample is None:
             return plan, {}
         return self._with_rows(plan, sample)
 
     def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Return segments and positions [B, L] int32 of the tokens of a batch."""
+        if "segments" in batch.arrays:
+            return batch["segments"], batch["positions"]
         return self._packed(batch["tokens"])
+
+    def _factor(self, masked: Masked, task: jax.Array) -> jax.Array:
+        """Return factors [B] of losses whose sum, by masked token, adds up the tasks' means."""
+        num_masked = masked.weights.sum(axis=1)
+        weights = jnp.where(task == 1, self.pair_weight, 1.0)
+        return weights * num_masked.sum() / jnp.maximum(task_totals(num_masked, task), 1)
 
     def _packed(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         return packed_segments(
@@ -165,7 +191,7 @@ class MaskedLM(Objective):
             return None
         return Plan(
             masked=0, segments=0, positions=0, tokens=0, sample=sample,  # type: ignore[arg-type]
-            num_rows=None, language=0, mask_rate=None,  # type: ignore[arg-type]
+            num_rows=None, language=0, mask_rate=None, task=0, factor=0,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
@@ -205,6 +231,10 @@ class MaskedLM(Objective):
             found["mask_rate"] = (plan.mask_rate, one)
         if plan.language is not None:
             found |= self._by_language(losses, masked.weights, plan.language)
+        if plan.factor is not None:
+            found["loss"] = (losses * plan.factor[:, None]).sum(), found["loss"][1]
+            for name, here in rows_of_tasks(plan, ("mlm", "tlm")).items():
+                found[f"{name}_loss"] = (losses * here).sum(), (masked.weights * here).sum()
         return found
 
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
@@ -326,6 +356,19 @@ class MaskedLM(Objective):
         return extra, report
 
 
+def task_totals(of_rows: jax.Array, task: jax.Array | None) -> jax.Array:
+    """Sum values [B] over the rows of each row's `task` [B], to [B]; without tasks, to a scalar."""
+    if task is None:
+        return of_rows.sum()
+    return jax.ops.segment_sum(of_rows, task, 2)[task]
+
+
+def rows_of_tasks(plan: Plan, names: tuple[str, str]) -> dict[str, jax.Array]:
+    """Return [B, 1] bool by the tasks' `names`: the rows of each, of a plan with both tasks."""
+    assert plan.task is not None
+    return {name: (plan.task == number)[:, None] for number, name in enumerate(names)}
+
+
 def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:
     """Return whether a step with G C candidate slots and B L tokens gathers its table rows."""
     return (row_capacity or num_slots + num_tokens) < vocab_size
@@ -365,17 +408,3 @@ class OnMaskedLM(Objective):
 
     def at_step(self, step: int) -> Any:
         return self if self.masked_lm.at_step(step) is self.masked_lm else self.exact
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TranslationLM(MaskedLM):
-    """TLM (Conneau and Lample 2019), on batches with `tokens`, `segments`, `positions` [B, L].
-
-    A pair of sentences is one segment, or two if its sentences must not attend to each other.
-    `positions_restart` says whether positions restart with the second sentence of a segment.
-    """
-
-    positions_restart: bool = False
-
-    def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return batch["segments"], batch["positions"]

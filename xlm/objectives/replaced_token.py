@@ -17,7 +17,7 @@ import optax
 from xlm.models.encoder import Encoder, Tables, init_params, run_encoder
 from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
-from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM
+from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM, rows_of_tasks, task_totals
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched, replace_table
 from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 from xlm.objectives.settings import ReplacedTokenSettings
@@ -35,9 +35,10 @@ class Plan(NamedTuple):
     Attributes:
       generator: the generator's plan, with the masked batch.
       is_text: [B, L] bool, tokens that are classified: all but special ones and padding.
-      scale: scalar float32, lambda times masked tokens per classified one. The summed losses are
-        divided by the number of masked tokens, so the discriminator's mean gets the weight lambda.
-      pair: [B] int32 index of each example's language pair; None without losses by pair.
+      scale: scalar float32, or [B] for the row's task, lambda times masked tokens per classified
+        one. The summed losses are divided by the number of masked tokens, so the discriminator's
+        mean gets the weight lambda.
+      pair: [B] int32 index of each row's language pair, -1 of text; None without losses by pair.
     """
 
     generator: masked_lm.Plan
@@ -63,9 +64,10 @@ class ReplacedToken(OnMaskedLM):
     with masked-LM head, "discriminator": encoder without one, "replaced_token_head": its head}.
 
     Attributes:
-      generator: masked LM with the scope "generator", on packed sequences (MRTD) or pairs (TRTD).
+      generator: masked LM with the scope "generator", on packed sequences (MRTD), pairs (TRTD) or
+        batches with both tasks.
       encoder: the discriminator, which is fine-tuned.
-      name: prefix of the metrics.
+      name: prefix of the metrics of a batch of one task.
       num_pairs: N, language pairs whose losses are learned from `pair` [B] of the batches, for
         robust sampling of pairs; 0 for none.
       pair_rate: rate of the moving average of these losses, see `pair_losses`.
@@ -134,8 +136,10 @@ class ReplacedToken(OnMaskedLM):
         """Mask a batch, and select the classes of replacements: V' if the softmax is sampled."""
         plan, touched = self.generator.plan(extra, batch, key, step)
         is_text = ~jnp.isin(batch["tokens"], jnp.array(self.special_ids))
-        num_text = jnp.maximum(is_text.sum(), 1)
-        scale = self.settings.weight * plan.masked.weights.sum() / num_text
+        num_masked, num_text = (
+            task_totals(one.sum(axis=1), plan.task) for one in (plan.masked.weights, is_text)
+        )
+        scale = self.settings.weight * num_masked / jnp.maximum(num_text, 1)
         if touched and not self._shares_table:
             touched = {**touched, _OWN_TABLE: touched[self.generator.table_path]}
         return Plan(plan, is_text, scale, batch["pair"] if self.num_pairs else None), touched
@@ -143,7 +147,8 @@ class ReplacedToken(OnMaskedLM):
     def example_axes(self, plan: Plan, num_shards: int) -> Plan | None:
         """Return the axes of the sequences; None if the generator has none."""
         axes = self.generator.example_axes(plan.generator, num_shards)
-        return None if axes is None else Plan(axes, 0, None, 0)  # type: ignore[arg-type]
+        scale = 0 if plan.scale.ndim else None
+        return None if axes is None else Plan(axes, 0, scale, 0)  # type: ignore[arg-type]
 
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
@@ -157,7 +162,7 @@ class ReplacedToken(OnMaskedLM):
         hidden = generator.predicted(params, states, positions)  # [B, M, E]
         of_masked = generator.token_losses(params, rows, plan.generator, hidden)
         found = generator.metrics_of(of_masked, plan.generator)
-        corrupted, accuracy = self._corrupted(params, rows, plan, hidden, sample_key)
+        corrupted, is_right = self._corrupted(params, rows, plan, hidden, sample_key)
         layout = plan.generator.segments, plan.generator.positions
         logits = self._logits(
             params, self._tables(params, rows), corrupted.tokens, layout,
@@ -165,16 +170,21 @@ class ReplacedToken(OnMaskedLM):
         )  # fmt: skip
         of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
         of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
-        detection = of_text.sum()
-        mlm_total, weight = found.pop("loss")
-        return {
-            **found,
-            "loss": (mlm_total + plan.scale * detection, weight),
-            f"{self.name}/generator_loss": (mlm_total, weight),
-            f"{self.name}/generator_accuracy": accuracy,
-            f"{self.name}/discriminator_loss": (detection, plan.is_text.sum(dtype=jnp.float32)),
-            **self._detection_metrics(plan, corrupted, logits),
-        }, self._pair_sums(plan, of_masked, of_text)
+        total, weight = found["loss"]
+        tasks: dict[str, Any] = {self.name: True}
+        if plan.generator.factor is None:
+            total += plan.scale * of_text.sum()
+        else:
+            of_rows = of_masked.sum(axis=1) + plan.scale * of_text.sum(axis=1)
+            total = (plan.generator.factor * of_rows).sum()
+            tasks = rows_of_tasks(plan.generator, ("mrtd", "trtd"))
+            for old, (name, here) in zip(("mlm_loss", "tlm_loss"), tasks.items(), strict=True):
+                found[f"{name}_loss"] = (of_rows * here[:, 0]).sum(), found.pop(old)[1]
+        found["loss"] = total, weight
+        for name, here in tasks.items():
+            of_task = self._metrics(plan, here, of_masked, of_text, is_right, corrupted, logits)
+            found |= {f"{name}/{metric}": sums for metric, sums in of_task.items()}
+        return found, self._pair_sums(plan, of_masked, of_text)
 
     def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
         """Sum L_MLM + lambda L_RTD of each example with text by language pair."""
@@ -196,8 +206,8 @@ class ReplacedToken(OnMaskedLM):
 
     def _corrupted(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, hidden: jax.Array, key: jax.Array
-    ) -> tuple[Corrupted, tuple[jax.Array, jax.Array]]:
-        """Sample the masked tokens; return the corrupted batch and the generator's accuracy."""
+    ) -> tuple[Corrupted, jax.Array]:
+        """Sample the masked tokens; return the batch, and where the generator is right [B, M]."""
         generator, masked = self.generator, plan.generator.masked
         table, bias = generator.output_table(params)
         draws = generator.output_layer.draw(
@@ -215,9 +225,7 @@ class ReplacedToken(OnMaskedLM):
         is_wrong = is_used & (draws.ids != masked.targets)
         is_replaced = jnp.zeros(tokens.shape, bool)
         is_replaced = is_replaced.at[of_batch, positions].set(is_wrong, unique_indices=True)
-        is_right = is_used & (draws.best == masked.targets)
-        accuracy = is_right.sum(dtype=jnp.float32), masked.weights.sum()
-        return Corrupted(tokens, is_replaced), accuracy
+        return Corrupted(tokens, is_replaced), is_used & (draws.best == masked.targets)
 
     def _tables(self, params, rows: Mapping[str, jax.Array]) -> Tables:
         """Return the tables of the discriminator's embeddings, touched rows where given."""
@@ -265,24 +273,31 @@ class ReplacedToken(OnMaskedLM):
         hidden = generator.predicted(params, states, plan.generator.masked.positions)
         return exact._corrupted(params, {}, plan, hidden, sample_key)[0].tokens
 
-    def _detection_metrics(
-        self, plan: Plan, corrupted: Corrupted, logits: jax.Array
-    ) -> LossAndMetrics:
-        """Return replaced share, precision and recall of finding these tokens, padding share."""
+    def _metrics(
+        self, plan: Plan, here: Any, of_masked: jax.Array, of_text: jax.Array, is_right: jax.Array,
+        corrupted: Corrupted, logits: jax.Array,
+    ) -> LossAndMetrics:  # fmt: skip
+        """Return the metrics of the rows `here`, [B, 1] bool or True for all.
+
+        They are losses, the generator's accuracy, the share of replaced tokens, precision and
+        recall of finding these, and the share of padding.
+        """
 
         def count(condition: jax.Array) -> jax.Array:
-            return (condition & plan.is_text).sum(dtype=jnp.float32)
+            return (condition & here).sum(dtype=jnp.float32)
 
-        is_replaced, is_found = corrupted.is_replaced, logits > 0
-        replaced, text = count(is_replaced), plan.is_text.sum(dtype=jnp.float32)
-        right = count(is_found & is_replaced)
-        segments = plan.generator.segments
-        padding = (segments == 0).sum(dtype=jnp.float32)
+        masked = (plan.generator.masked.weights * here).sum()
+        is_replaced, is_found = (plan.is_text & one for one in (corrupted.is_replaced, logits > 0))
+        replaced, text = count(is_replaced), count(plan.is_text)
+        right, segments = count(is_found & is_replaced), plan.generator.segments
         return {
-            f"{self.name}/replaced": (replaced, text),
-            f"{self.name}/precision": (right, count(is_found)),
-            f"{self.name}/recall": (right, replaced),
-            f"{self.name}/padding": (padding, jnp.float32(segments.size)),
+            "generator_loss": ((of_masked * here).sum(), masked),
+            "generator_accuracy": (count(is_right), masked),
+            "discriminator_loss": ((of_text * here).sum(), text),
+            "replaced": (replaced, text),
+            "precision": (right, count(is_found)),
+            "recall": (right, replaced),
+            "padding": (count(segments == 0), count(segments >= 0)),
         }
 
     def init_extra(self) -> Extra:
