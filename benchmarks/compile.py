@@ -37,11 +37,11 @@ from ml_collections import ConfigDict
 
 from benchmarks import hlo, machine
 from configs import mmbert, veco, vocap_paper, xlm_r, xy_lent
-from input_pipeline.stream import PACKED
+from input_pipeline.stream import JOINT, PACKED
 from xlm.common import artifacts, entry_point, tables
 from xlm.common.schema import settings
 from xlm.experiment import memory, model, objectives, phase_runs
-from xlm.experiment.data import kind_of_pairs
+from xlm.experiment.data import data_settings, kind_of_pairs
 from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import MeshSettings
@@ -215,18 +215,24 @@ def _find_cuda() -> None:
 
 
 def batches_of(config: ConfigDict, length: int, mesh: Any) -> dict[str, Batch]:
-    """Return abstract batches by kind: packed sequences, and rows of pairs if any."""
+    """Return abstract batches by kind: packed sequences, and rows of pairs if any, or both."""
     size, layout = config.train.batch_size, batch_sharding(mesh)
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
 
-    found = {PACKED: Batch({"tokens": array(size, length), "language": array(size)}, PACKED)}
-    if config.data.pair_share:
-        arrays = {x: array(size, length) for x in ("tokens", "segments", "positions")}
-        kind = kind_of_pairs(config)
-        found[kind] = Batch({**arrays, "pair": array(size)}, kind)
-    return found
+    of_text = {"tokens": array(size, length), "language": array(size)}
+    layout_of_pairs = {x: array(size, length) for x in ("tokens", "segments", "positions")}
+    arrays = {PACKED: of_text, kind_of_pairs(config): {**layout_of_pairs, "pair": array(size)}}
+    arrays[JOINT] = {**of_text, **arrays[kind_of_pairs(config)], "task": array(size)}
+    return {kind: Batch(arrays[kind], kind) for kind in kinds_of(config)}
+
+
+def kinds_of(config: ConfigDict) -> list[str]:
+    """Return the kinds of the batches of a config."""
+    if data_settings(config).is_joint:
+        return [JOINT]
+    return [PACKED, *([kind_of_pairs(config)] if config.data.pair_share else [])]
 
 
 def compiled(
@@ -408,8 +414,7 @@ def programs(
     config: ConfigDict, target: str, stem: pathlib.Path
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield what `compiled` does, read from files that begin with `stem` if they are there."""
-    kinds = [PACKED, *([kind_of_pairs(config)] if config.data.pair_share else [])]
-    paths = {kind: stem.with_name(f"{stem.name}-{kind}.json") for kind in kinds}
+    paths = {kind: stem.with_name(f"{stem.name}-{kind}.json") for kind in kinds_of(config)}
     if all(path.exists() for path in paths.values()):
         for kind, path in paths.items():
             text = gzip.decompress(path.with_suffix(".hlo.gz").read_bytes()).decode()

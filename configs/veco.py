@@ -105,7 +105,7 @@ def _veco(config: ConfigDict) -> None:
     """Set what all runs of the objective share."""
     config.objective = "veco"
     config.model.cross_attention = True
-    config.data.update(alpha=0.5, pair_share=0.5, kinds_in_turns=True)
+    config.data.update(alpha=0.5, pair_share=0.5, kinds="turns")
     config.mask.update(rate=0.15, pair_rate=0.25)
     config.train.log_every |= 1  # odd, or only one of two kinds in turns would be logged
 

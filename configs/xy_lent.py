@@ -4,9 +4,9 @@
       python $stage.py --config=configs/xy_lent.py:RUN,DATA --workdir=runs/RUN
     done
 
-ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), half of the
-steps each, with a VoCap vocabulary and a gated relative position bias; see docs/xy_lent.md. Without
-`,DATA` a config is only for looking at.
+ELECTRA-style replaced-token detection on text (MRTD) and on many-to-many bitext (TRTD), as many
+rows of each in every step, with a VoCap vocabulary and a gated relative position bias; see
+docs/xy_lent.md. Without `,DATA` a config is only for looking at.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
@@ -27,7 +27,8 @@ pairs from the Bible, news and Tatoeba; a generator of one layer and a discrimin
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
 quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats below the unigram
-level and an AUC of 0.71 to 0.78 on unigram samples (six runs, research/reports/results_xy_lent.md).
+level and an AUC of 0.71 to 0.78 on unigram samples (six runs of one task a step, before rows of
+several pairs, research/reports/results_xy_lent.md).
 """
 
 from typing import Any
@@ -42,7 +43,8 @@ _LARGE = {
     "model.remat": "full",
     "replaced_token.generator_layers": 6,
     "train.num_steps": 500_000,
-    "train.batch_size": 2048,
+    "train.batch_size": 2 * 2048,
+    "train.accumulation_steps": 1,
     "optimizer.learning_rate": 2e-4,
     "optimizer.clip_norm": 1.0,
 }
@@ -51,6 +53,7 @@ _XL = {
     "model.remat": "full",
     "replaced_token.generator_layers": 8,
     "train.num_steps": 150_000,
+    "train.accumulation_steps": 1,
     "optimizer.learning_rate": 1e-4,
     "optimizer.clip_norm": 1.0,
 }
@@ -78,6 +81,7 @@ RUNS = {
 # What differs from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {
     "small": {},
+    "small_turns": {"data.kinds": "turns", "train.log_every": 11},  # odd, to log both tasks
     "small_mlm": _MLM,
     "small_english": _ENGLISH,
     "small_2x": {"vocab.target_size": 20_000},
@@ -94,7 +98,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_defects": {
         "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
         "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
-        "data.pair_share": 0.9,
+        "data.pair_share": 0.875,
     },
 }
 
@@ -105,9 +109,9 @@ def get_config(arg: str = "") -> ConfigDict:
     if run == "runlocal":
         config = small.runlocal()
         _replaced_tokens(config)
-        config.data.update(pair_sampling="sinkhorn", pair_share=0.5)
+        config.data.update(pair_sampling="sinkhorn", pair_share=0.5, kinds="joint")
         config.output_layer.kind = "full"
-        config.train.num_steps = 4  # of which some are on pairs
+        config.train.update(num_steps=4, batch_size=8)  # four rows of each task
         return config
     runs = {**RUNS, **SMALL}
     if run not in runs:
@@ -133,10 +137,7 @@ def _replaced_tokens(config: ConfigDict) -> None:
 # (XLM-E's), that the two models share their token embeddings (ELECTRA's), the placement of
 # LayerNorm, and that 1 % of the pairs are held out, of which retrieval
 # takes 1,000 of each set.
-# A step is of one task, drawn at random, where the paper's has a batch of each. So the steps of
-# Table 9 give each task half of the paper's batches. Twice `train.num_steps` and
-# `optimizer.warmup_steps` (250,000 and 20,000 for Base) give as many, in updates from one task
-# instead of both.
+# `train.batch_size` counts the rows of both tasks, each of which has the tokens of Table 9.
 def _paper() -> ConfigDict:
     """Return XY-LENT Base: Tables 8 and 9, Section 5 and Appendix A."""
     config = default_config()
@@ -146,7 +147,7 @@ def _paper() -> ConfigDict:
     config.corpus.update(parallel_heldout_fraction=0.01, parallel_heldout_most=10_000)
     config.vocab.target_size = 500_000
     config.data.update(
-        pair_share=0.5, pair_sampling="sinkhorn", block_bytes=1 << 20,
+        kinds="joint", pair_share=0.5, pair_sampling="sinkhorn", block_bytes=1 << 20,
         lanes=128,  # the launchers start a process for each of the 128 GPUs
         window_bytes=1 << 30,
     )  # fmt: skip
@@ -154,7 +155,8 @@ def _paper() -> ConfigDict:
     config.model.update(position="gated", dtype="bfloat16", remat="dots")
     config.output_layer.kind = "blockwise"
     config.optimizer.update(learning_rate=8e-4, clip_norm=2.0)
-    config.train.update(num_steps=125_000, batch_size=8192)
+    config.train.update(num_steps=125_000, batch_size=2 * 8192)
+    config.train.accumulation_steps = 2  # of 16,384 rows, 128 devices of 40 GB hold half at once
     return config
 
 
@@ -173,7 +175,7 @@ def _small() -> ConfigDict:
     config.corpus.max_train_bytes = 1_500_000
     config.vocab.target_size = 10_000
     config.store.length = 64
-    config.data.update(pair_share=0.5, pair_sampling="sinkhorn")
+    config.data.update(kinds="joint", pair_share=0.5, pair_sampling="sinkhorn")
     config.output_layer.kind = "full"
     config.optimizer.clip_norm = 2.0
     config.train.update(num_steps=4000, evaluate_every=500)

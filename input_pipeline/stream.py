@@ -6,6 +6,7 @@ read blocks ahead of need; one that is no longer cached is read again.
 """
 
 import collections
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -19,8 +20,8 @@ from input_pipeline.packed_dataset import PackedDataset
 
 # Blocks that are kept beyond a window: a short one, and one for threads that overtake each other.
 _SLACK = 2
-# Kind of the batches of `TrainingStream`.
-PACKED = "packed"
+# Kinds of the batches of `TrainingStream` and `JointStream`.
+PACKED, JOINT = "packed", "joint"
 # Sequences by language, and sentence pairs by language pair.
 Seen = collections.Counter[str | tuple[str, str]]
 
@@ -145,6 +146,59 @@ class AlphaPhases(PhasedStream):
 
     def step_values(self, step: int) -> dict[str, float]:
         return {"alpha": self._alphas[self._first(step)]}
+
+
+class JointStream(Stream):
+    """Batches of rows of text and rows of pairs, of the same step of two streams.
+
+    Parts of hosts and of accumulation (rows i, i + A, ... of A `accumulation_steps`) hold both in
+    the same shares: for r : s rows of text and pairs, A r of text and A s of pairs take turns.
+    """
+
+    _names = ("tokens", "segments", "positions", "language", "pair", "task")
+    types = dict.fromkeys(_names, np.dtype(np.int32))
+
+    def __init__(self, text: Stream, pairs: Stream, accumulation_steps: int):
+        self._streams, self._steps = (text, pairs), accumulation_steps
+
+    def kind(self, step: int) -> str:
+        return JOINT
+
+    def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
+        """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
+
+        Arrays are those of both streams and int32 `task` [B / num_parts], 0 for text and 1 for
+        pairs. Text has `pair` -1, pairs have `language` -1. Segments and positions of text are 0,
+        since its tokens tell them.
+        """
+        found = [one.batch(step, part, num_parts) for one in self._streams]
+        for task, arrays in enumerate(found):
+            rows = np.zeros(len(arrays["tokens"]), np.int32)
+            others = {"language": rows - 1, "pair": rows - 1, "task": rows + task}
+            others |= dict.fromkeys(("segments", "positions"), np.zeros_like(arrays["tokens"]))
+            found[task] = others | arrays
+        return {name: self._in_turns([one[name] for one in found]) for name in self.types}
+
+    def _in_turns(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Join rows of text and of pairs [n, ...] in turns."""
+        turns, shape = math.gcd(*map(len, parts)) // self._steps, parts[0].shape[1:]
+        found = np.concatenate([one.reshape(turns, -1, *shape) for one in parts], axis=1)
+        return found.reshape(-1, *shape)
+
+    def request(self, step: int, part: int = 0, num_parts: int = 1) -> None:
+        for one in self._streams:
+            one.request(step, part, num_parts)
+
+    def describe_batch(self, step: int) -> list[tuple[str, int]]:
+        text, pairs = (one.describe_batch(step) for one in self._streams)
+        rows = [*text, *pairs]
+        return [rows[i] for i in self._in_turns(np.split(np.arange(len(rows)), [len(text)]))]
+
+    def step_values(self, step: int) -> dict[str, float]:
+        return self._streams[0].step_values(step)
+
+    def seen(self, steps: int) -> Seen:
+        return sum((one.seen(steps) for one in self._streams), Seen())
 
 
 class Wanted(NamedTuple):

@@ -16,7 +16,7 @@ from input_pipeline.stream import PACKED
 from tests import folders
 from tests.training import program_test
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
-from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust
+from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust, streams
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from xlm.experiment.robust import robust_settings
 from xlm.objectives.mixture import Mixture
@@ -28,6 +28,7 @@ def config(**changes) -> ConfigDict:
     found = xy_lent.get_config("runlocal")
     found.store.length = program_test.L
     found.model.max_length = program_test.L
+    found.data.kinds = "random"
     found.mesh.update(data=4, model=2)
     found.update_from_flattened_dict(changes)
     return found
@@ -58,6 +59,31 @@ class ObjectiveTest(parameterized.TestCase):
                 ),
                 discriminator,
             )  # fmt: skip
+
+    def test_joint_steps_have_one_objective_of_both_tasks(self):
+        joint, apart = (
+            objective_of(**{
+                "data.kinds": kinds, "output_layer.kind": "nce", "mask.pair_rate": 0.3,
+                "data.pair_weight": 0.25, **ROBUST,
+            }) for kinds in ("joint", "random")
+        )  # fmt: skip
+        self.assertIs(encoder_of(joint), joint)
+        self.assertEqual((joint.num_pairs, joint.pair_rate), (1, 0.25))
+        self.assertEqual(joint.generator.pair_weight, 0.25)
+        self.assertEqual([one.weight for one in apart.terms.values()], [1, 0.25])
+        text, pairs = (
+            one.objective.generator.statistics.probabilities for one in apart.terms.values()
+        )
+        expected = (0.2 * text + 0.3 * pairs) / 0.5  # of as many rows, by the rate of masks
+        found = joint.generator.statistics.probabilities
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        with self.assertRaisesRegex(ValueError, 'data.kinds is "joint" and data.contrast_share 0'):
+            objective_of(
+                objective="masked_lm", **{"data.kinds": "joint", "data.contrast_share": 0.1}
+            )
+        settings = config(**{"data.kinds": "joint", "data.pair_share": 0.25})
+        with self.assertRaisesRegex(ValueError, "rows of each task: 6 must be a multiple of 4"):
+            streams.check_batches(settings, program_test.store(), model.mesh(settings))
 
     @parameterized.parameters("full", "blockwise")
     def test_an_exact_generator_reads_no_counts_that_it_does_not_use(self, kind):

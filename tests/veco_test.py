@@ -68,7 +68,7 @@ class PaperTest(parameterized.TestCase):
         found = veco.get_config("large")
         self.assertEqual((found.data.alpha, found.vocab.target_size), (0.5, 250_000))
         # Batches of text and of pairs in turns, three objectives of equal weight.
-        self.assertEqual((found.data.pair_share, found.data.kinds_in_turns), (0.5, True))
+        self.assertEqual((found.data.pair_share, found.data.kinds), (0.5, "turns"))
         terms = found.veco
         self.assertEqual((terms.is_weight, terms.cs_weight, terms.tlm_weight), (1.0, 1.0, 1.0))
         self.assertEqual((terms.context, terms.flip), ("causal", True))
@@ -96,7 +96,7 @@ class ConfigTest(parameterized.TestCase):
             return
         self.assertEqual(tuple(terms), kinds)
         # Steps of both kinds, which take turns, are recorded.
-        self.assertTrue(found.data.kinds_in_turns)
+        self.assertEqual(found.data.kinds, "turns")
         self.assertEqual(found.train.log_every % 2, 1)
         pairs = terms[kinds[1]].objective
         self.assertEqual((pairs.masked_lm if is_veco else pairs).mask.rate, 0.25)
@@ -134,6 +134,7 @@ class ConfigTest(parameterized.TestCase):
         ({"model.cross_attention": False}, "model.cross_attention is False, must be True"),
         ({"objective": "masked_lm"}, "model.cross_attention is True, must be False with .*veco"),
         ({"data.contrast_share": 0.1}, "data.contrast_share is 0.1, .* set it to 0"),
+        ({"data.kinds": "joint"}, 'data.kinds is "joint", .* set data.kinds to "turns"'),
         # 128 x 4 tokens of pairs at 0.25, after 20 slots of each of four sequences of text.
         ({"output_layer.capacity": 127}, "output_layer.capacity is 127, .* 128 distinct"),
     )

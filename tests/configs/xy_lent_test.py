@@ -7,9 +7,8 @@ import jax
 from absl.testing import parameterized
 
 from configs import xy_lent
-from input_pipeline.bitext import PAIRS
-from input_pipeline.stream import PACKED
 from xlm.experiment import memory, objectives
+from xlm.experiment.data import rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 
 # Layers, hidden size, FFN inner size, heads (Table 8); steps, tokens of a batch in millions, Adam's
@@ -36,11 +35,12 @@ class PaperTest(parameterized.TestCase):
         model, train, optimizer = config.model, config.train, config.optimizer
         found = (
             model.num_layers, model.hidden_size, model.mlp_size, model.num_heads, train.num_steps,
-            round(train.batch_size * config.store.length / 2**20), optimizer.epsilon,
+            round(rows_of_tasks(config)[0] * config.store.length / 2**20), optimizer.epsilon,
             optimizer.beta1, optimizer.beta2, optimizer.learning_rate, optimizer.warmup_steps,
             optimizer.clip_norm, optimizer.weight_decay,
         )  # fmt: skip
         self.assertEqual(found, PAPER[run])
+        self.assertEqual(*rows_of_tasks(config))  # as many tokens of each task
         # A linear schedule to zero.
         self.assertEqual((optimizer.schedule, optimizer.decay_power), ("polynomial", 1.0))
         self.assertEqual((optimizer.kind, optimizer.final_rate_ratio), ("adamw", 0.0))
@@ -50,13 +50,13 @@ class PaperTest(parameterized.TestCase):
 
     @parameterized.parameters(("base", 4), ("large", 6), ("xl", 8))
     def test_tasks_masks_and_depth_of_the_generator(self, run, layers):
-        """Base's depth is XLM-E's; a batch of either task has the tokens of Table 9."""
+        """Base's depth is XLM-E's; every step has both tasks."""
         config = xy_lent.get_config(run)
         data, mask, replaced = config.data, config.mask, config.replaced_token
         self.assertEqual(replaced.generator_layers, layers)
         self.assertEqual((replaced.weight, replaced.temperature), (50.0, 1.0))
         self.assertEqual((mask.rate, mask.mask_share, mask.random_share), (0.15, 1.0, 0.0))
-        self.assertEqual((data.pair_share, data.contrast_share), (0.5, 0.0))
+        self.assertEqual((data.kinds, data.pair_share, data.contrast_share), ("joint", 0.5, 0.0))
         self.assertEqual((data.pair_sampling, data.pair_temperature), ("sinkhorn", 2.0))
 
     @parameterized.parameters(*SIZES)
@@ -83,7 +83,7 @@ class RunsTest(parameterized.TestCase):
         config = xy_lent.get_config(f"{run},text")
         self.assertEqual(config.corpus.root, "text")
         objective = objective_of(run)
-        self.assertEqual(tuple(objective.terms), (PACKED, PAIRS))
+        self.assertEqual(hasattr(objective, "terms"), config.data.kinds == "turns")
         settings = encoder_of(objective).encoder.settings
         self.assertEqual(settings.num_layers, config.model.num_layers)
         masked_lm = masked_lm_of(objective)

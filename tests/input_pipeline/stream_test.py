@@ -14,7 +14,7 @@ from input_pipeline.order import (
     largest_remainder,
     permute,
 )
-from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream, row_cache
+from input_pipeline.stream import PACKED, AlphaPhases, JointStream, TrainingStream, row_cache
 from tests import processes
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_store
@@ -193,6 +193,29 @@ class TrainingStreamTest(FolderTest):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one["tokens"], other["tokens"])
             self.assertGreater(len(np.unique(one["language"])), 300)
+
+
+class JointStreamTest(FolderTest):
+    def test_all_parts_of_a_batch_hold_both_tasks_in_their_order(self):
+        store = training_store(self.folder, {"en": 300, "sw": 20})
+        shares, step = {"en": 0.6, "sw": 0.4}, 7
+        one, two = (TrainingStream(store, shares, size, size) for size in (12, 4))
+        joint = JointStream(one, two, accumulation_steps=2)
+        whole = joint.batch(step)
+        self.assertEqual({name: array.dtype for name, array in whole.items()}, joint.types)
+        for task, stream in enumerate((one, two)):
+            for name, array in stream.batch(step).items():
+                np.testing.assert_array_equal(whole[name][whole["task"] == task], array)
+        halves = [joint.batch(step, part, 2) for part in (0, 1)]
+        for name, array in whole.items():
+            np.testing.assert_array_equal(np.concatenate([one[name] for one in halves]), array)
+        for part in (*halves, whole):
+            for first in (0, 1):  # of accumulation
+                self.assertEqual(part["task"][first::2].mean(), 0.25)
+        self.assertEqual((whole["segments"].max(), whole["pair"].max()), (0, -1))
+        described = [(one.languages.index(name), row) for name, row in joint.describe_batch(step)]
+        np.testing.assert_array_equal(described, whole["tokens"][:, :2])
+        self.assertEqual(joint.seen(9), one.seen(9) + two.seen(9))
 
 
 class AlphaPhasesTest(FolderTest):

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline.bitext import PAIRS
-from input_pipeline.stream import PACKED
+from input_pipeline.stream import JOINT, PACKED
 from tests import factories
 from tests.objectives import cross_mlm_test, fine_tuning_test
 from xlm.models.encoder import Encoder
@@ -104,10 +104,14 @@ class ShardsTest(parameterized.TestCase):
         self.assertEqual(metrics["loss"][1], expected["loss"][1])
         return observed
 
-    @parameterized.parameters(("full", 0), ("knn", 0), ("knn", 1), ("knn", 2), ("nce", 2))
-    def test_masked_lm(self, kind, group_size):
-        objective = masked_lm(kind, group_size)
-        self.check(objective, Batch(arrays(), PACKED), factories.random_params(objective))
+    @parameterized.parameters(
+        ("full", 0), ("knn", 0), ("knn", 1), ("knn", 2), ("nce", 2), ("knn", 2, JOINT)
+    )
+    def test_masked_lm(self, kind, group_size, of_batch=PACKED):
+        objective, batch = masked_lm(kind, group_size), arrays()
+        if of_batch == JOINT:  # tasks of shards differ
+            batch["task"] = jnp.array([0, 1, 1, 1])
+        self.check(objective, Batch(batch, of_batch), factories.random_params(objective))
 
     def test_a_mixture(self):
         tlm = masked_lm("full")
@@ -115,15 +119,22 @@ class ShardsTest(parameterized.TestCase):
         for kind in mixture.terms:
             self.check(mixture, Batch(arrays(), kind), factories.random_params(mixture), 4)
 
-    @parameterized.parameters((PACKED, "full", "disentangled"), (PAIRS, "knn", "separate"))
+    @parameterized.parameters(
+        (PACKED, "full", "disentangled"), (PAIRS, "knn", "separate"), (JOINT, "knn", "separate")
+    )
     def test_replaced_tokens(self, kind, layer, embeddings):
         # The likeliest replacements: a sample would depend on the places of its shard.
         objective = factories.replaced_token(
             factories.output_layer_settings(kind=layer, k=2, capacity=32), SETTINGS,
-            temperature=0.0, embeddings=embeddings, num_pairs=3 if kind == PAIRS else 0,
+            temperature=0.0, embeddings=embeddings, num_pairs=0 if kind == PACKED else 3,
         )  # fmt: skip
         batch = Batch({**arrays(), "pair": jnp.array([2, 0, 2, 2], jnp.int32)}, kind)
+        if kind == JOINT:
+            pair = jnp.array([-1, 0, 2, -1], jnp.int32)
+            batch = Batch({**batch.arrays, "pair": pair, "task": (pair >= 0).astype(int)}, kind)
         observed = self.check(objective, batch, factories.random_params(objective))
+        if kind == JOINT:
+            np.testing.assert_array_equal(observed.weight, [1, 0, 1])
         if kind == PAIRS:
             np.testing.assert_array_equal(observed.weight, [1, 0, 3])
             self.assertGreater(observed.loss[2], observed.loss[0])

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL
 from xlm.models.encoder import Encoder
+from xlm.models.segments import packed_segments
 from xlm.objectives import masked_lm, replaced_token
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.cross_mlm import CrossMLM
@@ -40,7 +41,9 @@ FULL = factories.output_layer_settings(kind="full")
 
 @functools.cache
 def objective_of(name: str, restart: bool = False, context: str = "causal"):
-    encoder = dataclasses.replace(ENCODER, cross_attention=name == "veco")
+    encoder = dataclasses.replace(
+        ENCODER, cross_attention=name == "veco", position="gated" if restart else "learned"
+    )
     scope = GENERATOR if name == "rtd" else ""
     one = factories.masked_lm(
         FULL, encoder, num_valid=V, scope=scope, positions_restart=restart, pair_weight=0.5,
@@ -78,37 +81,30 @@ def pairs_of(is_separate: bool, restart: bool) -> dict[str, np.ndarray]:
 
 def arranged(plan: masked_lm.Plan, rows: Sequence[Sequence[tuple[int, int]]]) -> masked_lm.Plan:
     """Lay the pairs of a plan out in other rows; the targets of each weigh otherwise."""
-    most, is_separate = L // 2, int(plan.segments.max()) > 3
-    shape = len(rows), L
-    found = {name: np.zeros(shape, np.int32) for name in ("inputs", "segments", "positions")}
-    found["inputs"][:] = PAD
-    at, targets = np.zeros((len(rows), most), np.int32), np.zeros((len(rows), most), np.int32)
-    weights = np.zeros((len(rows), most), np.float32)
+    # As many rows for all, some of them empty, so that one program takes them.
+    shape, scale = (len(PAIRS), L), 2 if plan.segments.max() > 3 else 1
+    inputs, segments, positions = np.full(shape, PAD), np.zeros(shape, int), np.zeros(shape, int)
+    weights, targets = np.zeros(shape, np.float32), np.zeros(shape, int)
     for row, pairs in enumerate(rows):
-        stop, used = 0, []
+        stop = 0
         for new, (old, slot) in enumerate(pairs):
             first = sum(sum(one) + 4 for one in LENGTHS[old][:slot])
-            source = np.arange(first, first + sum(LENGTHS[old][slot]) + 4)
-            target = source - first + stop
-            for name, array in (("inputs", plan.masked.inputs), ("positions", plan.positions)):
-                found[name][row, target] = array[old, source]
-            shift = (new - slot) * (2 if is_separate else 1)
-            found["segments"][row, target] = plan.segments[old, source] + shift
-            weight = 1.5 ** PAIRS.index((old, slot))
-            masked = plan.masked.weights[old] > 0
-            places = zip(plan.masked.positions[old], plan.masked.targets[old], masked, strict=True)
-            used += [
-                (place - first + stop, one, weight) for place, one, is_used in places
-                if is_used and place in source
-            ]  # fmt: skip
-            stop = target[-1] + 1
-        rest = [one for one in range(L) if one not in [place for place, *_ in used]]
-        used += [(place, found["inputs"][row, place], 0) for place in rest]
-        at[row], targets[row], weights[row] = zip(*used[:most], strict=True)
-    masked = Masked(found["inputs"], at, targets, weights)
+            size = sum(LENGTHS[old][slot]) + 4
+            here, there = (row, slice(stop, stop + size)), (old, slice(first, first + size))
+            inputs[here], positions[here] = plan.masked.inputs[there], plan.positions[there]
+            segments[here] = plan.segments[there] + scale * (new - slot)
+            masked = plan.masked
+            for at, one, used in zip(*(x[old] for x in masked[1:]), strict=True):
+                if used and first <= at < first + size:
+                    targets[row, at - first + stop] = one
+                    weights[row, at - first + stop] = 1.5 ** PAIRS.index((old, slot))
+            stop += size
+    # Every token has a slot, of which those of targets have weights.
+    at = np.broadcast_to(np.arange(L), shape)
+    masked = Masked(inputs, at, np.where(weights > 0, targets, inputs), weights)
     return plan._replace(
-        masked=masked, segments=found["segments"], positions=found["positions"],
-        tokens=found["inputs"], language=np.zeros(len(rows), np.int32),
+        masked=masked, segments=segments, positions=positions, tokens=inputs,
+        language=np.zeros(len(PAIRS), int),
     )  # fmt: skip
 
 
@@ -162,59 +158,50 @@ class PackedTest(parameterized.TestCase):
 class JointTest(parameterized.TestCase):
     @parameterized.parameters("mlm", "rtd")
     def test_the_loss_is_the_weighted_sum_of_the_means_of_each_task(self, name):
-        objective, task = objective_of(name), np.array([0, 1, 0, 1], np.int32)
-        text, pairs = factories.packed_tokens(num_valid=V), pairs_of(False, False)
-        arrays = {one: np.repeat(array, 2, axis=0) for one, array in pairs.items()}
-        arrays["tokens"][::2] = np.pad(text[:2], ((0, 0), (0, L - 16)), constant_values=PAD)
+        objective, task = objective_of(name), np.array([0, 1, 0, 1])
+        arrays = {key: np.repeat(one, 2, axis=0) for key, one in pairs_of(False, False).items()}
+        text = factories.packed_tokens(num_valid=V)[:2]
+        arrays["tokens"][::2] = np.pad(text, ((0, 0), (0, L - 16)), constant_values=PAD)
         arrays["segments"][::2] = arrays["positions"][::2] = 7  # which text has of its own
-        arrays |= {"task": task, "language": np.array([0, -1, 1, -1], np.int32)}
-        params, batch = factories.random_params(objective), jax.tree.map(jnp.asarray, arrays)
+        arrays |= {"task": task, "language": np.array([0, -1, 1, -1])}
+        batch, params = jax.tree.map(jnp.asarray, arrays), factories.random_params(objective)
         plan, _ = jax.jit(objective.plan)({}, Batch(batch, "joint"), KEY, jnp.int32(0))
-        grads, found = jax.device_get(differentiated(objective, params, plan))
-        parts = []
+        # Rows are masked at the rates of their tasks.
+        one = plan if name == "mlm" else plan.generator
+        num_text = (~np.isin(arrays["tokens"], SPECIAL)).sum(axis=1)
+        expected = np.round(np.where(task == 1, 0.5, 0.3) * num_text)
+        np.testing.assert_array_equal(one.masked.weights.sum(axis=1), expected)
+        layout = packed_segments(batch["tokens"], bos=BOS, pad=PAD, across_documents=False)
+        for key, packed in zip(("segments", "positions"), layout, strict=True):
+            expected = np.where(task[:, None] == 1, arrays[key], packed)
+            np.testing.assert_array_equal(getattr(one, key), expected)
+        parts, axes = [], objective.example_axes(plan, 1)
         for number in (0, 1):
-            rows = np.flatnonzero(task == number)
-            axes = objective.example_axes(plan, 1)
             part = jax.tree.map(
-                lambda axis, x, at=rows: x if axis is None else jax.tree.map(lambda y: y[at], x),
-                axes, plan, is_leaf=lambda x: x is None,
+                lambda axis, x, at=task == number: (
+                    x if axis is None else jax.tree.map(lambda y: y[at], x)
+                ), axes, plan, is_leaf=lambda x: x is None,
             )  # fmt: skip
-            alone = {"task": None, "factor": None}
             if name == "rtd":
-                generator, text = part.generator._replace(**alone), part.is_text.sum()
-                scale = objective.settings.weight * generator.masked.weights.sum() / text
+                generator = part.generator._replace(task=None, factor=None)
+                scale = 50 * generator.masked.weights.sum() / part.is_text.sum()
                 part = part._replace(generator=generator, scale=scale)
             else:
-                part = part._replace(**alone)
+                part = part._replace(task=None, factor=None)
             parts.append(jax.device_get(differentiated(objective, params, part)))
-        means = [one[1]["loss"] for one in parts]
-        expected = sum(
-            weight * total / count for weight, (total, count) in zip((1, 0.5), means, strict=True)
-        )
-        np.testing.assert_allclose(found["loss"][0] / found["loss"][1], expected, rtol=1e-5)
-        self.assertEqual(found["loss"][1], sum(count for _, count in means))
+        grads, found = jax.device_get(differentiated(objective, params, plan))
+        counts, names = [one["loss"][1] for _, one in parts], ("mrtd", "trtd")
+        self.assertEqual(found["loss"][1], sum(counts))
 
-        def check(whole, one, two):
-            mean = one / means[0][1] + 0.5 * two / means[1][1]
-            np.testing.assert_allclose(whole / found["loss"][1], mean, rtol=1e-4, atol=1e-5)
+        def check(whole, *of_parts):
+            expected = of_parts[0] / counts[0] + 0.5 * of_parts[1] / counts[1]
+            np.testing.assert_allclose(whole / sum(counts), expected, rtol=1e-4, atol=1e-5)
 
-        jax.tree.map(check, grads, *(one[0] for one in parts))
-        for of_task, (_, alone) in zip(("mrtd", "trtd") if name == "rtd" else ("mlm", "tlm"), parts,
+        jax.tree.map(check, grads, *(one for one, _ in parts))
+        check(*(one["loss"][0] for one in (found, *(one for _, one in parts))))
+        for of_task, (_, alone) in zip(names if name == "rtd" else ("mlm", "tlm"), parts,
                                        strict=True):  # fmt: skip
-            np.testing.assert_allclose(found[f"{of_task}_loss"], alone["loss"], rtol=1e-5)
-            for metric in alone:
-                if metric.startswith("mrtd/"):
-                    there = found[metric.replace("mrtd", of_task)]
-                    np.testing.assert_allclose(there, alone[metric], rtol=1e-5, err_msg=metric)
-        for language in ("de", "fr"):  # of text alone
-            np.testing.assert_allclose(
-                found[f"loss/{language}"], parts[0][1][f"loss/{language}"], rtol=1e-5
-            )
-
-    def test_rows_have_the_rate_of_their_task(self):
-        objective, task = objective_of("mlm"), jnp.array([0, 1, 1, 0])
-        tokens = jnp.full((4, L), 9)
-        batch = {"tokens": tokens, "segments": tokens, "positions": tokens, "task": task}
-        batch["language"] = task
-        plan, _ = jax.jit(objective.plan)({}, Batch(batch, "joint"), KEY, jnp.int32(0))
-        np.testing.assert_array_equal(plan.masked.weights.sum(axis=1), [10, 16, 16, 10])
+            there = {key.replace("mrtd", of_task): one for key, one in alone.items() if "/" in key}
+            for key, sums in {**there, f"{of_task}_loss": alone["loss"]}.items():
+                if of_task in key or of_task in ("mlm", "mrtd"):  # languages are those of text
+                    np.testing.assert_allclose(found[key], sums, rtol=1e-5, err_msg=key)

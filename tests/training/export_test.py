@@ -59,7 +59,7 @@ class ExportTest(parameterized.TestCase):
 
     @parameterized.parameters(
         ("large", "tpu", "packed", "blockwise"),
-        ("xl", "cuda", "pairs", "blockwise"),
+        ("xl", "cuda", "joint", "blockwise"),
         ("base", "cpu", "packed", "full"),
     )
     def test_xy_lent_at_its_sizes(self, run: str, platform: str, kind: str, layer: str):
@@ -71,8 +71,9 @@ class ExportTest(parameterized.TestCase):
         functions = model.train_functions(config, objective, mesh)
         size, length, layout = config.train.batch_size, config.store.length, batch_sharding(mesh)
         shapes = {"tokens": (size, length), "language": (size,)}
-        if kind == "pairs":
-            shapes = dict.fromkeys(("tokens", "segments", "positions"), (size, length))
+        if kind == "joint":
+            shapes |= dict.fromkeys(("segments", "positions"), (size, length))
+            shapes["task"] = (size,)
         step = jax.jit(lambda state, batch: functions.train_step(objective, state, batch))
         batch = batch_of(shapes, kind, layout)
         exported = jax.export.export(step, platforms=[platform])(functions.abstract_state, batch)

@@ -42,7 +42,8 @@ def config(variant: str):
 
     "plain" is the paper's algorithm. "rows" has all that makes a large vocabulary cheap: of its 512
     table rows a step touches 400 at most. Of these it alone has an encoder layer, half of what a
-    step compiles and no state of a kind of its own. "hosts" is "plain" with a layer.
+    step compiles and no state of a kind of its own. "hosts" is "plain" with a layer,
+    and has pairs in every step.
     """
     config = quickstart.get_config("runlocal")
     config.model.update(
@@ -57,6 +58,8 @@ def config(variant: str):
     config.evaluation.update(batch_size=4, num_folds=3)
     if variant in ("rows", "hosts"):
         config.model.num_layers = 1
+    if variant == "hosts":
+        config.data.update(kinds="joint", pair_share=0.5)
     if variant == "rows":
         layer.update(k=9, capacity=136, group_size=4)
         config.optimizer.embedding_update = "rows"

@@ -28,7 +28,7 @@ from xlm.training.step import TrainFunctions
 
 
 def config() -> ConfigDict:
-    """Text and pairs; k-NN sampling, tables by rows, two of them."""
+    """Text and pairs in every step; k-NN sampling, tables by rows, two of them."""
     found = program_test.config("rows")
     found.objective = "replaced_token"
     # Layers would multiply what is compiled. They are in `program_test`, as are Muon and a gated
@@ -36,7 +36,7 @@ def config() -> ConfigDict:
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
     found.model.update(num_layers=0, position="learned")
     found.optimizer.kind = "adamw"
-    found.data.update(pair_share=0.4, pair_sampling="sinkhorn")
+    found.data.update(kinds="joint", pair_share=0.5, pair_sampling="sinkhorn")
     found.robust.update(num_phases=2, shrink=False)  # which so few examples would level
     return found
 

@@ -118,13 +118,13 @@ def _examples(
         return float(_EXAMPLES.value)
     data = data_builders.data_settings(config)
     config = config if store is None else seen.with_steps(config, store)
-    steps = config.train.num_steps * (data.pair_share + data.contrast_share)
-    if not steps:
+    steps, share = config.train.num_steps, data.pair_share + data.contrast_share
+    if not share:
         raise ValueError(
             "data.pair_share and data.contrast_share are 0, so the run draws no pairs; set one, or "
             "give their number with --examples"
         )
     if store is None:
-        return steps * config.train.batch_size  # a row has one pair at least
+        return steps * share * config.train.batch_size  # a row has one pair at least
     shares = None if sampling.method == "alpha" else sampling.shares()
     return steps * streams.pairs_per_step(config, store, shares)

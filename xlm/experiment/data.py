@@ -224,6 +224,13 @@ def kind_of_pairs(config: ConfigDict) -> str:
     return SEPARATE_PAIRS if config.objective == "veco" else PAIRS
 
 
+def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
+    """Rows of text and of pairs in a step that has them, which joint ones share (`data.kinds`)."""
+    size = config.train.batch_size
+    of_pairs = round(size * config.data.pair_share)
+    return (size - of_pairs, of_pairs) if data_settings(config).is_joint else (size, size)
+
+
 def pair_sampling(config: ConfigDict, store: PackedDataset) -> PairSampling | None:
     """Sample the language pairs of a packed dataset by `data.pair_sampling`; None without any."""
     sizes = pair_sizes(store)

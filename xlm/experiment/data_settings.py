@@ -27,12 +27,15 @@ class DataSettings:
         on packed sequences; each language's sequences then start over.
       across_documents: whether attention crosses the documents of a sequence.
       pair_share: share of steps on pairs of translations (translation language modelling, or the
-        bilingual batches of VECO), from `corpus.parallel`; 0 for none.
+        bilingual batches of VECO), from `corpus.parallel`; 0 for none. With joint steps it is the
+        share of the rows of every step, and train.batch_size counts the rows of both tasks.
+      pair_weight: weight of the loss on these pairs; that on text has 1.
       contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
         loss (`xlm.objectives.contrastive`); 0 for none.
-      kinds_in_turns: whether steps on sequences and on pairs are spread evenly, in turns if each
-        has half of the steps (VECO, Section 3); otherwise their order is random. Metrics are of
-        the step recorded: with an even train.log_every they would all be of one kind.
+      kinds: "joint" for rows of text and of pairs in every step, whose losses are added
+        (XY-LENT, Table 9); otherwise a step is of text or of pairs, in "random" order or spread
+        evenly, in "turns" if each has half of the steps (VECO, Section 3). Metrics are of the step
+        recorded: of kinds in turns with an even train.log_every they would all be of one kind.
       pair_positions, pair_alpha: see `input_pipeline.bitext.BitextSettings`.
       pair_sampling, pair_temperature, pair_pivot, pair_strength: method that samples language
         pairs, its T, the language of its pairs and the price of missed marginals, see
@@ -53,8 +56,9 @@ class DataSettings:
     read_ahead: int = schema.key(16, at_least=0, effect="records")
     across_documents: bool = schema.key(False)
     pair_share: float = schema.key(0.0, at_least=0)
+    pair_weight: float = schema.key(1.0, at_least=0)
     contrast_share: float = schema.key(0.0, at_least=0)
-    kinds_in_turns: bool = schema.key(False)
+    kinds: str = schema.key("random", choices=("joint", "random", "turns"))
     pair_positions: str = schema.key("continue", choices=POSITIONS)
     pair_alpha: float = schema.key(0.5, at_least=0)
     pair_sampling: str = schema.key("alpha")
@@ -82,8 +86,18 @@ class DataSettings:
                 f"data.pair_share is {shares[0]} and data.contrast_share {shares[1]}; they must be "
                 "at least 0, and below 1 together"
             )
+        if self.kinds == "joint" and self.contrast_share:
+            raise ValueError(
+                f'data.kinds is "joint" and data.contrast_share {self.contrast_share}; joint steps '
+                'hold text and pairs of data.pair_share only: set one to 0, or kinds to "random"'
+            )
         self.block_settings()
         self.pair_sampling_settings()
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether every step holds text and pairs."""
+        return self.kinds == "joint" and self.pair_share > 0
 
     def block_settings(self) -> BlockSettings:
         """Settings of the order by blocks."""

@@ -18,7 +18,7 @@ from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_ou
 from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.working_rows import check_capacity
 from vocap.allocation import language_probabilities
-from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares
+from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares, rows_of_tasks
 from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.contrastive import SentenceContrast
@@ -33,6 +33,8 @@ from xlm.objectives.settings import ContrastSettings, MaskSettings
 def build(setup: Setup) -> Objective:
     """Build masked LM on packed sequences, with TLM and sentence contrast if there are pairs.
 
+    With joint steps it is one masked LM, of text and pairs.
+
     Raises:
       ValueError: settings do not fit the data; the message names the keys.
     """
@@ -40,7 +42,7 @@ def build(setup: Setup) -> Objective:
     contrast = setup.settings(ContrastSettings, "contrast")
     terms = {PACKED: Term(found[PACKED], "mlm")}
     if PAIRS in found:
-        terms[PAIRS] = Term(found[PAIRS], "tlm")
+        terms[PAIRS] = Term(found[PAIRS], "tlm", setup.config.data.pair_weight)
     if SEPARATE_PAIRS in found:
         contrasted = SentenceContrast(found[SEPARATE_PAIRS], contrast)
         terms[SEPARATE_PAIRS] = Term(contrasted, "mlm_and_contrast")
@@ -48,7 +50,7 @@ def build(setup: Setup) -> Objective:
 
 
 def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
-    """Build masked LM for each kind of batch that the run has.
+    """Build masked LM for each kind of batch that the run has; for joint ones that of text.
 
     Args:
       encoder: settings of the model that all share.
@@ -64,8 +66,15 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     found: dict[str, MaskedLM] = {PACKED: packed}
     if not (data.pair_share or data.contrast_share):
         return found
-    parts["mask"] = parts["mask"].of_pairs()
     of_pairs = _pair_statistics(setup)._replace(languages=first[1].languages)
+    if data.is_joint:
+        mixed = [(step, _mixed_statistics(setup, one, of_pairs)) for step, one in (first, *later)]
+        joint = dataclasses.replace(
+            packed, statistics=mixed[0][1], later_statistics=tuple(mixed[1:]),
+            positions_restart=data.pair_positions == "restart", pair_weight=data.pair_weight,
+        )  # fmt: skip
+        return {PACKED: joint}
+    parts["mask"] = parts["mask"].of_pairs()
     of_separate_pairs = MaskedLM(**parts, name="tlm", statistics=of_pairs)
     if data.pair_share:
         kind = kind_of_pairs(setup.config)
@@ -232,6 +241,21 @@ def _pair_statistics(setup: Setup) -> TokenStatistics:
     return statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
 
 
+def _mixed_statistics(
+    setup: Setup, text: TokenStatistics, pairs: TokenStatistics
+) -> TokenStatistics:
+    """Token statistics of joint steps, by the masked tokens of each task at the first of them."""
+    if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
+        return text  # at most for the bias
+    mask, rows = setup.settings(MaskSettings, "mask"), rows_of_tasks(setup.config)
+    masked = np.array([mask.rate, mask.of_pairs().rate]) * rows
+    one, two = (np.asarray(found.probabilities, np.float64) for found in (text, pairs))
+    mixed = (masked[0] * one + masked[1] * two) / masked.sum()
+    return text._replace(
+        probabilities=jnp.asarray(mixed, jnp.float32), thresholds=cumulative_thresholds(mixed)
+    )
+
+
 def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
     """Token statistics of the packed sequences, with the first step of each phase.
 
@@ -242,7 +266,7 @@ def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
         return [(0, _no_statistics())]
     data = data_settings(setup.config)
     # Phases count only steps on packed sequences.
-    share = 1 - data.pair_share - data.contrast_share
+    share = 1.0 if data.is_joint else 1 - data.pair_share - data.contrast_share
     phases = ((0, data.alpha), *((round(step / share), a) for step, a in data.alpha_phases))
     return [
         (step, token_statistics(setup.store, language_shares(setup.config, setup.store, alpha),

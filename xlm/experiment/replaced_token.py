@@ -18,7 +18,7 @@ _TASKS = {PACKED: "mrtd", PAIRS: "trtd"}
 
 
 def build(setup: Setup) -> Objective:
-    """Build MRTD on packed sequences, and TRTD if there are pairs.
+    """Build MRTD on packed sequences, and TRTD if there are pairs; one objective for joint steps.
 
     The `model` section is the discriminator's; the generator differs in depth, and in having no
     dropout.
@@ -46,7 +46,9 @@ def build(setup: Setup) -> Objective:
     robust = robust_settings(setup.config)
     if robust.num_phases:
         num_pairs = len(language_pairs(setup.store))
-        terms[PAIRS] = dataclasses.replace(terms[PAIRS], num_pairs=num_pairs, pair_rate=robust.rate)
+        kind = PAIRS if PAIRS in terms else PACKED  # of joint steps
+        terms[kind] = dataclasses.replace(terms[kind], num_pairs=num_pairs, pair_rate=robust.rate)
     if len(terms) == 1:
         return terms[PACKED]
-    return Mixture({kind: Term(term, term.name) for kind, term in terms.items()})
+    weights = {PACKED: 1.0, PAIRS: setup.config.data.pair_weight}
+    return Mixture({kind: Term(one, one.name, weights[kind]) for kind, one in terms.items()})

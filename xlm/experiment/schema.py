@@ -107,7 +107,10 @@ class _Start:
 
 # Keys of older configs and records, by section, and what to do without them.
 REMOVED = {
-    "data": {"pair_buckets": "rows of store.length now hold several pairs each: remove the key"}
+    "data": {
+        "pair_buckets": "rows of store.length now hold several pairs each: remove the key",
+        "kinds_in_turns": 'set kinds to "turns" where it was True, to "random" otherwise',
+    }
 }
 
 for _one in (_PreTraining, _Look, _Sources, _Start):

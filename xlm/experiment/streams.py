@@ -1,6 +1,6 @@
 """Builder of the training stream: packed sequences and, optionally, pairs of translations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
@@ -14,13 +14,20 @@ from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import (
     AlphaPhases,
+    JointStream,
     MixedStream,
     PhasedStream,
     Stream,
     TrainingStream,
     row_cache,
 )
-from xlm.experiment.data import data_settings, kind_of_pairs, pair_sampling, pair_shares
+from xlm.experiment.data import (
+    data_settings,
+    kind_of_pairs,
+    pair_sampling,
+    pair_shares,
+    rows_of_tasks,
+)
 from xlm.experiment.data_settings import DataSettings
 from xlm.experiment.masked_lm import language_shares
 from xlm.training.sharding import host_parts, num_batch_shards
@@ -64,15 +71,18 @@ def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | Abstrac
     """Raise ValueError unless batches of every kind divide into parts, and parts over devices."""
     data, train = data_settings(config), config.train
     shards = num_batch_shards(mesh)
-    size, parts = train.batch_size, train.accumulation_steps
-    if size % (shards * parts):
-        raise ValueError(
-            f"train.batch_size: {size} must be a multiple of {shards * parts}: the mesh's data and "
-            f"fsdp axes split each of the {parts} parts (train.accumulation_steps) of a batch over "
-            f"{shards} devices"
-        )
-    if size % data.lanes:
-        raise ValueError(f"train.batch_size: {size} must be a multiple of data.lanes, {data.lanes}")
+    parts, keys = train.accumulation_steps, "train.batch_size"
+    if data.is_joint:
+        keys = "train.batch_size and data.pair_share, rows of each task"
+    for size in rows_of_tasks(config):
+        if not size or size % (shards * parts):
+            raise ValueError(
+                f"{keys}: {size} must be a multiple of {shards * parts}: the mesh's data and fsdp "
+                f"axes split each of the {parts} parts (train.accumulation_steps) of a batch over "
+                f"{shards} devices"
+            )
+        if size % data.lanes:
+            raise ValueError(f"{keys}: {size} must be a multiple of data.lanes, {data.lanes}")
 
 
 def _reading_threads(data: DataSettings) -> Executor | None:
@@ -84,12 +94,12 @@ def _reading_threads(data: DataSettings) -> Executor | None:
 
 def _packed_stream(config: ConfigDict, store: PackedDataset, pool: Executor | None) -> Stream:
     data, train = data_settings(config), config.train
-    blocks = data.block_settings()
+    blocks, size = data.block_settings(), rows_of_tasks(config)[0]
     cache = row_cache(store, pool, blocks) if pool else None
     phases = {}
     for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed):
         shares = language_shares(config, store, alpha)
-        stream = TrainingStream(store, shares, train.batch_size, seed, blocks, cache)
+        stream = TrainingStream(store, shares, size, seed, blocks, cache)
         phases[first] = alpha, stream
     return AlphaPhases(phases) if data.alpha_phases else phases[0][1]
 
@@ -99,18 +109,18 @@ def _reweighted_stream(
 ) -> Stream:
     """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
     data, seed = data_settings(config), config.train.seed
-    share, in_turns = data.pair_share, data.kinds_in_turns
     pool = _reading_threads(data)
-    packed, kinds = _packed_stream(config, store, pool), np.array([1 - share, share])
+    packed = _packed_stream(config, store, pool)
     bitext = bitext_settings(config, is_separate=False)
     by_step: dict[int, Stream] = {
         first: pair_stream(store, bitext, seed + number, of_pairs, pool)
         for number, (first, of_pairs) in enumerate(sorted(weights.items()))
     }
-    # Steps on pairs are counted on their own; which ones they are does not depend on weights.
-    order = MixedStream([packed, by_step[0]], kinds, seed, in_turns)
-    phases = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
-    return MixedStream([packed, PhasedStream(phases)], kinds, seed, in_turns)
+    order = _of_kinds(config, [packed, by_step[0]], [data.pair_share])
+    if isinstance(order, MixedStream):
+        # Steps on pairs are counted on their own; which ones they are does not depend on weights.
+        by_step = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
+    return _of_kinds(config, [packed, PhasedStream(by_step)], [data.pair_share])
 
 
 def training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
@@ -122,21 +132,32 @@ def training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
         return stream
     of_languages = pair_shares(config, store)
     streams: list[Stream] = [stream]
-    shares = [1 - data.pair_share - data.contrast_share]
+    shares: list[float] = []
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
     for number, (kind, share) in enumerate(kinds):
         if share:
             bitext = bitext_settings(config, is_separate=kind == SEPARATE_PAIRS)
             streams.append(pair_stream(store, bitext, train.seed + number, of_languages, pool))
             shares.append(share)
-    return MixedStream(streams, np.array(shares), train.seed, data.kinds_in_turns)
+    return _of_kinds(config, streams, shares)
+
+
+def _of_kinds(
+    config: ConfigDict, streams: Sequence[Stream], shares: Sequence[float]
+) -> JointStream | MixedStream:
+    """Combine the streams of text and of pairs, which have `shares`, as `data.kinds` says."""
+    data, train = data_settings(config), config.train
+    if data.is_joint:
+        return JointStream(*streams, train.accumulation_steps)
+    of_kinds = np.array([1 - sum(shares), *shares])
+    return MixedStream(streams, of_kinds, train.seed, data.kinds == "turns")
 
 
 def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
     """Build the settings of sentence pairs, for batches of as many rows as those of text."""
-    data = data_settings(config)
+    data, (_, size) = data_settings(config), rows_of_tasks(config)
     return BitextSettings(
-        positions=data.pair_positions, alpha=data.pair_alpha, batch_size=config.train.batch_size,
+        positions=data.pair_positions, alpha=data.pair_alpha, batch_size=size,
         separate_segments=is_separate, blocks=data.block_settings(),
     )  # fmt: skip
 
@@ -144,9 +165,10 @@ def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
 def pairs_per_step(
     config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
 ) -> float:
-    """Mean number of sentence pairs in a batch of pairs; of short ones more share a row."""
-    settings = bitext_settings(config, is_separate=False)
-    return pair_stream(store, settings, config.train.seed, shares).pairs_per_step()
+    """Mean number of sentence pairs in a step, of any kind; of short ones more share a row."""
+    data, settings = data_settings(config), bitext_settings(config, is_separate=False)
+    found = pair_stream(store, settings, config.train.seed, shares).pairs_per_step()
+    return found if data.is_joint else found * (data.pair_share + data.contrast_share)
 
 
 def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:

@@ -22,6 +22,11 @@ def build(setup: Setup) -> Objective:
       ValueError: settings do not fit the data; the message names the keys.
     """
     data = data_settings(setup.config)
+    if data.is_joint:
+        raise ValueError(
+            'data.kinds is "joint", but objective "veco" has text and pairs in steps of their own; '
+            'set data.kinds to "turns" or "random"'
+        )
     if data.contrast_share:
         raise ValueError(
             f'data.contrast_share is {data.contrast_share}, but objective "veco" has no contrast '
@@ -35,4 +40,5 @@ def build(setup: Setup) -> Objective:
     of_pairs = found[SEPARATE_PAIRS]
     joined = dataclasses.replace(of_pairs, positions_restart=data.pair_positions == "restart")
     pairs = CrossMLM(of_pairs, settings, translation_lm=joined)
-    return Mixture({PACKED: Term(text, "text"), SEPARATE_PAIRS: Term(pairs, "pairs")})
+    weighted = Term(pairs, "pairs", data.pair_weight)
+    return Mixture({PACKED: Term(text, "text"), SEPARATE_PAIRS: weighted})

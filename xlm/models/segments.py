@@ -136,8 +136,7 @@ def segment_means(
 
     Returns [B, most, D] float32, zeros for segments without used tokens.
     """
-    own = (segments[:, :, None] == jnp.arange(1, most + 1)) & is_used[:, :, None]
-    own = own.astype(jnp.float32)  # [B, L, S]
+    own = jax.nn.one_hot(segments - 1, most) * is_used[:, :, None]  # [B, L, S]
     exact = jax.lax.Precision.HIGHEST
     total = jnp.einsum("bls,bld->bsd", own, hidden.astype(jnp.float32), precision=exact)
     return total / jnp.maximum(own.sum(axis=1), 1)[:, :, None]

@@ -40,10 +40,11 @@ class SentenceContrast(OnMaskedLM):
         most = 2 * max(is_text.shape[1] // 8, 1)  # 2 P
         of_segments = segment_means(states, is_text, plan.segments, most)  # [B, 2 P, D]
         one, two = (of_segments[:, i::2].reshape(-1, states.shape[2]) for i in (0, 1))
-        of_masked = jnp.take_along_axis(plan.segments, plan.masked.positions, axis=1)
-        pairs = jax.nn.one_hot((of_masked - 1) // 2, most // 2)  # [B, M, P]
-        weights = (pairs * plan.masked.weights[:, :, None]).sum(axis=1).reshape(-1)
-        losses, accuracies = contrastive_loss(one, two, self.settings.temperature, weights > 0)
+        pairs = jax.nn.one_hot((plan.segments - 1) // 2, most // 2)  # [B, L, P]
+        of_masked = jnp.take_along_axis(pairs, plan.masked.positions[:, :, None], axis=1)
+        weights = (of_masked * plan.masked.weights[:, :, None]).sum(axis=1).reshape(-1)
+        is_there = pairs.any(axis=1).reshape(-1)
+        losses, accuracies = contrastive_loss(one, two, self.settings.temperature, is_there)
         contrast = (losses * weights).sum()
         return {
             **found,

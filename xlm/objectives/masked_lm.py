@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +56,8 @@ class MaskedLM(Objective):
     Tokens attend within the documents of a packed sequence, or within the `segments` [B, L] of a
     batch that has them and `positions` [B, L]. A segment of both sentences of a pair makes it TLM
     (Conneau and Lample 2019). A batch with `task` [B] has rows of text (0) and of pairs (1). They
-    share one pass and the classes of the softmax. Its loss is the sum of each task's mean loss.
+    share one pass and the classes of the softmax. Its loss is the sum of each task's mean loss. The
+    segments of its text are those of packed sequences.
 
     Attributes:
       exact_layer: the output layer without sampling, for evaluation and the full-softmax phase.
@@ -154,9 +156,14 @@ class MaskedLM(Objective):
 
     def layout(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Return segments and positions [B, L] int32 of the tokens of a batch."""
-        if "segments" in batch.arrays:
-            return batch["segments"], batch["positions"]
-        return self._packed(batch["tokens"])
+        if "segments" not in batch.arrays:
+            return self._packed(batch["tokens"])
+        given = batch["segments"], batch["positions"]
+        if "task" not in batch.arrays:
+            return given
+        is_pair = (batch["task"] == 1)[:, None]
+        packed = self._packed(batch["tokens"])
+        return jax.tree.map(lambda one, two: jnp.where(is_pair, one, two), given, packed)
 
     def _factor(self, masked: Masked, task: jax.Array) -> jax.Array:
         """Return factors [B] of losses whose sum, by masked token, adds up the tasks' means."""
@@ -232,9 +239,9 @@ class MaskedLM(Objective):
         if plan.language is not None:
             found |= self._by_language(losses, masked.weights, plan.language)
         if plan.factor is not None:
-            found["loss"] = (losses * plan.factor[:, None]).sum(), found["loss"][1]
-            for name, here in rows_of_tasks(plan, ("mlm", "tlm")).items():
-                found[f"{name}_loss"] = (losses * here).sum(), (masked.weights * here).sum()
+            of_rows = losses.sum(axis=1), masked.weights.sum(axis=1)
+            found["loss"] = (of_rows[0] * plan.factor).sum(), found["loss"][1]
+            found |= sums_of_tasks({"_loss": of_rows}, plan.task, ("mlm", "tlm"))
         return found
 
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
@@ -363,10 +370,16 @@ def task_totals(of_rows: jax.Array, task: jax.Array | None) -> jax.Array:
     return jax.ops.segment_sum(of_rows, task, 2)[task]
 
 
-def rows_of_tasks(plan: Plan, names: tuple[str, str]) -> dict[str, jax.Array]:
-    """Return [B, 1] bool by the tasks' `names`: the rows of each, of a plan with both tasks."""
-    assert plan.task is not None
-    return {name: (plan.task == number)[:, None] for number, name in enumerate(names)}
+def sums_of_tasks(
+    of_rows: Mapping[str, tuple[jax.Array, jax.Array]], task: jax.Array | None, names: Sequence[str]
+) -> LossAndMetrics:
+    """Sum metrics of rows, [B] each, by the names of the tasks; without tasks by the first name."""
+    here = [1.0] if task is None else [task == number for number in range(len(names))]
+    return {
+        f"{name}{metric}": ((total * own).sum(), (weight * own).sum())
+        for name, own in zip(names, here, strict=False)
+        for metric, (total, weight) in of_rows.items()
+    }
 
 
 def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacity: int) -> bool:

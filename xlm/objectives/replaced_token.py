@@ -17,7 +17,7 @@ import optax
 from xlm.models.encoder import Encoder, Tables, init_params, run_encoder
 from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
-from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM, rows_of_tasks, task_totals
+from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM, sums_of_tasks, task_totals
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Touched, replace_table
 from xlm.objectives.pair_losses import PairSums, init_pair_losses, pair_sums, update_pair_losses
 from xlm.objectives.settings import ReplacedTokenSettings
@@ -170,20 +170,16 @@ class ReplacedToken(OnMaskedLM):
         )  # fmt: skip
         of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
         of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
-        total, weight = found["loss"]
-        tasks: dict[str, Any] = {self.name: True}
-        if plan.generator.factor is None:
-            total += plan.scale * of_text.sum()
-        else:
-            of_rows = of_masked.sum(axis=1) + plan.scale * of_text.sum(axis=1)
-            total = (plan.generator.factor * of_rows).sum()
-            tasks = rows_of_tasks(plan.generator, ("mrtd", "trtd"))
-            for old, (name, here) in zip(("mlm_loss", "tlm_loss"), tasks.items(), strict=True):
-                found[f"{name}_loss"] = (of_rows * here[:, 0]).sum(), found.pop(old)[1]
-        found["loss"] = total, weight
-        for name, here in tasks.items():
-            of_task = self._metrics(plan, here, of_masked, of_text, is_right, corrupted, logits)
-            found |= {f"{name}/{metric}": sums for metric, sums in of_task.items()}
+        factor, names = plan.generator.factor, [self.name]
+        of_rows = self._metrics(plan, of_masked, of_text, is_right, corrupted, logits)
+        totals = of_masked.sum(axis=1) + plan.scale * of_text.sum(axis=1)  # [B]
+        if factor is not None:
+            names = ["mrtd", "trtd"]
+            of_rows["_loss"] = totals, of_rows["/generator_loss"][1]
+            totals = factor * totals
+            del found["mlm_loss"], found["tlm_loss"]
+        found["loss"] = totals.sum(), found["loss"][1]
+        found |= sums_of_tasks(of_rows, plan.generator.task, names)
         return found, self._pair_sums(plan, of_masked, of_text)
 
     def _pair_sums(self, plan: Plan, of_masked: jax.Array, of_text: jax.Array) -> PairSums | None:
@@ -266,7 +262,7 @@ class ReplacedToken(OnMaskedLM):
         are from the softmax over the whole vocabulary.
         """
         generator = dataclasses.replace(self.generator.exact, languages=())
-        exact = dataclasses.replace(self, generator=generator)
+        exact = dataclasses.replace(self, generator=generator, num_pairs=0)
         mask_key, sample_key = jax.random.split(key)
         plan, _ = exact.plan({}, Batch({"tokens": tokens}, "packed"), mask_key, jnp.int32(0))
         states = generator.states(params, {}, plan.generator, None)
@@ -274,30 +270,30 @@ class ReplacedToken(OnMaskedLM):
         return exact._corrupted(params, {}, plan, hidden, sample_key)[0].tokens
 
     def _metrics(
-        self, plan: Plan, here: Any, of_masked: jax.Array, of_text: jax.Array, is_right: jax.Array,
+        self, plan: Plan, of_masked: jax.Array, of_text: jax.Array, is_right: jax.Array,
         corrupted: Corrupted, logits: jax.Array,
-    ) -> LossAndMetrics:  # fmt: skip
-        """Return the metrics of the rows `here`, [B, 1] bool or True for all.
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:  # fmt: skip
+        """Return metrics of rows, [B] each.
 
         They are losses, the generator's accuracy, the share of replaced tokens, precision and
         recall of finding these, and the share of padding.
         """
 
         def count(condition: jax.Array) -> jax.Array:
-            return (condition & here).sum(dtype=jnp.float32)
+            return condition.sum(axis=1, dtype=jnp.float32)
 
-        masked = (plan.generator.masked.weights * here).sum()
+        masked, text = plan.generator.masked.weights.sum(axis=1), count(plan.is_text)
         is_replaced, is_found = (plan.is_text & one for one in (corrupted.is_replaced, logits > 0))
-        replaced, text = count(is_replaced), count(plan.is_text)
-        right, segments = count(is_found & is_replaced), plan.generator.segments
+        replaced, right = count(is_replaced), count(is_found & is_replaced)
+        segments = plan.generator.segments
         return {
-            "generator_loss": ((of_masked * here).sum(), masked),
-            "generator_accuracy": (count(is_right), masked),
-            "discriminator_loss": ((of_text * here).sum(), text),
-            "replaced": (replaced, text),
-            "precision": (right, count(is_found)),
-            "recall": (right, replaced),
-            "padding": (count(segments == 0), count(segments >= 0)),
+            "/generator_loss": (of_masked.sum(axis=1), masked),
+            "/generator_accuracy": (count(is_right), masked),
+            "/discriminator_loss": (of_text.sum(axis=1), text),
+            "/replaced": (replaced, text),
+            "/precision": (right, count(is_found)),
+            "/recall": (right, replaced),
+            "/padding": (count(segments == 0), count(segments >= 0)),
         }
 
     def init_extra(self) -> Extra:
