@@ -1,13 +1,13 @@
 """XY-LENT in small: learning, ablations, the arms of Table 2, sampling of pairs, fine-tuning.
 
 An arm is the config with the keys changed that `configs.xy_lent.SMALL` gives it; all have equal
-steps. Generator or masked LM are evaluated by exact loss, discriminators by their AUC on their own
-generator's samples, on unigram samples, and on those of one generator for all, that of `small`
-under seed 0. Encoders of another vocabulary have no score on the latter. The arms of `TUNED` groups
-are then fine-tuned on English: the learning rate of a task and an arm is the one of `rates` with
-the best English development score under the first seed; other seeds use that rate only. Models of
-XNLI answer AmericasNLI as well, which is in languages that no encoder has seen. Some hours of two
-cores.
+steps and tokens. `figures=joint` has the arms of that group alone. Generator or masked LM are
+evaluated by exact loss, discriminators by their AUC on their own generator's samples, on unigram
+samples, and on those of one generator for all, that of `small` under seed 0. Encoders of another
+vocabulary have no score on the latter. The arms of `TUNED` groups are then fine-tuned on English:
+the learning rate of a task and an arm is the one of `rates` with the best English development score
+under the first seed; other seeds use that rate only. Models of XNLI answer AmericasNLI as well,
+which is in languages that no encoder has seen. Some hours of two cores.
 """
 
 import itertools
@@ -36,6 +36,7 @@ REFERENCE = "small"
 # Label of each arm.
 LABELS = {
     "small": "RTD, many-to-many pairs by Eq. 2",
+    "small_turns": "MRTD and TRTD in turns",
     "small_english": "pairs with English only",
     "small_mlm": "MLM + TLM",
     "small_2x": "twice the vocabulary",
@@ -62,9 +63,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("small", "small_english", "small_mlm", "small_2x"),
     ),
     "sampling": ("Sampling of language pairs", ("small", "small_m2m", "small_proportional")),
+    "joint": ("Both tasks in every step, or in turns at equal tokens", ("small", "small_turns")),
 }  # fmt: skip
 # Groups whose encoders are fine-tuned.
-TUNED = ("table2", "sampling")
+TUNED = ("table2", "sampling", "joint")
 # What a run in small should reach: nats below the unigram level, and AUC on unigram samples.
 TARGETS = (0.7, 0.70)
 
@@ -74,12 +76,18 @@ TARGETS = (0.7, 0.70)
 def runs(plan: Plan) -> Iterator[Run]:
     """Plan arms and their tasks, seed by seed."""
     for seed in plan.seeds or ():
-        for arm in plan.chosen["arms"]:
+        for arm in _arms(plan):
             own = arm_run(plan, arm, seed)
             yield own
             if any(arm in GROUPS[group][1] for group in TUNED):
                 for task in plan.chosen["tasks"]:
                     yield from _tasks(plan, task, arm, own)
+
+
+def _arms(plan: Plan) -> tuple[str, ...]:
+    """Return the arms of the figures that are chosen, which are groups; else those chosen."""
+    of_figures = (GROUPS[name][1] for name in plan.chosen["figures"])
+    return tuple(dict.fromkeys(itertools.chain(*of_figures))) or plan.chosen["arms"]
 
 
 def arm_run(plan: Plan, arm: str, seed: int) -> Run:
@@ -141,8 +149,8 @@ def _pairs_seen(config: Any, seed: int, folder: pathlib.Path) -> dict[str, float
     """Return the mean number of sentence pairs of a run: equal tokens of shorter ones are more."""
     config.train.seed = seed
     store = PackedDataset.open(folder / "rows")
-    steps = config.train.num_steps * config.data.pair_share
-    return {"pairs": steps * streams.pairs_per_step(config, store, data.pair_shares(config, store))}
+    of_step = streams.pairs_per_step(config, store, data.pair_shares(config, store))
+    return {"pairs": config.train.num_steps * of_step}
 
 
 def _names(plan: Plan, task: str, arm: str) -> dict[str, str]:
@@ -204,9 +212,11 @@ pooled over the arms, tells at 5 %; it knows nothing of the choice of test examp
 
 
 def report(plan: Plan) -> list[str]:
-    found = {arm: plan.results.of(f"encoders/{arm}", plan.seeds) for arm in plan.chosen["arms"]}
+    found = {arm: plan.results.of(f"encoders/{arm}", plan.seeds) for arm in _arms(plan)}
+    groups = plan.chosen["figures"] or tuple(GROUPS)
     parts = []
-    for group, (title, arms) in GROUPS.items():
+    for group in groups:
+        title, arms = GROUPS[group]
         own = {arm: found[arm] for arm in arms if found.get(arm)}
         if not own or (len(own) == 1 and len(arms) > 1):
             continue
@@ -326,7 +336,7 @@ def _rate_table(plan: Plan) -> list[str]:
     rows = {
         f"{one.title}: {LABELS[arm]}": _names(plan, task, arm)
         for task, one in TASKS.items()
-        for arm in plan.chosen["arms"]
+        for arm in _arms(plan)
         if one.epochs
     }
     title = "English development data"
@@ -355,6 +365,6 @@ STUDY = Study(
     "configs/xy_lent.py:small,DATA",
     runs,
     report,
-    {"arms": tuple(LABELS), "tasks": tuple(TASKS), "rates": ("1e-3", "3e-3")},
-    {"arms": tuple(LABELS), "tasks": tuple(TASKS)},
+    {"arms": tuple(LABELS), "figures": (), "tasks": tuple(TASKS), "rates": ("1e-3", "3e-3")},
+    {"arms": tuple(LABELS), "figures": tuple(GROUPS), "tasks": tuple(TASKS)},
 )
