@@ -213,7 +213,6 @@ def pair_stream(
             "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; set "
             "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
-    # Drop pairs of weight 0: the order gives every pair at least one row a cycle.
     rows = [PairRows(store, *key) for key, weight in weights.items() if weight]
     # So that a sentence pair of weight w is drawn w times as often, however many share its row.
     weighted = np.array([len(one) * weights[one.name, one.pair] for one in rows])

@@ -148,7 +148,8 @@ def _of_kinds(
     """Combine the streams of text and of pairs, which have `shares`, as `data.kinds` says."""
     data, train = data_settings(config), config.train
     if data.is_joint:
-        return JointStream(*streams, train.accumulation_steps)
+        text, pairs = streams
+        return JointStream(text, pairs, train.accumulation_steps)
     of_kinds = np.array([1 - sum(shares), *shares])
     return MixedStream(streams, of_kinds, train.seed, data.kinds == "turns")
 

@@ -374,7 +374,7 @@ def sums_of_tasks(
     of_rows: Mapping[str, tuple[jax.Array, jax.Array]], task: jax.Array | None, names: Sequence[str]
 ) -> LossAndMetrics:
     """Sum metrics of rows, [B] each, by the names of the tasks; without tasks by the first name."""
-    here = [1.0] if task is None else [task == number for number in range(len(names))]
+    here: list[Any] = [1.0] if task is None else [task == number for number in range(len(names))]
     return {
         f"{name}{metric}": ((total * own).sum(), (weight * own).sum())
         for name, own in zip(names, here, strict=False)
