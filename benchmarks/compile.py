@@ -15,6 +15,7 @@ roofline, no measurement: docs/performance.md has its arithmetic and what it can
 """
 
 import gzip
+import importlib
 import importlib.util
 import itertools
 import math
@@ -40,7 +41,7 @@ from configs import mmbert, veco, vocap_paper, xlm_r, xy_lent
 from input_pipeline.stream import JOINT, PACKED
 from xlm.common import artifacts, entry_point, tables
 from xlm.common.schema import settings
-from xlm.experiment import memory, model, objectives, phase_runs
+from xlm.experiment import costs, memory, model, objectives, phase_runs
 from xlm.experiment.data import data_settings, kind_of_pairs
 from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
@@ -49,11 +50,12 @@ from xlm.training.sharding import batch_sharding, make_mesh
 
 # Assumed: shares of the data sheets' rates that large products, streams and rings reach, seconds of
 # a launch, and of a host's look at the condition of a loop of unknown length.
-PRODUCTS, STREAMS, LINKS, LAUNCH, LOOK = 0.7, 0.9, 0.8, 2e-6, 10e-6
+PRODUCTS, STREAMS = costs.PRODUCTS, costs.STREAMS
+LINKS, LAUNCH, LOOK = 0.8, 2e-6, 10e-6
 
 
 class Chip(NamedTuple):
-    """Data sheet: FLOPs in bfloat16, bytes of memory to move, to hold and to send, a second.
+    """Data sheet (`xlm.experiment.costs.Chip`) with bytes to send, a second.
 
     `link_rate` is what one link of a TPU sends, or all of a GPU within its machine, and `far_rate`
     what a GPU of a ring across machines sends. `shapes` are topologies by number of devices.
@@ -74,17 +76,17 @@ class Chip(NamedTuple):
         return self.link_rate * sum(min(size - 1, 2) for size in sizes)
 
 
-_GPUS = {8: "1x1x8", 64: "1x8x8", 128: "1x16x8"}
+_GPUS = {1: "1x1x1", 8: "1x1x8", 64: "1x8x8", 128: "1x16x8"}
 _FLAT, _CUBE = {8: "2x4", 64: "8x8", 128: "8x16"}, {8: "2x2x2", 64: "4x4x4", 128: "4x4x8"}
 # NVIDIA: NVLink's 900 GB/s are of both directions; across machines eight cards of 50 GB/s serve the
-# ring of eight GPUs. Google: 200, 600 and 400 GB/s in one direction over 4, 6 and 4 links. Memory
-# as devices report it. `cpu` is one core of an AMD EPYC: its float32 products and copies, measured.
+# ring of eight GPUs. Google: 200, 600 and 400 GB/s in one direction over 4, 6 and 4 links. `cpu` is
+# one core of an AMD EPYC: its float32 products and copies, measured.
 CHIPS = {
-    "h100": Chip(989e12, 3.35e12, 84.9e9, 450e9, _GPUS, 400e9),
-    "h200": Chip(989e12, 4.8e12, 150.7e9, 450e9, _GPUS, 400e9),
-    "v5e": Chip(197e12, 0.819e12, 17.2e9, 50e9, _FLAT),
-    "v5p": Chip(459e12, 2.765e12, 102e9, 100e9, _CUBE),
-    "v6e": Chip(918e12, 1.64e12, 34.4e9, 100e9, _FLAT),
+    "h100": Chip(*costs.CHIPS["h100"], 450e9, _GPUS, 400e9),
+    "h200": Chip(*costs.CHIPS["h200"], 450e9, _GPUS, 400e9),
+    "v5e": Chip(*costs.CHIPS["v5e"], 50e9, _FLAT),
+    "v5p": Chip(*costs.CHIPS["v5p"], 100e9, _CUBE),
+    "v6e": Chip(*costs.CHIPS["v6e"], 100e9, _FLAT),
     "cpu": Chip(85e9, 17e9, 16e9, 17e9, {}),
 }
 # XLA's GpuTargetConfigProto of a GPU of compute capability 9.0.
@@ -124,7 +126,9 @@ CATEGORIES = (
     "optimizer", "collectives", "copies", "other",
 )  # fmt: skip
 
-_PRESET = flags.DEFINE_list("preset", [], f"Of {', '.join(PRESETS)}; none: what --out has.")
+_PRESET = flags.DEFINE_list(
+    "preset", [], f"Of {', '.join(PRESETS)}, or FILE.py:ARGUMENT#PHASE; none: what --out has."
+)
 _TARGET = flags.DEFINE_list("target", ["h100:8"], f"Of {', '.join(CHIPS)}, such as v5e:64.")
 _SET = flags.DEFINE_multi_string("set", [], "Other keys, such as model.remat=full.")
 _OUT = flags.DEFINE_string("out", "compiled", "Folder of programs, with records.json of all.")
@@ -143,7 +147,12 @@ def config_of(
     Raises:
       ValueError: a key of `keys`, "section.name=value", is not in the config.
     """
-    recipe, run, own, phase, tokens = PRESETS[preset]
+    if preset in PRESETS:
+        recipe, run, own, phase, tokens = PRESETS[preset]
+    else:  # a config of its own, in the parts that it says
+        file, _, run = preset.partition(".py:")
+        run, _, phase = run.partition("#")
+        recipe, own, tokens = importlib.import_module(file.replace("/", ".")), {}, 1 << 40
     config = recipe.get_config(run)
     if phase:
         config = next(x.config for x in phase_runs.phases_of(config) if x.name == phase)
@@ -275,21 +284,12 @@ def compiled(
                 "peak": sizes.peak_memory_in_bytes,
             }
             if measure:
-                facts["measured_ms"] = 1e3 * _seconds(program, functions, batch, store.vocab_size)
+                # CPU seconds, as other processes share the core.
+                found = costs.seconds(
+                    program, functions, batch, store.vocab_size, time.process_time, 10
+                )
+                facts["measured_ms"] = 1e3 * statistics.median(found)
             yield kind, facts, program.as_text()
-
-
-def _seconds(program: Any, functions: Any, batch: Batch, vocab_size: int) -> float:
-    """Return the median CPU seconds of steps on random tokens: other processes share the core."""
-    rng, state, seconds = np.random.default_rng(0), functions.init(np.int32(0)), []
-    arrays = {name: rng.integers(5, vocab_size, x.shape) for name, x in batch.arrays.items()}
-    arrays = {**arrays, "language": np.zeros(batch.num_examples)}
-    arrays = {name: arrays[name].astype(np.int32) for name in batch.arrays}
-    for _ in range(12):
-        start = time.process_time()
-        state, _ = jax.block_until_ready(program(state, Batch(arrays, batch.kind)))
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds[2:])
 
 
 def category(one: hlo.Operation) -> str:
@@ -437,7 +437,7 @@ def main(_) -> None:
         name, _, number = target.partition(":")
         config = config_of(preset, int(number), _SET.value, CHIPS[name].hbm_bytes)
         label = " ".join([preset, *_SET.value])
-        stem = out / "-".join([preset, name, number, *_SET.value])
+        stem = out / "-".join([preset.replace("/", "."), name, number, *_SET.value])
         for kind, facts, text in programs(config, target, stem):
             facts = {"preset": label, "target": target, "kind": kind, **facts}
             found = record_of(facts, text, CHIPS[name], int(number)) if text else facts

@@ -203,7 +203,7 @@ def commands() -> dict[str, Command]:
         "table": Command((*tool, "table", "--runs=JOB/tuned", f"{out}table"),
                          "out/table"),
         "memory": Command(
-            (*tool, "estimate-memory", "--config=configs/finetune/text.py:JOB/data",
+            (*tool, "estimate", "--config=configs/finetune/text.py:JOB/data",
              "--config.init_from=JOB/model")
         ),
     }  # fmt: skip

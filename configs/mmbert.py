@@ -16,7 +16,7 @@ text of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` w
 
 The k-NN samples are of groups of 6 sequences, one for each of 64 devices and each part of a step. A
 batch of 4.7M tokens touches every row, and where devices share groups, each part reduces the table
-(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate-memory`: 74 GB of
+(benchmarks/compile.py). On 64 devices of 80 GB all phases fit by `xlm estimate`: 74 GB of
 vocap at 8,192 tokens.
 
 The shape is of the configs in JHU-CLSP/mmBERT and of the published config.json. Both bases of

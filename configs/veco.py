@@ -18,7 +18,7 @@ files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is 1.36 TB of 
 languages, its pairs are 6.4G of OPUS, 879 language pairs. Its small models had a quarter of it, in
 33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
 Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only
-cross-attention. `base` has 250.0M parameters (xlm estimate-memory), the paper's Small 247M. It
+cross-attention. `base` has 250.0M parameters (xlm estimate), the paper's Small 247M. It
 builds a VoCap vocabulary; `--config.vocab.tokenizer=PATH` takes the paper's, XLM-R's of 250K.
 
 `small` and others of `SMALL` need DATA as for `configs/bitext.py`. `translation`, `translation_xlm`

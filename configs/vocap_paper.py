@@ -39,7 +39,7 @@ paper is vocap_1m_knn, a million pieces. None of these has been run here.
 `configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`: vocabularies, alpha = 0.7, for the
 encoders of `configs/xlm_r.py:small`. `configs/grids.py` compares all runs in tables.
 
-Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate-memory` for others.
+Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate` for others.
 """
 
 from typing import Any

@@ -107,7 +107,7 @@ class EstimateTest(parameterized.TestCase):
 
 class CommandTest(absltest.TestCase):
     def run_tool(self, config: str, *flags: str):
-        return commands.execute("estimate_memory", f"--config={config}", *flags)
+        return commands.execute("estimate", f"--config={config}", *flags)
 
     def test_it_prints_lengths_and_parts(self):
         found = self.run_tool(

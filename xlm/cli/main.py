@@ -23,7 +23,7 @@ VERBS = {
     "score-tokenizer": "score_tokenizer",
     "export-tokenizer": "export_tokenizer",
     "extend-tokenizer": "extend_tokenizer",
-    "estimate-memory": "estimate_memory",
+    "estimate": "estimate",
     "pair-sampling": "pair_sampling",
     "pair-weights": "pair_weights",
     "import": "import_model",
@@ -44,6 +44,7 @@ def main(verb: str = "") -> None:
             for one, module in VERBS.items():
                 print(f"  {one:<18}{_purpose(module)}")
             return
+        verb = {"estimate-memory": "estimate"}.get(verb, verb)  # its name of before
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"

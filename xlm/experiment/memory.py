@@ -1,5 +1,6 @@
 """Memory estimates from a config alone: of pre-training, and of fine-tuning by sizes."""
 
+import copy
 import dataclasses
 import math
 import pathlib
@@ -8,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset, SpecialIds
@@ -28,10 +29,12 @@ from xlm.models.attention import LONGEST_AT_ONCE
 from xlm.models.encoder import CROSS_ATTENTION, EncoderSettings
 from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
+from xlm.objectives.objective import Objective
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh, num_batch_shards
 from xlm.training.state import parameter_table
+from xlm.training.step import TrainFunctions
 
 PARTS = ("parameters", "optimizer", "extra state", "gradients", "activations")
 # By name: layers, width, heads, width of the MLP, pieces, and whether LayerNorm comes first, as in
@@ -95,6 +98,35 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
     )  # fmt: skip
 
 
+def with_layer(config: ConfigDict, num_devices: int) -> ConfigDict:
+    """Return a config with the output layer that "auto" stands for on GPUs."""
+    if config.output_layer.kind != "auto":
+        return config
+    kind, _ = output_layers.choice(config, absent_rows(config), num_devices, "gpu")
+    return output_layers.with_kind(config, kind)
+
+
+def functions_of(
+    config: ConfigDict, mesh: Mesh | AbstractMesh, stage: int = -1
+) -> tuple[Objective, TrainFunctions]:
+    """Build the objective and the functions of a stage (`optimizer.stages`), without any text.
+
+    Raises:
+      ValueError: the mesh, the batch or its parts do not fit the devices.
+    """
+    model.check_batch(config.train.batch_size, mesh)
+    store = absent_rows(config)
+    # Without text, epochs and tokens are no steps; the number changes no size.
+    config = copy.deepcopy(config)
+    config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
+    check_batches(config, store, mesh)
+    objective = objectives.objective(config, store, mesh)
+    of_stages = [model.train_functions(config, objective, mesh)]
+    while of_stages[-1].following is not None:
+        of_stages.append(of_stages[-1].following)
+    return objective, of_stages[stage]
+
+
 def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
 
@@ -106,26 +138,15 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
-    model.check_batch(config.train.batch_size, mesh)
-    store = absent_rows(config)
-    if config.output_layer.kind == "auto":
-        config = output_layers.with_kind(
-            config, output_layers.choice(config, store, num_devices, "gpu")[0]
-        )
-    # Without text, epochs and tokens are no steps; the number changes no size.
-    config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
-    check_batches(config, store, mesh)
-    objective = objectives.objective(config, store, mesh)
-    of_stages = [model.train_functions(config, objective, mesh)]
-    while of_stages[-1].following is not None:
-        of_stages.append(of_stages[-1].following)
-    state, in_stage = of_stages[stage].abstract_state, of_stages[stage].stage
+    config = with_layer(config, num_devices)
+    objective, functions = functions_of(config, mesh, stage)
+    state, in_stage, length = functions.abstract_state, functions.stage, config.store.length
     trained = in_stage.trained_part(state.params)
 
     parts, masked_lm = config.train.accumulation_steps, masked_lm_of(objective)
     rows = config.train.batch_size // (num_batch_shards(mesh) * parts)
     masks = [masked_lm.mask, *([masked_lm.mask.of_pairs()] if config.data.pair_share else [])]
-    slots = max(mask.slots(store.length) for mask in masks)
+    slots = max(mask.slots(length) for mask in masks)
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
@@ -133,16 +154,16 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
         "head_shards": _shards(mesh_settings.axes_of("heads"), mesh),
         "mlp_shards": _shards(mesh_settings.axes_of("mlp"), mesh),
     }
-    sizes = activation_sizes(masked_lm.encoder.settings, rows, store.length, logits, **shards)
+    sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **shards)
     activations, found = sizes.bytes(), encoder_of(objective)
     if found is not masked_lm:  # a discriminator beside it, of the same layers
-        of_discriminator = activation_sizes(found.encoder.settings, rows, store.length, 0, **shards)
+        of_discriminator = activation_sizes(found.encoder.settings, rows, length, 0, **shards)
         activations += of_discriminator.bytes() - of_discriminator.work_bytes()
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(
         state_bytes(state, in_stage), examples=(rows,), accumulation_steps=(parts,),
-        lengths=(store.length,), activations=((activations,),),
+        lengths=(length,), activations=((activations,),),
         mesh=" x ".join(str(mesh.shape[axis]) for axis in mesh.axis_names),
         layout=parameter_table(state.params), stage=str(in_stage),
     )  # fmt: skip
@@ -210,7 +231,7 @@ def advice(config: ConfigDict) -> str:
     sizes = found.bytes(row)
     parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in sizes.items())
     return (
-        f"xlm estimate-memory has {sum(sizes.values()) / 1e9:.2f} GB ({parts}) on each of {number} "
+        f"xlm estimate has {sum(sizes.values()) / 1e9:.2f} GB ({parts}) on each of {number} "
         f"devices for rows of {found.lengths[-1]} tokens; {remedy}"
     )
 

@@ -1,29 +1,37 @@
-"""Estimate the memory of each device before renting any: parameters, optimizer, activations.
+"""Estimate memory, hours, money and epochs of a run before renting anything.
 
-    xlm estimate-memory --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
+    xlm estimate --config=configs/one_gpu.py:24gb_day,TEXT --target=rtx4090 --price=0.4
+    xlm estimate --config=configs/one_gpu.py:laptop_night,TEXT --target=here
+    xlm estimate --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
 
 Runs on any machine in seconds, without data: nothing of the model's size is allocated, and the
-vocabulary has `vocab.target_size` pieces. The state is exact, activations are estimated
-(`xlm/training/memory.py`). The compiler's temporary memory is not included: leave a fifth free. Nor
-is a refresh of the neighbour index, which needs copies of the table's rows instead of activations
-(docs/output_layer.md). A run with `optimizer.stages` or `phases` has a line for each. --layout adds
-a table with the sharding of every array. With `output_layer.kind` "auto" it takes the layer that a
-step on such GPUs is estimated to be fastest with, and prints the times.
+vocabulary has `vocab.target_size` pieces. --target=here runs some steps on the devices of this
+machine instead. Steps and epochs are of the rows in --workdir, or else of the sizes of the text's
+files. Each number says what it rests on. --price is of one device and hour, in any currency.
 
-    xlm estimate-memory --config=configs/finetune/xnli.py --encoder=xlmr_large
+The state's memory is exact, activations are estimated (`xlm/training/memory.py`). The compiler's
+temporary memory is not included: leave a fifth free. Nor is a refresh of the neighbour index, which
+needs copies of the table's rows instead of activations (docs/output_layer.md). A run with
+`optimizer.stages` or `phases` has a line for each. --layout adds a table with the sharding of every
+array. With `output_layer.kind` "auto" it takes the layer that a step on such GPUs is estimated to
+be fastest with, and prints the times.
+
+    xlm estimate --config=configs/finetune/xnli.py --encoder=xlmr_large
 
 For fine-tuning, the sizes come from `init_from`, whose weights are not read, or a published model.
-There is a number for each length and each way to cut `train.batch_size` into parts, by default on
+There is memory for each length and each way to cut `train.batch_size` into parts, by default on
 one device, with the cost of `train.accumulation_steps`.
 """
 
 import itertools
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
 from xlm.common import tables
-from xlm.experiment import memory, output_layers, phase_runs, schema, task_schema
+from xlm.experiment import costs, memory, output_layers, phase_runs, schema, task_schema
+from xlm.training import compilation
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
@@ -32,6 +40,12 @@ _DEVICES = flags.DEFINE_list(
 _ENCODER = flags.DEFINE_enum(
     "encoder", None, memory.ENCODERS, "Published encoder, in place of init_from."
 )
+_TARGET = flags.DEFINE_enum(
+    "target", None, ("here", *costs.CHIPS), "Chip that runs it; here: the devices of this machine."
+)
+_PRICE = flags.DEFINE_float("price", None, "Of a device and an hour.", lower_bound=0)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Of a run whose rows count, once prepared.")
+_COMPILE = flags.DEFINE_bool("compile", False, "Also print the command that compiles the step.")
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
 
 OPTIONS = {"required": ("config",)}
@@ -40,7 +54,11 @@ OPTIONS = {"required": ("config",)}
 def main(_) -> None:
     if wrong := [one for one in _DEVICES.value or () if not one.isdecimal() or not int(one)]:
         raise ValueError(f"--devices: {wrong[0]!r} must be a whole number of at least 1")
+    if _TARGET.value == "here" and compilation.is_of_cpu():
+        compilation.keep_freed()  # as training does
     if "task" in _CONFIG.value:
+        if _TARGET.value or _PRICE.value:
+            raise ValueError("--target and --price are of pre-training; leave them out")
         _print_fine_tuning()
     elif _ENCODER.value:
         raise ValueError("--encoder is for configs of configs/finetune; leave it out")
@@ -69,7 +87,9 @@ def _print_pretraining() -> None:
     whole = schema.checked(_CONFIG.value)
     configs = {one.name: one.config for one in phase_runs.phases_of(whole) if not one.merges}
     rows, layouts, choices = [], [], []
-    devices = map(int, _DEVICES.value or ["1", "8"])
+    here = _TARGET.value == "here"
+    default = [jax.device_count()] if here else [1] if _TARGET.value else [1, 8]
+    devices = list(map(int, _DEVICES.value or default))
     num_stages = len(whole.optimizer.stages) + 1
     runs = itertools.product(devices, (configs or {"": whole}).items(), range(num_stages))
     for number, (phase, config), stage in runs:
@@ -87,5 +107,13 @@ def _print_pretraining() -> None:
             found = output_layers.choice(config, memory.absent_rows(config), number, "gpu")
             choices.append(found[1])
     print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]))
+    target, price, workdir = _TARGET.value or "", _PRICE.value or 0.0, _WORKDIR.value or ""
+    for number in devices:
+        print("\n" + costs.report(configs or {"": whole}, number, target, price, workdir))
+        if _COMPILE.value:
+            preset = config_flags.get_config_filename(flags.FLAGS["config"]).partition(",")[0]
+            preset += f"#{next(iter(configs))}" if configs else ""
+            chip = target if target in ("h200", "v5e", "v5p", "v6e") else "h100"  # that it has
+            print(f"\npython -m benchmarks.compile --preset={preset} --target={chip}:{number}")
     if _LAYOUT.value:
         print("\n\n".join(["", *layouts]))

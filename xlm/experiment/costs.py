@@ -1,0 +1,229 @@
+"""What a pre-training costs before it runs: steps, epochs, hours, and the loss to expect.
+
+Hours on a chip of `CHIPS` are a roofline of the traced step, those on the devices of this machine a
+measurement of it. Both leave out reading, evaluating and saving.
+"""
+
+import collections
+import copy
+import math
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from input_pipeline import sources, text_files
+from input_pipeline.stream import PACKED
+from vocap.allocation import language_probabilities
+from xlm.common import places, tables
+from xlm.common.schema import settings
+from xlm.experiment import memory
+from xlm.experiment.data import Folders, corpus_spec, open_packed_dataset
+from xlm.objectives.objective import Batch
+from xlm.training.flops import matmul_flops
+from xlm.training.settings import MeshSettings
+from xlm.training.sharding import batch_sharding, make_abstract_mesh, make_mesh
+from xlm.training.step import TrainFunctions
+
+
+class Chip(NamedTuple):
+    """Data sheet: FLOPs in bfloat16 and bytes of memory moved, a second; bytes of memory."""
+
+    flops: float
+    hbm_rate: float
+    hbm_bytes: float
+
+
+# Dense products with sums in float32; memory as devices report it.
+CHIPS = {
+    "h100": Chip(989e12, 3.35e12, 84.9e9),
+    "h200": Chip(989e12, 4.8e12, 150.7e9),
+    "a100": Chip(312e12, 2.04e12, 84.9e9),
+    "rtx4090": Chip(165e12, 1.01e12, 25.3e9),
+    "rtx3090": Chip(71e12, 0.936e12, 25.3e9),
+    "l4": Chip(121e12, 0.3e12, 23.6e9),
+    "v5e": Chip(197e12, 0.819e12, 17.2e9),
+    "v5p": Chip(459e12, 2.765e12, 102e9),
+    "v6e": Chip(918e12, 1.64e12, 34.4e9),
+}
+# Shares of the data sheets' rates that large products and streams reach, as in the compile bench,
+# and what its times leave beside the products: bytes a FLOP, times D, in bfloat16, of the best and
+# the worst of its steps in rows up to 1,024.
+PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
+# Held-out bits a character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b of D
+# tokens, measured to the most tokens, where they are at least 4 a parameter of the layers
+# (research/studies/scaling.py). Beyond it the constants' errors grow: 0.2 at three times as many.
+LAW, LAW_TO, LAW_ERROR = (1.494, 2520, 0.526), 6.6e6, 0.2
+# UTF-8 bytes of text a token: languages and vocabularies differ by a third either way.
+BYTES_PER_TOKEN = 4
+
+
+def text_tokens(config: ConfigDict) -> dict[str, int]:
+    """Estimate the tokens of training text by language from the sizes of its files."""
+    spec, found = corpus_spec(config), collections.Counter[str]()
+    for language, path in sources.find_text(spec) if spec.root else ():
+        found[language] += text_files.text_bytes(path, places.state(path)[0])
+    limits = {one: spec.limit_of(one) or size for one, size in found.items()}
+    return {one: min(size, limits[one]) // BYTES_PER_TOKEN for one, size in found.items()}
+
+
+def seen(config: ConfigDict, tokens: Mapping[str, int]) -> tuple[int, dict[str, float]]:
+    """Return the steps of a run of one phase, and its epochs of text with `tokens` by language.
+
+    Raises ValueError if `train.num_epochs` counts text that is unknown.
+    """
+    train, data = config.train, config.data
+    if train.num_epochs and not tokens:
+        raise ValueError(
+            f"train.num_epochs is {train.num_epochs}, and there is no text to count; give "
+            "--config.corpus.root, or --workdir with rows"
+        )
+    # Padding counts: there is next to none.
+    of_step = train.batch_size * config.store.length
+    of_step *= 1 - data.pair_share - data.contrast_share
+    wanted = train.num_epochs * sum(tokens.values()) or train.num_tokens
+    steps = train.num_steps or math.ceil(wanted / of_step)
+    shares = language_probabilities(tokens, data.alpha) if tokens else {}
+    return steps, {one: steps * of_step * shares[one] / tokens[one] for one in shares}
+
+
+def _batch(config: ConfigDict, mesh: Any) -> Batch:
+    """Return an abstract batch of packed sequences."""
+    shape, layout = (config.train.batch_size, config.store.length), batch_sharding(mesh)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout)
+    language = jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=layout)
+    return Batch({"tokens": tokens, "language": language}, PACKED)
+
+
+def sizes(config: ConfigDict, num_devices: int) -> tuple[float, int]:
+    """Return the FLOPs of a step's matrix products, of all devices, and the layers' parameters.
+
+    Pairs of sentences count as packed sequences, and an exact softmax by blocks as one at once,
+    since a trace does not tell how long a loop is and a block's logits are computed twice.
+    """
+    config = copy.deepcopy(config)
+    if config.output_layer.kind == "blockwise":
+        config.output_layer.kind = "full"
+    mesh = make_abstract_mesh(settings(MeshSettings, config.mesh), num_devices)
+    objective, functions = memory.functions_of(config, mesh)
+    state, batch = functions.abstract_state, _batch(config, mesh)
+    layers = jax.tree.leaves(state.params.get("layers", {}))
+    traced = functions.train_step.trace(objective, state, batch)
+    return matmul_flops(traced.jaxpr), sum(one.size for one in layers)
+
+
+def expected_loss(parameters: float, tokens: float) -> float | None:
+    """Return the held-out bits a character by the law; None where nothing like it was measured."""
+    if tokens > 3 * LAW_TO or tokens < 4 * parameters:
+        return None
+    constant, factor, power = LAW
+    return constant + factor / tokens**power
+
+
+def roofline(config: ConfigDict, chip: Chip, flops: float) -> tuple[float, float]:
+    """Return the least and the most seconds that a chip takes for FLOPs of a config's steps.
+
+    Products of D x D take D times the FLOPs of the traffic around them, so that a narrow encoder
+    moves more bytes a FLOP, and float32 twice as many.
+    """
+    width = config.model.hidden_size * (1 if config.model.dtype == "bfloat16" else 0.5)
+    least, most = (
+        flops / (PRODUCTS * chip.flops) + flops * bytes / width / (STREAMS * chip.hbm_rate)
+        for bytes in TRAFFIC
+    )
+    return least, most
+
+
+def measure(config: ConfigDict, steps: int = 5) -> tuple[float, float]:
+    """Run steps on random tokens on all devices of this machine; return least and most seconds."""
+    mesh = make_mesh(settings(MeshSettings, config.mesh))
+    objective, functions = memory.functions_of(config, mesh)
+    batch = _batch(config, mesh)
+    program = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
+    size = memory.absent_rows(config).vocab_size
+    found = seconds(program, functions, batch, size, time.perf_counter, steps)
+    return min(found), max(found)
+
+
+def seconds(
+    program: Any, functions: TrainFunctions, batch: Batch, vocab_size: int,
+    clock: Callable[[], float], steps: int,
+) -> list[float]:  # fmt: skip
+    """Return the times of steps of a compiled program on random tokens, but for the first two."""
+    rng, state, found = np.random.default_rng(0), functions.init(np.int32(0)), []
+    arrays = {name: rng.integers(5, vocab_size, x.shape) for name, x in batch.arrays.items()}
+    arrays = {**arrays, "language": np.zeros(batch.num_examples)}
+    arrays = {name: arrays[name].astype(np.int32) for name in batch.arrays}
+    for _ in range(steps + 2):
+        start = clock()
+        state, _ = jax.block_until_ready(program(state, Batch(arrays, batch.kind)))
+        found.append(clock() - start)
+    return found[2:]
+
+
+def report(
+    configs: Mapping[str, ConfigDict], num_devices: int, target: str, price: float, workdir: str
+) -> str:
+    """Return tables of what phases cost, and what the numbers rest on.
+
+    Args:
+      configs: by phase, "" for a run without phases.
+      target: of `CHIPS`, "here" for the devices of this machine, or "" for no times.
+      price: of a device and an hour.
+      workdir: of the run, whose rows count if there are any; "" for none.
+    """
+    rows: list[dict[str, Any]] = []
+    epochs = collections.defaultdict[str, dict[str, Any]](dict)
+    for phase, config in configs.items():
+        folders = Folders(pathlib.Path(workdir, *(("phases", phase) if phase else ())))
+        has_rows = bool(workdir) and folders.has_rows
+        there = open_packed_dataset(folders).statistics if has_rows else {}
+        text = {one: of["train"]["tokens"] for one, of in there.items()} or text_tokens(config)
+        steps, by_language = seen(config, text)
+        flops, parameters = sizes(config, num_devices)
+        row = {"steps": steps, "PFLOP": steps * flops / 1e15}
+        row["tokens, million"] = steps * config.train.batch_size * config.store.length / 1e6
+        if target:
+            chip = CHIPS.get(target)
+            times = roofline(config, chip, flops / num_devices) if chip else measure(config)
+            for name, one in zip(("least", "most"), times, strict=True):
+                row[f"hours, {name}"] = steps * one / 3600
+                if price:
+                    row[f"price, {name}"] = row[f"hours, {name}"] * num_devices * price
+        rows.append({"phase": phase, **row})
+        for language, value in by_language.items():
+            epochs[language] |= {"language": language, f"epochs {phase}".strip(): value}
+    total = {key: sum(row[key] for row in rows) for key in rows[0] if key != "phase"}
+    if len(rows) > 1:
+        rows.append({"phase": "all", **total})
+    basis = ["- PFLOP: of the matrix products of the traced step, the optimizer's included."]
+    if epochs and not has_rows:
+        basis.append(
+            f"- Epochs: by the sizes of the files, {BYTES_PER_TOKEN} bytes a token; a third either "
+            "way. --workdir of a run with rows counts tokens."
+        )
+    if target == "here":
+        basis.append("- Hours: the fastest and the slowest of some steps on this machine. Reading, "
+                     "evaluating and saving come on top.")  # fmt: skip
+    elif target:
+        peak = 3600 * num_devices * CHIPS[target].flops / 1e15
+        least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
+        basis.append(
+            f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
+            "traffic of steps that were compiled and not run (docs/performance.md)."
+        )
+    bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
+    found = (
+        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text as that of the law" if bits
+        else f"unknown, as the law is of 4 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
+    )  # fmt: skip
+    basis.append(f"- Loss: {found} (docs/performance.md).")
+    formats = {"steps": ",", "PFLOP": ",.4g", "tokens, million": ",.1f"}
+    shown = [tables.markdown(rows, formats | dict.fromkeys(total.keys() - formats, ".3g")),
+             tables.markdown(epochs.values(), ".2f"), "\n".join(basis)]  # fmt: skip
+    return "\n\n".join(filter(None, shown))
