@@ -1,10 +1,10 @@
 """Scaling: held-out bits per character against parameters, tokens and compute, with fitted laws.
 
 Encoders of four sizes, each from random parameters with a schedule of its own, 800 to 6,400 steps
-of 2,048 tokens. Three laws are fitted to the runs that have left the unigram level: E + B / D^b, E
-+ A / N^a + B / D^b (Hoffmann et al. 2022, Eq. 2), and E + K / C^c of those that no run with less
-compute beats. Their errors are those of a fit to the smaller sizes at the largest one, and the
-spread over resampled residuals. An hour and a half of one core.
+of 2,048 tokens. Three laws are fitted to the runs with 3 tokens a parameter: E + B / D^b, E + A /
+N^a + B / D^b (Hoffmann et al. 2022, Eq. 2), and E + K / C^c of those that no run with less compute
+beats. Their errors are those of a fit to the smaller sizes at the largest one, and the spread over
+resampled residuals. An hour and a half of one core.
 """
 
 import math
@@ -21,7 +21,7 @@ from research.study import Plan, Run, Study, encoder
 
 _CONFIG = "research/configs/scaling.py:{},DATA"
 _RESAMPLED = 300
-_LEFT = -0.5  # nats less than the unigram level's
+_LEAST = 3  # tokens a parameter, with fewer of which larger encoders are behind
 
 
 class Point(NamedTuple):
@@ -145,7 +145,7 @@ def _report(plan: Plan) -> list[str]:
     found = points(plan)
     if len({one.parameters for one in found}) < 4:
         return []
-    left = [one for one in found if one.below < _LEFT]
+    left = [one for one in found if one.tokens > _LEAST * one.parameters]
     law = Law(_tokens(left), _bits(left))
     best = frontier(left)
     rows = [
@@ -162,7 +162,7 @@ def _report(plan: Plan) -> list[str]:
         pivot.markdown(header, rows, texts=1),
         "## Laws",
         _law_table(left, best),
-        "Of runs 0.5 nats below the unigram level. In brackets: 5 to 95 % of fits to resampled "
+        "Of runs with 3 tokens a parameter. In brackets: 5 to 95 % of fits to resampled "
         "residuals. The column *law* above is the first one. *Miss*: the same law of the smaller "
         "sizes at the runs of the largest, predicted less measured.",
         _miss_table(found),
@@ -201,7 +201,7 @@ def _law_table(found: Sequence[Point], best: Sequence[Point]) -> str:
 
 def _miss_table(found: Sequence[Point]) -> str:
     largest = max(one.parameters for one in found)
-    smaller = [one for one in found if one.parameters < largest]
+    smaller = [one for one in found if _LEAST * one.parameters < one.tokens]
     law, many = Law(_tokens(smaller), _bits(smaller)), bootstrap(_tokens(smaller), _bits(smaller))
     rows = []
     for one in found:

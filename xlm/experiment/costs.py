@@ -56,9 +56,9 @@ CHIPS = {
 # the worst of its steps in rows up to 1,024.
 PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
 # Held-out bits a character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b of D
-# tokens, measured to the most tokens, where they are at least 4 a parameter of the layers
+# tokens, measured to the most tokens, where they are at least 3 a parameter of the layers
 # (research/studies/scaling.py). Beyond it the constants' errors grow: 0.2 at three times as many.
-LAW, LAW_TO, LAW_ERROR = (1.494, 2520, 0.526), 6.6e6, 0.2
+LAW, LAW_TO, LAW_ERROR = (1.233, 448, 0.3945), 6.6e6, 0.2
 # UTF-8 bytes of text a token: languages and vocabularies differ by a third either way.
 BYTES_PER_TOKEN = 4
 
@@ -119,7 +119,7 @@ def sizes(config: ConfigDict, num_devices: int) -> tuple[float, int]:
 
 def expected_loss(parameters: float, tokens: float) -> float | None:
     """Return the held-out bits a character by the law; None where nothing like it was measured."""
-    if tokens > 3 * LAW_TO or tokens < 4 * parameters:
+    if tokens > 3 * LAW_TO or tokens < 3 * parameters:
         return None
     constant, factor, power = LAW
     return constant + factor / tokens**power
@@ -220,7 +220,7 @@ def report(
     bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
     found = (
         f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text as that of the law" if bits
-        else f"unknown, as the law is of 4 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
+        else f"unknown, as the law is of 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
     )  # fmt: skip
     basis.append(f"- Loss: {found} (docs/performance.md).")
     formats = {"steps": ",", "PFLOP": ",.4g", "tokens, million": ",.1f"}
