@@ -17,6 +17,7 @@ from xlm.evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examp
 from xlm.evaluation.masked_lm import LanguageLoss
 from xlm.evaluation.replaced_token import Detection
 from xlm.evaluation.retrieval import RetrievalResult
+from xlm.evaluation.translation_gain import Gain
 
 Metrics = Sequence[Mapping[str, float]]
 _RETRIEVAL = {"retrieval": "forward", "back": "backward", "chance": "chance"}
@@ -24,13 +25,17 @@ _RETRIEVAL = {"retrieval": "forward", "back": "backward", "chance": "chance"}
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Evaluation results after `step` steps; only discriminators have a `detection`."""
+    """Evaluation results after `step` steps.
+
+    Only discriminators have a `detection`, and runs with pairs `translations`, by set and language.
+    """
 
     step: int
     losses: Mapping[str, LanguageLoss]
     retrieval: Mapping[str, Mapping[str, RetrievalResult]]
     examples: Sequence[Example]
     detection: Mapping[str, Mapping[str, Detection]] = dataclasses.field(default_factory=dict)
+    translations: Mapping[str, Mapping[str, Gain]] = dataclasses.field(default_factory=dict)
 
 
 def write_report(
@@ -63,6 +68,8 @@ def write_report(
         _plot_detection(metrics, folder / "detection.png")
         parts += ["## Replaced tokens", detection_table(results.detection), _DETECTION_NOTE,
                   "![AUC of the discriminator](detection.png)"]  # fmt: skip
+    if any(results.translations.values()):
+        parts += ["## Translations", _gain_table(results.translations), _GAIN_NOTE]
     if allocation is not None:
         plots.plot_curves(allocation, folder / "alp.png")
         parts += ["## Vocabulary", allocation_table(allocation), "![ALP against size](alp.png)"]
@@ -105,6 +112,11 @@ The discriminator saw held-out text with replaced tokens.
 - *frozen*: the generator of `evaluation.frozen_generator` replaced them.
 - *AUC*: probability that a replaced token has a higher logit than an original one, 50 % by chance.
 - *precision*, *recall*: of the tokens called replaced."""
+
+_GAIN_NOTE = """\
+Exact losses of the same masked tokens of held-out sentences, nats a token, and the gain's standard
+error. The translation is into the pivot language, and not masked. Where the gain is less than two
+errors, nothing shows that the model reads translations."""
 
 _CANDIDATES_NOTE = """\
 V' is large until the first refresh, while neighbours are those of random embeddings. What exceeds
@@ -159,6 +171,20 @@ def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
         for language in next(iter(detection.values()))
     ]
     return tables.markdown(rows, ".1%", mean=list(rows[0])[1:])
+
+
+def _gain_table(translations: Mapping[str, Mapping[str, Gain]]) -> str:
+    """Format losses beside translations, a row per set and language."""
+    rows = [
+        {"set": name, "language": language, "tokens": one.tokens, "alone": one.alone,
+         "beside its translation": one.translated, "gain": one.alone - one.translated,
+         "error": one.error}
+        for name, by_language in translations.items()
+        for language, one in by_language.items()
+    ]  # fmt: skip
+    losses = list(rows[0])[3:-1]
+    formats = {"tokens": ",", **dict.fromkeys((*losses, "error"), ".3f")}
+    return tables.markdown(rows, formats, left=2, mean=losses)
 
 
 def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset) -> str:

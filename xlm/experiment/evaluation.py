@@ -14,6 +14,7 @@ from xlm.common.schema import settings
 from xlm.evaluation import report
 from xlm.evaluation.examples import Examples
 from xlm.evaluation.retrieval import Retrieval
+from xlm.evaluation.translation_gain import TranslationGain
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, output_layers, seen, text_warnings
 from xlm.experiment import model as builders
@@ -24,6 +25,8 @@ from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training import clock, hosts
 from xlm.training.metrics import read_metrics
+
+_GAIN_SENTENCES = 256  # of a language, at most; the report has the error
 
 
 def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | None:
@@ -38,6 +41,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     retriever = retrieval(config, encoder, store, mesh)
     examples = _examples(config, masked_lm, store, folders, mesh)
     detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
+    gain = _translation_gain(config, masked_lm, store, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.held(stage, claims=False):
         results = report.Results(
@@ -46,6 +50,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             retrieval=retriever.run(trained.params),
             examples=examples.run(trained.params),
             detection=detection.run(trained.params) if detection else {},
+            translations=gain.run(trained.params) if gain else {},
         )
         if not hosts.is_first():
             return None
@@ -74,6 +79,21 @@ def retrieval(
     return Retrieval(
         encoder, store, layer=options.retrieval_layer, pivot=options.retrieval_pivot,
         batch_size=options.batch_size, max_sentences=options.retrieval_max_sentences, mesh=mesh,
+    )  # fmt: skip
+
+
+def _translation_gain(
+    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
+) -> TranslationGain | None:
+    """Build the evaluation of masked LM beside translations; None for a run without pairs."""
+    options, data = evaluation_settings(config), data_builders.data_settings(config)
+    if not data.pair_share:
+        return None
+    sentences = min(options.retrieval_max_sentences or _GAIN_SENTENCES, _GAIN_SENTENCES)
+    return TranslationGain(
+        masked_lm, store, pivot=options.retrieval_pivot, num_folds=options.num_folds,
+        positions_restart=data.pair_positions == "restart", batch_size=options.batch_size,
+        max_sentences=sentences, seed=options.seed, mesh=mesh,
     )  # fmt: skip
 
 
