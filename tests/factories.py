@@ -97,6 +97,7 @@ def masked_lm(
     layer: OutputLayerSettings | None = None,
     encoder: EncoderSettings | None = None,
     *,
+    kind: type[MaskedLM] = MaskedLM,
     num_valid: int = 30,
     mesh: jax.sharding.Mesh | None = None,
     mesh_settings: MeshSettings = ONE_DEVICE,
@@ -117,7 +118,7 @@ def masked_lm(
         "statistics": token_statistics(num_valid, encoder.vocab_size),
         "row_capacity": layer.row_capacity, "frequency_bias": layer.frequency_bias,
     }  # fmt: skip
-    return MaskedLM(**{**defaults, **changes})
+    return kind(**{**defaults, **changes})
 
 
 def replaced_token(

@@ -7,9 +7,10 @@ import tempfile
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline.bitext import pair_streams
+from input_pipeline.bitext import count_pairs, pair_stream
 from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.pair_rows import PairRows
 from input_pipeline.stream import AlphaPhases, MixedStream, Seen, Stream, TrainingStream
 from tests.factories import SPECIAL_IDS
 from tests.folders import FolderTest
@@ -23,12 +24,9 @@ BLOCKS = BlockSettings(block_bytes=320, window_blocks=2, lanes=4)
 
 
 def counted(stream: Stream, steps: int) -> Seen:
-    """Count the examples of the batches themselves."""
-    found = Seen()
-    for name, _ in itertools.chain.from_iterable(map(stream.describe_batch, range(steps))):
-        _, _, pair = name.partition(" ")
-        found[tuple(sorted(pair.split("-"))) if pair else name] += 1
-    return found
+    """Count the sequences of the batches themselves."""
+    batches = map(stream.describe_batch, range(steps))
+    return Seen(name for name, _ in itertools.chain.from_iterable(batches))
 
 
 class CountsTest(FolderTest):
@@ -47,11 +45,17 @@ class CountsTest(FolderTest):
         self.assertEqual(+phases.seen(steps), counted(phases, steps))
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         store = bitext_test.write_store(folder)
-        pairs, shares = pair_streams(store, bitext_test.SETTINGS, 3, bitext_test.SHARES)
+        pairs = pair_stream(store, bitext_test.SETTINGS, 3, bitext_test.SHARES)
+        rows = [PairRows(store, *key) for key in count_pairs(store)]
         for in_turns in (False, True):
-            mixed = MixedStream([phases, *pairs], np.array([1, *shares]), 5, in_turns)
+            mixed = MixedStream([phases, pairs], np.array([1, 2]), 5, in_turns)
             found = mixed.seen(steps)
-            self.assertEqual(+found, counted(mixed, steps))
+            drawn = [name for step in range(steps) for name, _ in mixed.describe_batch(step)]
+            expected = Seen(name for name in drawn if " " not in name)
+            for one in rows:  # of each of which a row counts as the mean of its pairs
+                count = drawn.count(f"{one.name} {'-'.join(one.pair)}")
+                expected[one.pair] += round(count * one.num_pairs / len(one))
+            self.assertEqual(+found, +expected)
         if steps == 40:
             self.assertLen([one for one in found if isinstance(one, tuple)], 3)
 

@@ -131,9 +131,10 @@ class Progress:
     def _record_step(self, step: int, metrics: LossAndMetrics) -> None:
         # A finite loss can have a non-finite gradient, which corrupts the state as well. All others
         # stay on the device: of a hundred languages they are two hundred numbers a step.
-        checked = {name: metrics[name] for name in ("loss", "grad_norm")}
-        for name, value in means(jax.device_get(checked)).items():
-            if not math.isfinite(value):
+        names = ("loss", "grad_norm")
+        checked = means(jax.device_get({name: metrics[name] for name in names}))
+        for name in names:
+            if not math.isfinite(value := checked[name]):
                 raise FloatingPointError(
                     f"the {name} of step {step} is {value}{self._dump(step, metrics)}; {_REMEDY}"
                 )
