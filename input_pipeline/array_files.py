@@ -170,6 +170,11 @@ def _opened(path: pathlib.Path, shape: tuple[int, ...], changed: int) -> _OpenFi
     return _OpenFile(path, shape)
 
 
+def close_files() -> None:
+    """Close the files that are kept open for more reads; a disk with one cannot be unmounted."""
+    _opened.cache_clear()
+
+
 def has_damage(tokens: np.ndarray, vocab_size: int) -> bool:
     """Return whether one of int32 `tokens` is no token id."""
     return bool(tokens.view(np.uint32).max(initial=0) >= vocab_size)

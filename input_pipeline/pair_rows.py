@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from input_pipeline import manifest
-from input_pipeline.array_files import ArrayWriter, array_file
+from input_pipeline.array_files import ArrayWriter, array_file, close_files
 from input_pipeline.packed_dataset import (
     PackedDataset,
     PairCounts,
@@ -87,6 +87,7 @@ def write_rows(
     dtype = np.uint32 if most < 1 << 32 else np.uint64
     found: list[PairCounts] = []
     with contextlib.ExitStack() as stack:
+        stack.callback(close_files)
         numbers, ends = (
             stack.enter_context(array_file(path, (), dtype))
             for path in pair_paths(folder, name, part, num_parts)
