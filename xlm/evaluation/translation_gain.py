@@ -103,8 +103,8 @@ class TranslationGain:
                 padding = (0, self._length - len(row))
                 rows.append(np.pad(row, padding, constant_values=special.pad))
                 seconds.append(second)
-        rows = np.array(rows, np.int32).reshape(-1, self._length)
-        return rows, np.array(seconds, np.int32)[:, None]
+        joined = np.array(rows, np.int32).reshape(-1, self._length)
+        return joined, np.array(seconds, np.int32)[:, None]
 
     def _masked_losses(
         self, params, tokens: jax.Array, is_masked: jax.Array, seconds: jax.Array,
