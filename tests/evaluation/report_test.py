@@ -13,6 +13,7 @@ from xlm.evaluation.examples import Example
 from xlm.evaluation.masked_lm import LanguageLoss
 from xlm.evaluation.replaced_token import Detection
 from xlm.evaluation.retrieval import RetrievalResult
+from xlm.evaluation.translation_gain import Gain
 
 LOSSES = {
     "sw": LanguageLoss(loss=4.0, bits_per_character=1.5, unigram=6.0, tokens=300),
@@ -52,6 +53,7 @@ DETECTION = {
         "sw": Detection(math.nan, math.nan, math.nan, 0.0, 0.2, 50),
     },
 }
+TRANSLATIONS = {"core": {"sw": Gain(3.0, 2.5, 0.125, 40), "ka": Gain(2.0, 2.25, 0.5, 30)}}
 # A record of step n is of the n-th step.
 METRICS = [
     *(
@@ -80,7 +82,8 @@ def store(**measured) -> PackedDataset:
 class ReportTest(absltest.TestCase):
     def check(self, name: str, kind: str = "full", **changes) -> str:
         """Compare the report of a run with its golden file."""
-        given = {"losses": LOSSES, "retrieval": RETRIEVAL, "examples": EXAMPLES, "detection": {}}
+        given = {"losses": LOSSES, "retrieval": RETRIEVAL, "examples": EXAMPLES, "detection": {},
+                 "translations": {}}  # fmt: skip
         found = report.Results(10, **{key: changes.pop(key, one) for key, one in given.items()})
         settings = {"allocation": ALLOCATION, "metrics": METRICS, "full_softmax_from": None}
         output_layer = factories.output_layer_settings(kind=kind, full_softmax_fraction=0.1)
@@ -105,7 +108,9 @@ class ReportTest(absltest.TestCase):
             "sw": "0.05% is held out for 0.10% asked: of two: parts",
         }
         dataset = store(overlap=overlap, shares=shares)
-        self.check("report", "knn", full_softmax_from=3, dataset=dataset)
+        self.check(
+            "report", "knn", full_softmax_from=3, dataset=dataset, translations=TRANSLATIONS
+        )
 
     def test_a_discriminator_that_learned_nothing(self):
         metrics = [
