@@ -108,9 +108,7 @@ class ReportTest(absltest.TestCase):
             "sw": "0.05% is held out for 0.10% asked: of two: parts",
         }
         dataset = store(overlap=overlap, shares=shares)
-        self.check(
-            "report", "knn", full_softmax_from=3, dataset=dataset, translations=TRANSLATIONS
-        )
+        self.check("report", "knn", full_softmax_from=3, dataset=dataset, translations=TRANSLATIONS)
 
     def test_a_discriminator_that_learned_nothing(self):
         metrics = [
