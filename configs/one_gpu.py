@@ -33,6 +33,7 @@ from ml_collections import ConfigDict
 
 from configs import mmbert, small
 from xlm.common import places
+from xlm.experiment import data
 from xlm.experiment.schema import default_config
 
 
@@ -125,7 +126,7 @@ def _from_random(budget: Budget, text: str) -> ConfigDict:
     config.output_layer.kind = "blockwise"
     config.update_from_flattened_dict(RECIPE)
     config.model.dtype = "bfloat16"
-    if budget.length <= 128:  # to short rows what the published numbers are to long ones
+    if budget.length <= 128:  # a shorter window and smaller bases, as rows are shorter
         config.model.update(local_window=budget.length // 2, rotary_theta=100.0)
         config.model.update(local_rotary_theta=100.0, dtype="float32")
     config.optimizer.update(warmup_steps=500, clip_norm=1.0)
@@ -152,9 +153,7 @@ def _tokens_of(config: ConfigDict) -> float:
     """Return the tokens of the text, about; infinity where there is none (yet)."""
     if not (config.corpus.root and places.path(config.corpus.root).is_dir()):
         return math.inf
-    from xlm.experiment import costs  # which needs jax
-
-    return sum(costs.text_tokens(config).values())
+    return sum(data.text_tokens(config).values())
 
 
 def _set_length(config: ConfigDict, budget: Budget, tokens: float) -> None:

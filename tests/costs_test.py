@@ -13,7 +13,7 @@ from tests import commands, factories
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_store
 from xlm.cli import main
-from xlm.experiment import costs, schema, seen, streams
+from xlm.experiment import costs, data, schema, seen, streams
 from xlm.experiment import model as builders
 
 ROWS = {"en": 3000, "sw": 200, "de": 1000}
@@ -53,7 +53,7 @@ class SeenTest(FolderTest):
                 (self.folder / name).write_text("word\n" * (size // 5))
         config = config_of(corpus__root=str(self.folder), corpus__parallel=())
         config.corpus.max_train_bytes_of = {"en": 30_000}
-        self.assertEqual(costs.text_tokens(config), {"en": 7500, "sw": 2250})
+        self.assertEqual(data.text_tokens(config), {"en": 7500, "sw": 2250})
         config.train.update(num_steps=0, num_epochs=1.0)
         with self.assertRaisesRegex(ValueError, "num_epochs is 1.0, and there is no text"):
             costs.seen(config, {})

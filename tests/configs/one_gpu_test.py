@@ -8,9 +8,10 @@ from absl.testing import parameterized
 
 import xlm
 from configs import mmbert, one_gpu
+from tests import processes
 from tests.folders import FolderTest
 from tests.interop.xlm_roberta_test import SETTINGS, params_of, tokenizer
-from xlm.experiment import costs, memory, phase_runs
+from xlm.experiment import costs, data, memory, phase_runs
 from xlm.interop import model_folder
 
 
@@ -19,6 +20,15 @@ def phases_of(config):
 
 
 class BudgetTest(FolderTest):
+    def test_the_amount_of_text_is_found_without_jax(self):
+        """As build_vocab.py may run where jax is not installed."""
+        (self.folder / "en.txt").write_text("a line\n" * 100, encoding="utf-8")
+        code = "import sys; from configs import one_gpu; one_gpu.get_config(sys.argv[1]); "
+        done = processes.run_python(
+            "-c", code + "print('jax' in sys.modules)", f"24gb_day,{self.folder}"
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "False\n"), done.stderr)
+
     @parameterized.parameters(*one_gpu.BUDGETS)
     def test_the_run_takes_the_budget(self, name):
         budget = one_gpu.BUDGETS[name]
@@ -52,7 +62,7 @@ class BudgetTest(FolderTest):
         sizes = []
         for size in (10**7, 10**8, 10**9, 10**12):
             tokens = {"en": size // 4, "sw": size // 4}
-            with mock.patch.object(costs, "text_tokens", return_value=tokens):
+            with mock.patch.object(data, "text_tokens", return_value=tokens):
                 config = one_gpu.get_config(f"24gb_day,{self.folder}")
             self.assertLessEqual(config.train.num_tokens, 16 * size / 2)
             layers = costs.sizes(phases_of(config)[0], 1)[1]

@@ -17,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from input_pipeline import sources, text_files
 from input_pipeline.stream import PACKED
 from vocap.allocation import language_probabilities
-from xlm.common import places, tables
+from xlm.common import tables
 from xlm.common.schema import settings
 from xlm.experiment import memory
-from xlm.experiment.data import Folders, corpus_spec, open_packed_dataset
+from xlm.experiment.data import BYTES_PER_TOKEN, Folders, open_packed_dataset, text_tokens
 from xlm.objectives.objective import Batch
 from xlm.training.flops import matmul_flops
 from xlm.training.settings import MeshSettings
@@ -59,17 +58,6 @@ PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
 # tokens, measured to the most tokens, where they are at least 3 a parameter of the layers
 # (research/studies/scaling.py). Beyond it the constants' errors grow: 0.2 at three times as many.
 LAW, LAW_TO, LAW_ERROR = (1.233, 448, 0.3945), 6.6e6, 0.2
-# UTF-8 bytes of text a token: languages and vocabularies differ by a third either way.
-BYTES_PER_TOKEN = 4
-
-
-def text_tokens(config: ConfigDict) -> dict[str, int]:
-    """Estimate the tokens of training text by language from the sizes of its files."""
-    spec, found = corpus_spec(config), collections.Counter[str]()
-    for language, path in sources.find_text(spec) if spec.root else ():
-        found[language] += text_files.text_bytes(path, places.state(path)[0])
-    limits = {one: spec.limit_of(one) or size for one, size in found.items()}
-    return {one: min(size, limits[one]) // BYTES_PER_TOKEN for one, size in found.items()}
 
 
 def seen(config: ConfigDict, tokens: Mapping[str, int]) -> tuple[int, dict[str, float]]:

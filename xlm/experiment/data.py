@@ -1,5 +1,6 @@
 """Builders that need no jax: settings, folders, corpus, packed dataset."""
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -10,7 +11,7 @@ import msgspec
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline import sources
+from input_pipeline import sources, text_files
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, pair_sizes
 from input_pipeline.packed_dataset import META, PackedDataset
 from input_pipeline.pair_sampling import Pair, PairSampling, sample_pairs
@@ -25,6 +26,8 @@ from xlm.experiment import phases, schema
 from xlm.experiment.data_settings import DataSettings
 
 T = TypeVar("T")
+# UTF-8 bytes of text a token: languages and vocabularies differ by a third either way.
+BYTES_PER_TOKEN = 4
 _AMOUNTS = 'write one object, {"en": 300.8, ...}'
 
 
@@ -222,6 +225,15 @@ def data_settings(config: ConfigDict) -> DataSettings:
 def kind_of_pairs(config: ConfigDict) -> str:
     """Kind of the batches of `data.pair_share`: one segment a pair, or two for VECO's objective."""
     return SEPARATE_PAIRS if config.objective == "veco" else PAIRS
+
+
+def text_tokens(config: ConfigDict) -> dict[str, int]:
+    """Estimate the tokens of training text by language from the sizes of its files."""
+    spec, found = corpus_spec(config), collections.Counter[str]()
+    for language, path in sources.find_text(spec) if spec.root else ():
+        found[language] += text_files.text_bytes(path, places.state(path)[0])
+    limits = {one: spec.limit_of(one) or size for one, size in found.items()}
+    return {one: min(size, limits[one]) // BYTES_PER_TOKEN for one, size in found.items()}
 
 
 def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
