@@ -204,7 +204,11 @@ class MaskedLM(Objective):
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
         """Return the negative log-likelihood of the masked tokens; without a key, no dropout."""
         losses = self.losses_from(params, rows, plan, self.states(params, rows, plan, key))
-        return self.metrics_of(losses, plan), None
+        found = self.metrics_of(losses, plan)
+        if plan.task is not None:
+            of_rows = losses.sum(axis=1), plan.masked.weights.sum(axis=1)
+            found |= sums_of_tasks({"_loss": of_rows}, plan.task, ("mlm", "tlm"))
+        return found, None
 
     def states(self, params, rows, plan: Plan, key: jax.Array | None) -> jax.Array:
         """Return the encoder's hidden states [B, L, D]."""
@@ -239,9 +243,7 @@ class MaskedLM(Objective):
         if plan.language is not None:
             found |= self._by_language(losses, masked.weights, plan.language)
         if plan.factor is not None:
-            of_rows = losses.sum(axis=1), masked.weights.sum(axis=1)
-            found["loss"] = (of_rows[0] * plan.factor).sum(), found["loss"][1]
-            found |= sums_of_tasks({"_loss": of_rows}, plan.task, ("mlm", "tlm"))
+            found["loss"] = (losses.sum(axis=1) * plan.factor).sum(), found["loss"][1]
         return found
 
     def predicted(self, params, states: jax.Array, positions: jax.Array) -> jax.Array:
@@ -296,10 +298,18 @@ class MaskedLM(Objective):
             f"loss/{name}": (totals[i, 0], totals[i, 1]) for i, name in enumerate(self.languages)
         }
 
-    def predictions(self, params, inputs: jax.Array, positions: jax.Array) -> jax.Array:
-        """Return inputs [B, M, E] of the output layer for masked packed sequences [B, L] int32."""
-        encoder = self.encoder_params(params)
-        states = run_encoder(self.encoder, encoder, inputs, *self._packed(inputs), key=None)
+    def predictions(
+        self, params, inputs: jax.Array, positions: jax.Array,
+        layout: tuple[jax.Array, jax.Array] | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """Return inputs [B, M, E] of the output layer for masked sequences [B, L] int32.
+
+        `layout` are their segments and positions [B, L] int32, None for packed sequences.
+        """
+        states = run_encoder(
+            self.encoder, self.encoder_params(params), inputs, *(layout or self._packed(inputs)),
+            key=None, positions_restart=layout is not None and self.positions_restart,
+        )  # fmt: skip
         return self.predicted(params, states, positions)
 
     @functools.cached_property

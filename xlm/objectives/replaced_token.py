@@ -177,7 +177,6 @@ class ReplacedToken(OnMaskedLM):
             names = ["mrtd", "trtd"]
             of_rows["_loss"] = totals, of_rows["/generator_loss"][1]
             totals = factor * totals
-            del found["mlm_loss"], found["tlm_loss"]
         found["loss"] = totals.sum(), found["loss"][1]
         found |= sums_of_tasks(of_rows, plan.generator.task, names)
         return found, self._pair_sums(plan, of_masked, of_text)
