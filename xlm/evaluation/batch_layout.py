@@ -1,6 +1,6 @@
 """Batches of an evaluation: choice of sequences, and sharding over devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,11 @@ def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarra
     if not max_sequences or len(rows) <= max_sequences:
         return np.asarray(rows)
     return rows[np.arange(max_sequences) * len(rows) // max_sequences]
+
+
+def pivot_of(languages: Sequence[str], wanted: str) -> str:
+    """Return the language of a parallel set that the others are compared with."""
+    return wanted if wanted in languages else languages[0]
 
 
 def heldout_rows(store: PackedDataset, max_sequences: int) -> dict[str, np.ndarray]:

@@ -47,6 +47,24 @@ def deal_folds(
     return np.where(eligible, rank % num_folds, -1)
 
 
+def masked_loss(
+    objective: MaskedLM, params, tokens: jax.Array, masked: jax.Array, num_folds: int,
+    layout: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:  # fmt: skip
+    """Return the summed exact loss [B] of each sequence's `masked` tokens, one fold [B, L] bool.
+
+    `layout` are segments and positions, see `MaskedLM.predictions`.
+    """
+    slots = -(-tokens.shape[1] // num_folds)
+    weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
+    targets = jnp.take_along_axis(tokens, positions, axis=1)
+    inputs = jnp.where(masked, objective.mask_id, tokens)
+    hidden = objective.predictions(params, inputs, positions, layout)
+    table, bias = objective.output_table(params)
+    layer = without_z_loss(objective.exact_layer)
+    return layer.loss(hidden, targets, weights, table, bias, None).sum(axis=1)
+
+
 class ExactMaskedLM:
     """Evaluator of the masked-LM loss on held-out sequences; ValueError if there are none.
 
@@ -98,16 +116,7 @@ class ExactMaskedLM:
         return results
 
     def _masked_loss(self, params, tokens: jax.Array, masked: jax.Array) -> jax.Array:
-        """Return the summed loss of each sequence's masked tokens, [B]."""
-        slots = -(-tokens.shape[1] // self._num_folds)
-        weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
-        targets = jnp.take_along_axis(tokens, positions, axis=1)
-        inputs = jnp.where(masked, self._objective.mask_id, tokens)
-        hidden = self._objective.predictions(params, inputs, positions)
-        table, bias = self._objective.output_table(params)
-        layer = without_z_loss(self._objective.exact_layer)
-        losses = layer.loss(hidden, targets, weights, table, bias, None)
-        return losses.sum(axis=1)
+        return masked_loss(self._objective, params, tokens, masked, self._num_folds)
 
     def _totals(self, params) -> tuple[np.ndarray, np.ndarray]:
         """Return the summed loss, float64, and the number of tokens of each language."""

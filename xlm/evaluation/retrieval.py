@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
+from xlm.evaluation.batch_layout import BatchLayout, pivot_of, spread_rows
 from xlm.evaluation.metrics.retrieval import nearest_accuracy
 from xlm.models.encoder import Encoder
 from xlm.models.segments import mean_state, packed_segments
@@ -51,7 +51,7 @@ class Retrieval:
         """Return results by set and language, without languages with fewer than two pairs."""
         results: dict[str, dict[str, RetrievalResult]] = {}
         for name, languages in self._store.parallel.items():
-            pivot = self._pivot if self._pivot in languages else languages[0]
+            pivot = pivot_of(languages, self._pivot)
             pivot_rows = self._rows(name, pivot)
             pivot_vectors = self._vectors(params, pivot_rows)
             results[name] = {}

@@ -13,10 +13,8 @@ from jax.sharding import Mesh
 
 from input_pipeline.bitext import join_pair
 from input_pipeline.packed_dataset import PackedDataset
-from knn_sampling.output_layer import without_z_loss
-from xlm.evaluation.batch_layout import BatchLayout, spread_rows
-from xlm.evaluation.masked_lm import deal_folds
-from xlm.models.encoder import run_encoder
+from xlm.evaluation.batch_layout import BatchLayout, pivot_of, spread_rows
+from xlm.evaluation.masked_lm import deal_folds, masked_loss
 from xlm.objectives.masked_lm import MaskedLM
 
 
@@ -45,9 +43,7 @@ class TranslationGain:
         self, objective: MaskedLM, store: PackedDataset, *, pivot: str, positions_restart: bool,
         num_folds: int, batch_size: int, max_sentences: int, seed: int, mesh: Mesh | None = None,
     ):  # fmt: skip
-        self._objective = dataclasses.replace(
-            objective.exact, positions_restart=positions_restart, languages=()
-        )
+        self._objective = dataclasses.replace(objective, positions_restart=positions_restart)
         self._store, self._pivot, self._folds = store, pivot, num_folds
         self._max_sentences, self._seed = max_sentences, seed
         self._length = min(store.length, objective.encoder.settings.max_length)
@@ -58,7 +54,7 @@ class TranslationGain:
         """Return results by set and language, without languages that have no pairs."""
         found: dict[str, dict[str, Gain]] = {}
         for name, languages in self._store.parallel.items():
-            pivot = self._pivot if self._pivot in languages else languages[0]
+            pivot = pivot_of(languages, self._pivot)
             others = [one for one in languages if one != pivot]
             results = ((one, self._gain(params, name, one, pivot)) for one in others)
             found[name] = {one: gain for one, gain in results if gain is not None}
@@ -118,13 +114,4 @@ class TranslationGain:
         is_second = places >= seconds
         segments = jnp.where(tokens == one.pad, 0, 1 + is_second * is_alone)
         positions = places - is_second * seconds * one.positions_restart
-        states = run_encoder(
-            one.encoder, one.encoder_params(params), jnp.where(is_masked, one.mask_id, tokens),
-            segments, positions, key=None, positions_restart=one.positions_restart,
-        )  # fmt: skip
-        slots = -(-tokens.shape[1] // self._folds)
-        weights, chosen = jax.lax.top_k(is_masked.astype(jnp.float32), slots)  # [B, M]
-        targets = jnp.take_along_axis(tokens, chosen, axis=1)
-        table, bias = one.output_table(params)
-        hidden, layer = one.predicted(params, states, chosen), without_z_loss(one.exact_layer)
-        return layer.loss(hidden, targets, weights, table, bias, None).sum(axis=1)
+        return masked_loss(one, params, tokens, is_masked, self._folds, (segments, positions))
