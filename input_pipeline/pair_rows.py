@@ -206,7 +206,7 @@ class PairRows:
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the numbers of ranges [n] of `lengths` from `starts` on, one after the other."""
+    """Return the numbers of ranges [n] of `lengths` from `starts` on, concatenated."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 

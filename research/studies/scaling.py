@@ -224,7 +224,7 @@ def _plot(found: Sequence[Point], path) -> None:
 
 
 STUDY = Study(
-    "Scaling in small",
+    "Scaling of small encoders",
     _CONFIG.format("w128_1600"),
     _runs,
     _report,
