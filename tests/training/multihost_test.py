@@ -177,4 +177,8 @@ class MultihostTest(absltest.TestCase):
                 if isinstance(value, str):
                     self.assertEqual(mine[name], value, name)
                 else:
-                    np.testing.assert_allclose(mine[name], value, rtol=1e-5, err_msg=name)
+                    # An error is the spread of differences of float32 losses, here all but equal.
+                    atol = 1e-6 if name.endswith("['error']") else 0.0
+                    np.testing.assert_allclose(
+                        mine[name], value, rtol=1e-5, atol=atol, err_msg=name
+                    )
