@@ -72,6 +72,8 @@ class TranslationFolderTest(FolderTest):
         self.assertEqual(type(model).__name__, f"{name}ForConditionalGeneration")
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.output)
         rows = tokenizer(SOURCES, padding=True, return_tensors="pt")
+        # Symbols are no classes of the softmax.
+        self.assertLess(model.final_logits_bias[0, tiny_tasks.VOCAB :].max(), -1e8)
         for direction, texts in expected.items():
             symbol = f"<2{direction[-2:]}>"
             first = tokenizer.convert_tokens_to_ids(symbol)
