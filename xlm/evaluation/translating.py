@@ -115,7 +115,7 @@ def search(
             tokens.reshape(-1, beams), index, mask, LayerCache(own, context),
             method="decode_next",
         )  # fmt: skip
-        hidden = decoder.apply({"params": decoder_params}, hidden, method="predict")
+        hidden = objective.predict(decoder_params, hidden)
         hidden = hidden.reshape(len(tokens), -1)
         logits = jnp.matmul(hidden, table.T.astype(hidden.dtype), preferred_element_type=np.float32)
         return logits + bias[None], own

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.tasks.tasks import TASKS
 from xlm.common import artifacts, tables
 from xlm.common.languages import label
 from xlm.evaluation import task_results
@@ -17,6 +18,7 @@ from xlm.experiment.data import Folders
 from xlm.experiment.task_settings import TaskSettings
 from xlm.interop import huggingface, model_folder, task_heads
 from xlm.interop.task_heads import TaskHead
+from xlm.interop.translation_folder import TranslationParts, symbol_names
 
 # Formats of an export, and the library that cards name; the hub has none for ONNX.
 FORMATS = {
@@ -101,6 +103,27 @@ _OWN_FORM = """\
 read with safetensors. `predict.py --workdir=RUN` of this project predicts with the run that this is
 an export of.
 """
+
+_TRANSLATION = """\
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained(".").eval()  # this folder
+tokenizer = AutoTokenizer.from_pretrained(".")
+
+rows = tokenizer(["A sentence"], padding=True, truncation=True, return_tensors="pt")
+target = tokenizer.convert_tokens_to_ids("{symbol}")
+found = model.generate(**rows, decoder_start_token_id=target)
+print(tokenizer.batch_decode(found, skip_special_tokens=True))
+```
+
+The symbols of target languages are {symbols}. `generate` searches as the run did. CTranslate2
+serves the model faster: `ct2-transformers-converter --model=FOLDER --output_dir=SERVED`. Give it
+the tokens of a source with `<s>` and `</s>`, {start}."""
+_STARTS = {
+    "MBart": "and the symbol as `target_prefix`",
+    "Bart": "and set `decoder_start_token` in SERVED/config.json to the symbol",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +223,33 @@ def of_encoder(
         _LIMITS,
         _LICENCE,
     )
+
+
+def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) -> str:
+    """Write the card of a model that translates, which started from `base`, "" for none."""
+    directions = list(results["test"] or results["validation"])
+    names = list(symbol_names(parts))
+    languages = {language for one in directions for language in one.split("-")}
+    title = f"Translation {', '.join(directions)}"
+    sizes, scored = parts.encoder, results["test"] or results["validation"]
+    return tables.page(
+        _front(languages, "transformers", base=base, pipeline_tag="translation",
+               metrics=["bleu", "chrf"],
+               index=_model_index(title, "translation", results["task"], scored)),
+        f"# {title}",
+        f"An encoder of {sizes['num_layers']} layers of {sizes['hidden_size']} and a decoder of "
+        f"{parts.decoder['num_layers']}, {sizes['vocab_size']:,} table rows. Started from "
+        f"{tables.escaped(base) or 'random parameters'}.",
+        "## How to use it\n\n" + _TRANSLATION.format(
+            symbol=names[0], symbols=", ".join(f"`{name}`" for name in names),
+            start=_STARTS[parts.class_name],
+        ),
+        "## Scores",
+        "In percent. The model is " + task_results.described_choice(results["selected"]) + ".",
+        task_results.table(TASKS["translation"], results),
+        _LIMITS,
+        _LICENCE,
+    )  # fmt: skip
 
 
 def _evaluation(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:

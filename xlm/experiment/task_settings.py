@@ -204,6 +204,8 @@ class TranslationSettings:
       needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
         starting with a random one.
       label_smoothing: e, see `xlm.objectives.label_smoothing`.
+      output_head: whether the decoder has the dense layer, GELU and norm of a masked-LM head before
+        the output embeddings. Without them xlm export writes a Bart or MBart of transformers.
       output_layer: "full", or "blockwise" for the same loss without its logits in memory.
       language_pieces: piece of the vocabulary that is the symbol of a target language, such as
         {"de": "<2de>"}; other languages get a table row of their own.
@@ -214,6 +216,7 @@ class TranslationSettings:
     decoder_from: End = schema.key("last", choices=get_args(End))
     needs_cross_attention: bool = schema.key(False)
     label_smoothing: float = schema.key(0.1, at_least=0, below=1)
+    output_head: bool = schema.key(True)
     output_layer: Output = schema.key("blockwise", choices=get_args(Output))
     language_pieces: dict[str, str] = schema.key({})
     prune: bool = schema.key(False)

@@ -163,6 +163,11 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
             f"decoding.max_length is {longest}, but the model has {found.max_length} positions; "
             "lower it"
         )
+    if not chosen.output_head and found.embedding_size != found.hidden_size:
+        raise ValueError(
+            f"translation.output_head is False, but embeddings of {found.embedding_size} are no "
+            f"outputs of a decoder of width {found.hidden_size}; set it to True"
+        )
     if pretrained.params and not config.random_init:
         _check_start(config, chosen, pretrained.settings)
     tokenizer = Tokenizer(pretrained.tokenizer)
@@ -202,8 +207,9 @@ def objective(config: ConfigDict, found: TranslationModel) -> Translation:
     chosen = translation_settings(config)
     layer = _LAYERS[chosen.output_layer](found.tokenizer.processor.get_piece_size())
     return Translation(
-        Encoder(found.encoder), Encoder(found.decoder), layer, chosen.label_smoothing
-    )
+        Encoder(found.encoder), Encoder(found.decoder), layer, chosen.label_smoothing,
+        chosen.output_head,
+    )  # fmt: skip
 
 
 def initial_params(
@@ -230,7 +236,8 @@ def initial_params(
         if "head" in params:
             # Without those of the rows that pad a run's table; symbols are no classes.
             bias = params["head"]["bias"][: found.tokenizer.processor.get_piece_size()]
-            decoder["head"] = {**params["head"], "bias": np.pad(bias, (0, rows - len(bias)))}
+            head = params["head"] if chosen.output_head else {}
+            decoder["head"] = {**head, "bias": np.pad(bias, (0, rows - len(bias)))}
         embeddings = {**params["embeddings"], "table": table}
         return {
             "encoder": {**shared, "embeddings": embeddings, "layers": layers},

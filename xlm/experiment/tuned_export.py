@@ -4,14 +4,16 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from xlm.common import artifacts, declarations
 from xlm.evaluation import task_results
 from xlm.experiment import fine_tuning as builders
-from xlm.experiment import model_card, objectives, prediction
+from xlm.experiment import model_card, objectives, prediction, translation
 from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
 from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import TaskSettings, task_settings
-from xlm.interop import huggingface, model_folder
+from xlm.interop import huggingface, model_folder, translation_folder
 from xlm.interop.params_file import read_params
 from xlm.interop.task_heads import TaskHead
 
@@ -37,6 +39,8 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
     """
     config = prediction.run_config(workdir)
     options = task_settings(config)
+    if options.task.is_translation:
+        return _export_translation(workdir, config, output, form)
     if options.task.kind not in KINDS:
         raise ValueError(
             f"{workdir} is a run of {options.name}, of kind {options.task.kind}, which has no "
@@ -67,6 +71,27 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
         output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)
     )
     return reason
+
+
+def _export_translation(
+    workdir: pathlib.Path, config: ConfigDict, output: pathlib.Path, form: str
+) -> str:
+    """Write the model of a run that translates; see `translation_folder.write`."""
+    if form != "transformers":
+        raise ValueError(f"--format={form} has no place for a decoder; leave out --format")
+    params, notes = read_params(workdir / BEST)
+    tokenizer = prediction.read_tokenizer(workdir, notes.tokenizer)
+    with declarations.of_file(workdir / BEST):
+        model = translation.model_of_notes(notes, tokenizer)
+        params = objectives.checked_params(translation.objective(config, model), params)
+    parts = translation_folder.TranslationParts(
+        params, dataclasses.asdict(model.encoder), dataclasses.asdict(model.decoder),
+        model.symbols, artifacts.read_bytes(workdir / TOKENIZER), config.decoding.to_dict(),
+    )  # fmt: skip
+    results = task_results.read_results(workdir / RESULTS)
+    base = "" if config.random_init else results["model"]
+    translation_folder.write(output, parts, model_card.of_translation(parts, results, base))
+    return ""
 
 
 def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:

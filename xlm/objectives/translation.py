@@ -22,19 +22,22 @@ class Translation(Objective):
     cross-attention and a masked-LM head}. The encoder's embeddings are also the decoder's and the
     output embeddings. After initialisation the two share nothing else, as in the standard
     Transformer that VECO's modules are to act like (Section 2.3). `smoothing` of labels is from 0
-    to 1.
+    to 1. Without `has_head` the decoder's states are the output layer's inputs, and E must be D.
     """
 
     encoder: Encoder
     decoder: Encoder
     output_layer: OutputLayer
     smoothing: float
+    has_head: bool = True
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters, boxed with their logical axis names."""
         models = self.encoder, self.decoder
         encoder, decoder = map(init_params, models, jax.random.split(key))
         del encoder["head"], decoder["embeddings"]
+        if not self.has_head:
+            decoder["head"] = {"bias": decoder["head"]["bias"]}
         return {"encoder": encoder, "decoder": decoder}
 
     def example_axes(self, plan: Batch, num_shards: int) -> int | None:
@@ -71,7 +74,13 @@ class Translation(Objective):
             self.decoder, decoder, inputs, jnp.ones_like(inputs), positions, context,
             key=keys[1], method="decode",
         )  # fmt: skip
-        return self.decoder.apply({"params": decoder}, hidden, method="predict")
+        return self.predict(decoder, hidden)
+
+    def predict(self, decoder_params: Any, hidden: jax.Array) -> jax.Array:
+        """Return output layer inputs [..., E] of the decoder's states [..., D]."""
+        if not self.has_head:
+            return hidden
+        return self.decoder.apply({"params": decoder_params}, hidden, method="predict")
 
     def states(
         self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
