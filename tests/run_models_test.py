@@ -28,6 +28,7 @@ KEYS = {
     "store.length": 16, "model.max_length": 16, "model.num_layers": 1, "model.hidden_size": 8,
     "model.embedding_size": 4, "model.mlp_size": 8, "model.num_heads": 2,
     "model.distance_buckets": 8, "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+    "replaced_token.generator_width": 0.5, "replaced_token.corrective_weight": 1.0,
 }  # fmt: skip
 
 
@@ -173,8 +174,15 @@ class ExportTest(TestCase):
             self.assertNotIn("head", found.params)
 
     def test_the_generator_is_a_masked_lm_of_the_same_exact_loss(self):
-        layers = config().replaced_token.generator_layers
-        changes = {"objective": "masked_lm", "model.num_layers": layers}
+        names = ("num_layers", "hidden_size", "num_heads", "mlp_size")
+        sizes = {
+            name: getattr(masked_lm_of(self.objective).encoder.settings, name) for name in names
+        }
+        self.assertEqual(sizes, dict(zip(names, (1, 4, 1, 4), strict=True)))
+        changes = {
+            "objective": "masked_lm",
+            **{f"model.{name}": one for name, one in sizes.items()},
+        }
         settings = config(**changes, **{"train.init_from": str(self.generator)})
         alone = objectives.objective(settings, self.store)
         folders = data_builders.Folders(self.new_folder())
