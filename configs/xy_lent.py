@@ -22,7 +22,7 @@ None of these has been run here. DATA is a folder as for `configs/vocap_paper.py
 files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
-`small`, `small_mlm` and others of `SMALL` need DATA as for `configs/bitext.py`: 21 languages, 210
+`small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21 languages, 210
 pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator of two.
 `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 

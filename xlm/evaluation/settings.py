@@ -43,7 +43,7 @@ class EvaluationSettings:
       max_sequences_in_training: the same for the evaluations during training.
       seed: random seed of the folds, and of the example sentences in the report.
       retrieval_layer: layer whose states are averaged to sentence vectors; -1 for two thirds of the
-        layers, as XTREME has it.
+        layers.
       retrieval_pivot: language that the others are compared with.
       retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
         cost grows with the square of their number.
