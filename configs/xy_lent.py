@@ -22,8 +22,9 @@ None of these has been run here. DATA is a folder as for `configs/vocap_paper.py
 files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
-`small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21 languages, 210
-pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator of two.
+`small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21
+languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator
+of two.
 `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a

@@ -120,9 +120,8 @@ The discriminator saw held-out text with replaced tokens.
 - *precision*, *recall*: of the tokens called replaced."""
 
 _PAIR_NOTE = """\
-The same on held-out pairs in one row, both sides masked and filled by its own generator. *loss*:
-nats a token. *generator loss*: nats a masked token, of which the table of translations has the
-sides apart."""
+The same on held-out pairs, whose two sides its own generator filled. *loss*: nats a token.
+*generator loss*: nats a masked token. The table of translations masks one side only."""
 
 _GAIN_NOTE = """\
 Exact losses of the same masked tokens of held-out sentences, nats a token, and the gain's standard
@@ -187,14 +186,10 @@ def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
 def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
     """Format scores on pairs, a row per set and pair and the mean."""
     scores = dict.fromkeys(("auc", "precision", "recall", "replaced"), ".1%")
-    scores |= dict.fromkeys(("loss", "generator_loss"), ".3f")
+    scores |= dict.fromkeys(("loss", "generator loss"), ".3f")
     rows = [
-        {
-            "set": name,
-            "pair": pair,
-            "tokens": one.tokens,
-            **{key: getattr(one, key) for key in scores},
-        }
+        {"set": name, "pair": pair, "tokens": one.tokens}
+        | {title: getattr(one, title.replace(" ", "_")) for title in scores}
         for name, by_pair in found.items()
         for pair, one in by_pair.items()
     ]
