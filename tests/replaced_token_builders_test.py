@@ -16,17 +16,9 @@ from input_pipeline.stream import PACKED
 from tests import folders
 from tests.training import program_test
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
-from xlm.experiment import (
-    evaluators,
-    masked_lm,
-    memory,
-    model,
-    objectives,
-    pretrained,
-    robust,
-    streams,
-)
+from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust, streams
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from xlm.experiment.memory import activation_sizes, estimate
 from xlm.experiment.robust import robust_settings
 from xlm.objectives.mixture import Mixture
 from xlm.objectives.objective import Batch
@@ -97,12 +89,12 @@ class ObjectiveTest(parameterized.TestCase):
         def activations(**changes) -> int:
             found = config(**{"data.pair_share": 0.0, "output_layer.kind": "full", **changes})
             found.mesh.update(data=1, model=1)
-            return memory.estimate(found, 1).bytes()["activations"]
+            return estimate(found, 1).bytes()["activations"]
 
         key, plain = "replaced_token.generator_width", activations()
         narrow = activations(**{key: 0.5})
         sizes = (
-            memory.activation_sizes(one.encoder.settings, 8, program_test.L, 0)
+            activation_sizes(one.encoder.settings, 8, program_test.L, 0)
             for one in (objective_of(**{"data.pair_share": 0.0, key: width}).generator
                         for width in (1.0, 0.5))
         )  # fmt: skip
