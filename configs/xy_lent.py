@@ -16,13 +16,15 @@ docs/xy_lent.md. Without `,DATA` a config is only for looking at.
 | base_250k | the same with 250K pieces, Table 2 | 76.6 |
 | base_m2m | Eq. 1 in place of Eq. 2 | - |
 | base_knn | the generator's softmax by k-NN sampling | - |
+| modern | Base in ModernBERT's blocks, as many parameters in its layers; not the paper's | - |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
 files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
-`small`, `small_mlm` and others of `SMALL` need DATA as for `configs/bitext.py`: 21 languages, 210
-pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator of two.
+`small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21
+languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator
+of two.
 `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
@@ -35,7 +37,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import bitext, real_text, small, xlm_r
+from configs import bitext, mmbert, real_text, small, xlm_r
 from xlm.experiment.schema import default_config
 
 _LARGE = {
@@ -76,7 +78,9 @@ RUNS = {
         "output_layer.group_size": 32,
         "output_layer.log_q_correction": True,
     },
-}
+    "modern": {**{f"model.{key}": one for key, one in mmbert.BLOCKS.items()},
+               "model.mlp_size": 2048},
+}  # fmt: skip
 
 # What differs from `_small`, by run.
 SMALL: dict[str, dict[str, Any]] = {
@@ -91,6 +95,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_separate": {"replaced_token.embeddings": "separate"},
     "small_generator2": {"replaced_token.generator_layers": 2},
     "small_lambda10": {"replaced_token.weight": 10.0},
+    "small_narrow": {"replaced_token.generator_width": 0.5},
+    "small_narrower": {"replaced_token.generator_width": 0.25},
+    "small_corrective": {"replaced_token.corrective_weight": 1.0},
+    "small_cold": {"replaced_token.temperature": 0.7},
+    "small_spans": {"mask.span": 3.0},
+    "small_rates": {"mask.rate": 0.3, "mask.final_rate": 0.1},  # a mean of 0.2, as of small
+    "small_modern": mmbert.TINY["modern"],
     "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
     "small_knn": {"output_layer.kind": "knn"},
     # Pairs of only one folder, so that a damaged file is all of its language pair, and so few

@@ -18,6 +18,7 @@ from tests.training import program_test
 from xlm.evaluation.replaced_token import ReplacedTokenDetection
 from xlm.experiment import evaluators, masked_lm, model, objectives, pretrained, robust, streams
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
+from xlm.experiment.memory import activation_sizes, estimate
 from xlm.experiment.robust import robust_settings
 from xlm.objectives.mixture import Mixture
 from xlm.objectives.objective import Batch
@@ -59,6 +60,51 @@ class ObjectiveTest(parameterized.TestCase):
                 ),
                 discriminator,
             )  # fmt: skip
+
+    @parameterized.parameters((0.5, (16, 1, 32)), (0.25, (8, 1, 16)), (1.0, (32, 2, 64)))
+    def test_a_narrow_generator_shares_the_discriminators_embeddings(self, width, expected):
+        changes = {"replaced_token.generator_width": width, "data.pair_share": 0.0}
+        one = objective_of(**changes, **{"model.embedding_size": 32})
+        found, own = one.generator.encoder.settings, one.encoder.settings
+        self.assertEqual((found.hidden_size, found.num_heads, found.mlp_size), expected)
+        self.assertEqual((own.hidden_size, own.num_heads, own.mlp_size), (32, 2, 64))
+        shapes = objectives.parameter_shapes(one)
+        table = shapes["generator.embeddings.table"]
+        self.assertEqual(table, shapes["discriminator.embeddings.table"])
+        self.assertEqual(table[1], 32)
+        project = shapes.get("generator.embeddings.project.kernel", (32, 32))
+        self.assertEqual(project, (32, expected[0]))
+        self.assertEqual(shapes["generator.head.dense.kernel"], project[::-1])
+
+    @parameterized.parameters(
+        ({"replaced_token.generator_width": 0.77}, "0.77, which makes .* of width 25 with 2 heads"),
+        ({"replaced_token.corrective_weight": 2.0, "output_layer.kind": "nce"},
+         'weight is 2.0, but output_layer.kind "nce" has no probabilities .*; choose "knn"'),
+    )  # fmt: skip
+    def test_generators_and_corrections_that_cannot_be(self, changes, message):
+        with self.assertRaisesRegex(ValueError, message):
+            objective_of(**changes)
+
+    def test_the_estimate_knows_the_width_and_the_correction(self):
+        def activations(**changes) -> int:
+            found = config(**{"data.pair_share": 0.0, "output_layer.kind": "full", **changes})
+            found.mesh.update(data=1, model=1)
+            return estimate(found, 1).bytes()["activations"]
+
+        key, plain = "replaced_token.generator_width", activations()
+        narrow = activations(**{key: 0.5})
+        sizes = (
+            activation_sizes(one.encoder.settings, 8, program_test.L, 0)
+            for one in (objective_of(**{"data.pair_share": 0.0, key: width}).generator
+                        for width in (1.0, 0.5))
+        )  # fmt: skip
+        # The layer in work is the discriminator's, the wider one.
+        wide, small = (one.bytes() - one.work_bytes() for one in sizes)
+        self.assertEqual(plain - narrow, wide - small)
+        slots = config().mask.rate * program_test.L
+        logits = 8 * int(-(-slots // 1)) * config().vocab.target_size
+        corrected = activations(**{"replaced_token.corrective_weight": 1.0})
+        self.assertEqual(corrected - plain, 4 * logits)
 
     def test_joint_steps_have_one_objective_of_both_tasks(self):
         joint, apart = (

@@ -28,6 +28,7 @@ KEYS = {
     "store.length": 16, "model.max_length": 16, "model.num_layers": 1, "model.hidden_size": 8,
     "model.embedding_size": 4, "model.mlp_size": 8, "model.num_heads": 2,
     "model.distance_buckets": 8, "data.pair_share": 0.0, "mesh.vocab_multiple": 16,
+    "replaced_token.generator_width": 0.5,
 }  # fmt: skip
 
 
@@ -173,16 +174,17 @@ class ExportTest(TestCase):
             self.assertNotIn("head", found.params)
 
     def test_the_generator_is_a_masked_lm_of_the_same_exact_loss(self):
-        layers = config().replaced_token.generator_layers
-        changes = {"objective": "masked_lm", "model.num_layers": layers}
+        narrow = {"model.hidden_size": 4, "model.num_heads": 1, "model.mlp_size": 4}
+        changes = {"objective": "masked_lm", "model.num_layers": 1, **narrow}
         settings = config(**changes, **{"train.init_from": str(self.generator)})
         alone = objectives.objective(settings, self.store)
         folders = data_builders.Folders(self.new_folder())
         write_rows(folders)
         start = initial_params(settings, alone, folders)()
-        without = config(**changes, **{"train.init_from": str(self.discriminator)})
+        without = config(objective="masked_lm", **{"train.init_from": str(self.discriminator)})
+        wide = objectives.objective(without, self.store)
         with self.assertRaisesRegex(ValueError, "without a masked-LM head, .* --part=generator"):
-            initial_params(without, alone, folders)
+            initial_params(without, wide, folders)
         found, expected = (
             evaluators.exact_masked_lm(
                 settings, masked_lm_of(one), self.store, mesh(), in_training=False

@@ -6,10 +6,11 @@ import flax.linen as nn
 import jax
 from absl.testing import parameterized
 
-from configs import xy_lent
+from configs import mmbert, xy_lent
 from xlm.experiment import memory, objectives
-from xlm.experiment.data import rows_of_tasks
+from xlm.experiment.data import evaluation_settings, rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR
 
 # Layers, hidden size, FFN inner size, heads (Table 8); steps, tokens of a batch in millions, Adam's
 # epsilon and betas, learning rate, warm-up, gradient clipping, weight decay (Table 9).
@@ -92,6 +93,30 @@ class RunsTest(parameterized.TestCase):
             layers = masked_lm.encoder.settings.num_layers
             self.assertEqual(layers, config.replaced_token.generator_layers)
             self.assertLessEqual(layers, settings.num_layers)
+
+    def test_the_modern_run_is_base_in_the_blocks_of_mmbert(self):
+        """Generator and discriminator, of as many parameters in the layers as Base's."""
+        sizes = []
+        for run in ("base", "modern"):
+            objective = objective_of(run)
+            shapes = nn.unbox(jax.eval_shape(objective.init, jax.random.key(0)))
+            sizes.append([
+                sum(math.prod(x.shape) for x in jax.tree.leaves(shapes[part]["layers"]))
+                for part in (GENERATOR, DISCRIMINATOR)
+            ])  # fmt: skip
+        for base, modern in zip(*sizes, strict=True):
+            self.assertBetween(modern / base, 0.99, 1.01)
+        for one in (objective.encoder, objective.generator.encoder):
+            for key, value in mmbert.BLOCKS.items():
+                self.assertEqual(getattr(one.settings, key), value)
+
+    def test_retrieval_takes_the_layer_of_two_thirds_of_the_depth(self):
+        for run, layer in (("base", 8), ("large", 16), ("xl", 32)):
+            config = xy_lent.get_config(run)
+            found = evaluation_settings(config).layer_of(config.model.num_layers)
+            self.assertEqual(found, layer)
+        config.evaluation.retrieval_layer = 0
+        self.assertEqual(evaluation_settings(config).layer_of(48), 0)
 
     def test_runs_that_draw_from_candidates_correct_by_their_probability(self):
         """Else a position's own target is drawn too often (docs/output_layer.md)."""

@@ -11,13 +11,14 @@ import jax
 import numpy as np
 from absl.testing import parameterized
 
-from input_pipeline.packed_dataset import PackedDataset
+from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
 from tests.evaluation.exact_masked_lm_test import write_store
-from tests.factories import SPECIAL, UNK
+from tests.factories import EOS, MASK, SPECIAL, SPECIAL_IDS, UNK
 from xlm.evaluation import replaced_token
 from xlm.evaluation.replaced_token import FROZEN, OWN, UNIGRAM, Detection
-from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD
+from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, ReplacedToken
+from xlm.objectives.settings import MaskSettings
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh, replicated
 
@@ -243,3 +244,83 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(values["rtd/unigram/precision/bb"], 0)
         self.assertNotIn("rtd/own/precision/aa", values)
         self.assertEqual(values["rtd/own/replaced"], 0)
+
+
+class PairsTest(parameterized.TestCase):
+    """All tokens of both sides are masked, so that the generator sees lengths alone."""
+
+    objective = dataclasses.replace(
+        OBJECTIVE,
+        generator=dataclasses.replace(
+            OBJECTIVE.generator, mask=MaskSettings(0.2, 1.0, 0.0, pair_rate=0.99)
+        ),
+    )
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        rng = np.random.default_rng(0)
+        cls.columns = {
+            lang: [rng.integers(MASK + 1, 30, rng.integers(1, 6)) for _ in range(7)]
+            for lang in ("en", "ka", "sw")
+        }
+        for language, column in cls.columns.items():
+            rows = pad_sentences(column, 12, SPECIAL_IDS, np.dtype(np.uint16))
+            np.save(cls.folder / f"core.{language}.parallel.npy", rows)
+
+    def run_on(self, restart: bool, objective: ReplacedToken, batch_size: int = 7):
+        sets = {"core": ("en", "ka", "sw")}
+        store = PackedDataset(self.folder, 30, 16, "", SPECIAL_IDS, {}, sets)
+        evaluator = replaced_token.PairReplacedTokenDetection(
+            objective, store, pivot="en", positions_restart=restart, batch_size=batch_size,
+            max_sentences=0, seed=3,
+        )  # fmt: skip
+        return evaluator, evaluator.run(params())
+
+    @parameterized.parameters(False, True)
+    def test_as_pairs_one_by_one(self, restart):
+        evaluator, results = self.run_on(restart, self.objective)
+        self.assertEqual({name: list(of) for name, of in results.items()},
+                         {"core": ["ka-en", "sw-en"]})  # fmt: skip
+        one, pairs = self.objective, zip(self.columns["sw"], self.columns["en"], strict=True)
+        logits, is_replaced, total, count = [], [], 0.0, 0
+        rows = np.full((7, 16), 1)
+        for row, (sw, en) in zip(rows, pairs, strict=True):
+            row[: len(sw) + len(en) + 4] = [0, *sw, EOS, EOS, *en, EOS]
+        seconds = np.array([[len(sw) + 2] for sw in self.columns["sw"]])
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(3), 1), 0)
+        corrupted = np.asarray(evaluator._step(params(), rows, seconds, key)[0])
+        table, bias = one.generator.output_table(params())
+        for row, text, (second,) in zip(rows, corrupted, seconds, strict=True):
+            size = int((row != 1).sum())
+            places = np.arange(size) - second * (np.arange(size) >= second) * restart
+            layout = np.ones((1, size), int), places[None]
+            at = np.flatnonzero(~np.isin(row[:size], SPECIAL))
+            found = one.logits(params(), text[None, :size], layout=layout)[0]
+            logits += np.asarray(found)[at].tolist()
+            is_replaced += (text[at] != row[at]).tolist()
+            masked = np.where(np.isin(row, SPECIAL), row, MASK)[None, :size]
+            hidden = one.generator.predictions(params(), masked, at[None], layout)[0]
+            scores = np.asarray(hidden) @ np.asarray(table).T + np.asarray(bias)
+            log_probs = np.asarray(jax.nn.log_softmax(scores[:, :30]))
+            total -= log_probs[np.arange(len(at)), row[at]].sum()
+            count += len(at)
+        found = results["core"]["sw-en"]
+        self.assertBetween(sum(is_replaced), 5, len(logits) - 1)
+        assert_close(Detection(*dataclasses.astuple(found)[:-1]),
+                     slow_detection(logits, is_replaced))  # fmt: skip
+        self.assertAlmostEqual(found.generator_loss, total / count, places=5)
+
+    def test_at_the_rate_of_pairs_in_any_batches(self):
+        """The loss is of masks alone, which are all tokens; fewer at the rate of text."""
+        (_, one), (_, other) = (self.run_on(False, self.objective, size) for size in (7, 3))
+        for pair, found in one["core"].items():
+            self.assertAlmostEqual(
+                found.generator_loss, other["core"][pair].generator_loss, places=5
+            )
+            self.assertEqual(found.tokens, other["core"][pair].tokens)
+        mask = MaskSettings(0.99, 1.0, 0.0, pair_rate=0.1)
+        generator = dataclasses.replace(self.objective.generator, mask=mask)
+        _, few = self.run_on(False, dataclasses.replace(self.objective, generator=generator))
+        self.assertLess(few["core"]["sw-en"].replaced, one["core"]["sw-en"].replaced / 2)

@@ -11,7 +11,7 @@ from tests import factories, golden
 from xlm.evaluation import report
 from xlm.evaluation.examples import Example
 from xlm.evaluation.masked_lm import LanguageLoss
-from xlm.evaluation.replaced_token import Detection
+from xlm.evaluation.replaced_token import Detection, PairDetection
 from xlm.evaluation.retrieval import RetrievalResult
 from xlm.evaluation.translation_gain import Gain
 
@@ -83,7 +83,7 @@ class ReportTest(absltest.TestCase):
     def check(self, name: str, kind: str = "full", **changes) -> str:
         """Compare the report of a run with its golden file."""
         given = {"losses": LOSSES, "retrieval": RETRIEVAL, "examples": EXAMPLES, "detection": {},
-                 "translations": {}}  # fmt: skip
+                 "translations": {}, "pair_detection": {}}  # fmt: skip
         found = report.Results(10, **{key: changes.pop(key, one) for key, one in given.items()})
         settings = {"allocation": ALLOCATION, "metrics": METRICS, "full_softmax_from": None}
         output_layer = factories.output_layer_settings(kind=kind, full_softmax_fraction=0.1)
@@ -124,6 +124,7 @@ class ReportTest(absltest.TestCase):
         self.check(
             "report_detection", losses=worse, retrieval={"core": {}}, examples=[],
             detection=DETECTION, metrics=metrics, allocation=None,
+            pair_detection={"core": {"sw-en": PairDetection(0.7, 0.5, 0.25, 0.2, 0.4, 90, 3.5)}},
         )  # fmt: skip
 
     def test_a_run_that_was_stopped_before_its_first_evaluation(self):

@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from xlm.objectives import masking
 from xlm.objectives.masking import Masked, mask_tokens
 from xlm.objectives.settings import MaskSettings
 
@@ -130,6 +131,57 @@ class SharesTest(parameterized.TestCase):
         is_text = ~np.isin(tokens[0], SPECIAL)
         for count in counts[is_text]:
             self.assert_share(count, 4000, 3 / 20)
+
+
+def slow_spans(key: jax.Array, row: np.ndarray, settings: MaskSettings) -> set[int]:
+    """The places masked of one row: its spans in the order of their random numbers."""
+    where = jax.random.split(key, 3)[0]
+    ranks = np.asarray(jax.random.uniform(where, (1, len(row))))[0]
+    coin = jax.random.bernoulli(jax.random.fold_in(where, 1), 1 / settings.span, (1, len(row)))[0]
+    spans, places = [], np.flatnonzero(~np.isin(row, SPECIAL)).tolist()
+    number, before = -1, None
+    for place in range(len(row)):
+        if place not in places:
+            number, before = number + 1, None
+            continue
+        if before is None or coin[place]:
+            number += 1
+            spans.append((ranks[number], []))
+        spans[-1][1].append(place)
+        before = place
+    ordered = [at for _, span in sorted(spans, key=lambda one: -one[0]) for at in span]
+    return set(ordered[: max(round(settings.rate * len(places)), 1)] if places else [])
+
+
+class SpansTest(parameterized.TestCase):
+    """A row of half text, one of text alone, and one of each pair of sentences."""
+
+    @parameterized.parameters((0.15, 3.0), (0.4, 5.0), (0.3, 1.5))
+    def test_against_loops_over_spans(self, rate, span):
+        settings = MaskSettings(rate, 1.0, 0.0, span=span)
+        halves = np.tile(rows_with_text([16], 16)[0], 2)
+        halves[[0, 16]], halves[[7, 8, 15]] = BOS, EOS
+        for row in (*rows_with_text([20, 32], 32), halves):
+            for seed in range(4):
+                key = jax.random.key(seed)
+                found = jax.tree.map(np.asarray, mask(key, row[None], settings))
+                places = found.positions[found.weights > 0].tolist()
+                self.assertEqual(set(places), slow_spans(key, row, settings))
+
+    def test_lengths_are_geometric_and_the_rate_is_kept(self):
+        tokens = rows_with_text([256] * 128, length=256)
+        priority = np.ones(tokens.shape, np.float32) * np.arange(256)
+        spans = masking._of_spans(jax.random.key(0), priority, tokens >= 0, 3.0)
+        _, lengths = np.unique(np.arange(128)[:, None] * 1000 + spans, return_counts=True)
+        for length in (1, 2, 3, 6):
+            share = (2 / 3) ** (length - 1) / 3
+            deviation = np.sqrt(share * (1 - share) / len(lengths))
+            self.assertAlmostEqual((lengths == length).mean(), share, delta=DEVIATIONS * deviation)
+        masked = mask(jax.random.key(0), tokens, MaskSettings(0.15, 1.0, 0.0, span=3.0))
+        np.testing.assert_array_equal(masked.weights.sum(axis=1), 38)
+        counts = np.bincount(masked.positions[masked.weights > 0], minlength=256)
+        for part in (counts[:64], counts[96:160], counts[192:]):  # no place is preferred
+            self.assertAlmostEqual(part.sum() / 128 / 64, 38 / 256, delta=0.015)
 
 
 class PureFunctionTest(absltest.TestCase):

@@ -13,7 +13,7 @@ from absl.testing import parameterized
 from input_pipeline.stream import PACKED
 from tests import factories
 from tests.factories import BOS, PAD, SPECIAL
-from xlm.models.encoder import Encoder
+from xlm.models.encoder import Encoder, output_table
 from xlm.models.segments import packed_segments
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.objective import Batch, LossAndMetrics, Touched, gathered_rows
@@ -54,8 +54,9 @@ def batch() -> Batch:
 
 
 @functools.cache
-def params(embeddings: str = "shared"):
-    return factories.random_params(replaced_token(embeddings=embeddings), 0.4)
+def params(embeddings: str = "shared", corrective_weight: float = 0.0):
+    settings = {"embeddings": embeddings, "corrective_weight": corrective_weight}
+    return factories.random_params(replaced_token(**settings), 0.4)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -226,12 +227,66 @@ class LossTest(parameterized.TestCase):
         self.assertNotEqual(*map(float, totals))
 
 
-def by_rows(embeddings: str) -> ReplacedToken:
-    return replaced_token("knn", embeddings=embeddings)
+class CorrectiveTest(parameterized.TestCase):
+    @parameterized.parameters(*SHARINGS)
+    def test_plain_loops_give_the_same(self, embeddings):
+        """COCO-LM's L_LM: the sum of a copy's and a prediction's probability."""
+        objective = replaced_token(embeddings=embeddings, corrective_weight=2.0)
+        parameters = jax.tree.map(np.copy, params(embeddings, 2.0))
+        masked = planned(objective, parameters)[0].generator.masked
+        parameters[GENERATOR]["head"]["bias"][masked.targets[0, 0]] += 20  # which are all samples
+        step, tokens = of_step(objective, parameters), np.asarray(batch()["tokens"])
+        own = objective.encoder_params(parameters)
+        layout = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
+        run = functools.partial(objective.encoder.apply, {"params": own})
+        hidden = run(run(step.ids, *layout, deterministic=True, method="encode"), method="predict")
+        table, bias = (np.asarray(x, np.float64) for x in output_table(own))
+        of_pieces = (np.asarray(hidden) @ table.T + bias)[..., :NUM_VALID]
+        logits = logits_of_encoder(objective, parameters, step.ids, tokens)
+        total, copies = 0.0, 0
+        for row, slot in zip(*np.nonzero(masked.weights), strict=True):
+            at = row, masked.positions[row, slot]
+            replaced = 1 / (1 + np.exp(-logits[at]))
+            softmax = np.exp(of_pieces[at]) / np.exp(of_pieces[at]).sum()
+            is_copy = step.ids[at] == masked.targets[row, slot]
+            total -= np.log(
+                replaced * softmax[masked.targets[row, slot]] + (1 - replaced) * is_copy
+            )
+            copies += is_copy
+        self.assertBetween(copies, 1, masked.weights.sum() - 1)
+        found = step.metrics
+        np.testing.assert_allclose(found["mrtd/corrective_loss"][0], total, rtol=1e-5)
+        plain = of_step(replaced_token(embeddings=embeddings), parameters).metrics
+        self.assertNotIn("mrtd/corrective_loss", plain)
+        np.testing.assert_allclose(found["loss"][0], plain["loss"][0] + 2 * total, rtol=1e-5)
+
+    @parameterized.parameters(*SHARINGS)
+    def test_its_gradient_is_the_encoders_and_the_softmaxs(self, embeddings):
+        parameters = params(embeddings, 2.0)
+        plan, touched = planned(by_rows(embeddings), parameters)
+        plain, found = (
+            jax.device_get(_gradient(by_rows(embeddings, weight), parameters, plan, touched)[0])
+            for weight in (0.0, 2.0)
+        )
+        tables = [one[GENERATOR]["embeddings"].pop("table") for one in (plain, found)]
+        check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        for part in (GENERATOR, HEAD):  # HEAD has the probability of a copy
+            jax.tree.map(check, found[part], plain[part])
+        self.assertEqual(np.abs(tables[1] - tables[0]).max() > 1e-3, embeddings == "shared")
+        heads = [one[DISCRIMINATOR]["head"] for one in (plain, found)]
+        for one, other in zip(*map(jax.tree.leaves, heads), strict=True):
+            self.assertEqual(np.abs(one).max(), 0)
+            self.assertGreater(np.abs(other).max(), 1e-3)
 
 
-def by_table(embeddings: str) -> ReplacedToken:
-    return replaced_token("knn", 10_000, embeddings=embeddings)
+def by_rows(embeddings: str, corrective_weight: float = 0.0) -> ReplacedToken:
+    changes = {"embeddings": embeddings, "corrective_weight": corrective_weight}
+    return replaced_token("knn", **changes)
+
+
+def by_table(embeddings: str, corrective_weight: float = 0.0) -> ReplacedToken:
+    changes = {"embeddings": embeddings, "corrective_weight": corrective_weight}
+    return replaced_token("knn", 10_000, **changes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -244,7 +299,7 @@ def _gradient(objective: ReplacedToken, parameters, plan: Plan, touched: Touched
 
 
 def gradient(objective: ReplacedToken, factor: float = 1.0):
-    parameters = params(objective.settings.embeddings)
+    parameters = params(objective.settings.embeddings, objective.settings.corrective_weight)
     plan, touched = planned(objective, parameters)
     plan = plan._replace(scale=np.float32(plan.scale * factor))
     found, weight = jax.device_get(_gradient(objective, parameters, plan, touched))
@@ -263,9 +318,9 @@ class GradientTest(parameterized.TestCase):
         else:
             check(*tables)
 
-    @parameterized.parameters(*SHARINGS)
-    def test_gathered_rows_and_the_whole_table_have_equal_gradients(self, embeddings):
-        objective, whole = by_rows(embeddings), by_table(embeddings)
+    @parameterized.parameters(*SHARINGS, ("disentangled", 2.0))
+    def test_gathered_rows_and_the_whole_table_have_equal_gradients(self, *changes):
+        objective, whole = by_rows(*changes), by_table(*changes)
         arguments = batch(), KEY, jnp.int32(0)
         touched, none = (
             jax.eval_shape(lambda one=one: one.plan(one.init_extra(), *arguments))[1]

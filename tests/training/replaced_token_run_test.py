@@ -1,6 +1,7 @@
 """Runs of replaced-token detection: stopped against uninterrupted, sharded against single.
 
-All with robust sampling of pairs, whose phases begin with steps 2 and 5.
+All with a narrow generator, spans of masks, correction of replaced tokens, and robust sampling of
+pairs, whose phases begin with steps 2 and 5.
 """
 
 import dataclasses
@@ -34,6 +35,8 @@ def config() -> ConfigDict:
     # Layers would multiply what is compiled. They are in `program_test`, as are Muon and a gated
     # position bias.
     found.replaced_token.update(generator_layers=0, embeddings="disentangled")
+    found.replaced_token.update(generator_width=0.5, corrective_weight=1.0)
+    found.mask.span = 3.0
     found.model.update(num_layers=0, position="learned")
     found.optimizer.kind = "adamw"
     found.data.update(kinds="joint", pair_share=0.5, pair_sampling="sinkhorn")

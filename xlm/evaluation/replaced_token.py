@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from input_pipeline.packed_dataset import PackedDataset
 from xlm.evaluation.batch_layout import BatchLayout, heldout_rows
+from xlm.evaluation.translation_gain import heldout_pairs, layout_of_pairs
 from xlm.objectives.replaced_token import ReplacedToken
 
 OWN, UNIGRAM, FROZEN = "own", "unigram", "frozen"
@@ -67,7 +68,7 @@ class ReplacedTokenDetection:
         }
         if frozen is not None:
             self._fixed[FROZEN] = self._generated(*frozen)
-        self._corrupt = self._batches.jit(objective.corrupt)
+        self._corrupt = self._batches.jit(_corruption(objective))
         self._logits = self._batches.jit(objective.logits)
 
     def __call__(self, state) -> Mapping[str, float]:
@@ -99,7 +100,7 @@ class ReplacedTokenDetection:
         self, objective: ReplacedToken, params, corrupt: Any = None
     ) -> dict[str, np.ndarray]:
         """Return the text of each language with samples of a generator, [N, L] int32."""
-        corrupt = corrupt or self._batches.jit(objective.corrupt)
+        corrupt = corrupt or self._batches.jit(_corruption(objective))
         found, pad = {}, self._objective.pad
         for place, (language, rows) in enumerate(self._rows.items()):
             key = jax.random.fold_in(jax.random.key(self._seed), place)
@@ -115,6 +116,69 @@ class ReplacedTokenDetection:
         logits = self._batches.rows(self._logits, params, corrupted, original, fill=pad)
         is_text = ~np.isin(original, self._objective.special_ids)
         return detection(logits[is_text], (corrupted != original)[is_text])
+
+
+def _corruption(objective: ReplacedToken):
+    return lambda *arguments: objective.corrupt(*arguments)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairDetection(Detection):
+    """Scores on pairs whose two sides are masked and filled by the generator as in training.
+
+    `generator_loss` is its loss, nats a masked token, by the softmax over the vocabulary.
+    """
+
+    generator_loss: float
+
+
+class PairReplacedTokenDetection:
+    """Evaluator of `PairDetection` on the held-out parallel sets, of each language with `pivot`.
+
+    The rate is that of pairs. `positions_restart` is as in training.
+    """
+
+    def __init__(
+        self, objective: ReplacedToken, store: PackedDataset, *, pivot: str,
+        positions_restart: bool, batch_size: int, max_sentences: int, seed: int,
+        mesh: Mesh | None = None,
+    ):  # fmt: skip
+        generator = dataclasses.replace(
+            objective.generator, mask=objective.generator.mask.of_pairs(),
+            positions_restart=positions_restart,
+        )  # fmt: skip
+        self._objective, self._seed = dataclasses.replace(objective, generator=generator), seed
+        length = min(store.length, objective.encoder.settings.max_length)
+        self._pairs = lambda: heldout_pairs(store, pivot, length, max_sentences)
+        self._batches = BatchLayout(mesh, batch_size)
+        self._step = self._batches.jit(self._scored)
+
+    def run(self, params) -> dict[str, dict[str, PairDetection]]:
+        """Return results by set and pair, such as "sw-en"."""
+        found: dict[str, dict[str, PairDetection]] = {}
+        for place, (name, pair, rows, seconds) in enumerate(self._pairs()):
+            key = jax.random.fold_in(jax.random.key(self._seed), place)
+            batches = self._batches.batches(rows, seconds, fill=self._objective.pad)
+            of_batches = [
+                self._step(params, *placed, jax.random.fold_in(key, number))
+                for number, placed in enumerate(batches)
+            ]
+            tokens, logits, losses, counts = (
+                np.concatenate(one)[: len(rows)]
+                for one in zip(*jax.device_get(of_batches), strict=True)
+            )
+            is_text = ~np.isin(rows, self._objective.special_ids)
+            scores = detection(logits[is_text], (tokens != rows)[is_text])
+            loss = losses.sum(dtype=np.float64) / counts.sum()
+            found.setdefault(name, {})["-".join(pair)] = PairDetection(
+                **dataclasses.asdict(scores), generator_loss=float(loss)
+            )
+        return found
+
+    def _scored(self, params, tokens: jax.Array, seconds: jax.Array, key: jax.Array):
+        layout = layout_of_pairs(self._objective.generator, tokens, seconds)
+        corrupted, losses, counts = self._objective.corrupt(params, tokens, key, layout)
+        return corrupted, self._objective.logits(params, corrupted, layout=layout), losses, counts
 
 
 def detection(logits: np.ndarray, is_replaced: np.ndarray) -> Detection:

@@ -15,7 +15,7 @@ from vocap.report import allocation_table
 from xlm.common import artifacts, html_report, tables
 from xlm.evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
 from xlm.evaluation.masked_lm import LanguageLoss
-from xlm.evaluation.replaced_token import Detection
+from xlm.evaluation.replaced_token import Detection, PairDetection
 from xlm.evaluation.retrieval import RetrievalResult
 from xlm.evaluation.translation_gain import Gain
 
@@ -27,7 +27,8 @@ _RETRIEVAL = {"retrieval": "forward", "back": "backward", "chance": "chance"}
 class Results:
     """Evaluation results after `step` steps.
 
-    Only discriminators have a `detection`, and runs with pairs `translations`, by set and language.
+    Only discriminators have a `detection`, and runs with pairs `translations`, by set and language,
+    and for discriminators `pair_detection`, by set and pair.
     """
 
     step: int
@@ -36,6 +37,9 @@ class Results:
     examples: Sequence[Example]
     detection: Mapping[str, Mapping[str, Detection]] = dataclasses.field(default_factory=dict)
     translations: Mapping[str, Mapping[str, Gain]] = dataclasses.field(default_factory=dict)
+    pair_detection: Mapping[str, Mapping[str, PairDetection]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 def write_report(
@@ -68,6 +72,8 @@ def write_report(
         _plot_detection(metrics, folder / "detection.png")
         parts += ["## Replaced tokens", detection_table(results.detection), _DETECTION_NOTE,
                   "![AUC of the discriminator](detection.png)"]  # fmt: skip
+    if any(results.pair_detection.values()):
+        parts += [_pair_table(results.pair_detection), _PAIR_NOTE]
     if any(results.translations.values()):
         parts += ["## Translations", _gain_table(results.translations), _GAIN_NOTE]
     if allocation is not None:
@@ -112,6 +118,10 @@ The discriminator saw held-out text with replaced tokens.
 - *frozen*: the generator of `evaluation.frozen_generator` replaced them.
 - *AUC*: probability that a replaced token has a higher logit than an original one, 50 % by chance.
 - *precision*, *recall*: of the tokens called replaced."""
+
+_PAIR_NOTE = """\
+The same on held-out pairs, whose two sides its own generator filled. *loss*: nats a token.
+*generator loss*: nats a masked token. The table of translations masks one side only."""
 
 _GAIN_NOTE = """\
 Exact losses of the same masked tokens of held-out sentences, nats a token, and the gain's standard
@@ -171,6 +181,19 @@ def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
         for language in next(iter(detection.values()))
     ]
     return tables.markdown(rows, ".1%", mean=list(rows[0])[1:])
+
+
+def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
+    """Format scores on pairs, a row per set and pair and the mean."""
+    scores = dict.fromkeys(("auc", "precision", "recall", "replaced"), ".1%")
+    scores |= dict.fromkeys(("loss", "generator loss"), ".3f")
+    rows = [
+        {"set": name, "pair": pair, "tokens": one.tokens}
+        | {title: getattr(one, title.replace(" ", "_")) for title in scores}
+        for name, by_pair in found.items()
+        for pair, one in by_pair.items()
+    ]
+    return tables.markdown(rows, {"tokens": ",", **scores}, left=2, mean=list(scores))
 
 
 def _gain_table(translations: Mapping[str, Mapping[str, Gain]]) -> str:

@@ -42,7 +42,8 @@ class EvaluationSettings:
       max_sequences: held-out sequences per language; 0 for all.
       max_sequences_in_training: the same for the evaluations during training.
       seed: random seed of the folds, and of the example sentences in the report.
-      retrieval_layer: layer whose states are averaged to sentence vectors.
+      retrieval_layer: layer whose states are averaged to sentence vectors; -1 for two thirds of the
+        layers.
       retrieval_pivot: language that the others are compared with.
       retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
         cost grows with the square of their number.
@@ -55,7 +56,11 @@ class EvaluationSettings:
     max_sequences: int = schema.key(1000, at_least=0)
     max_sequences_in_training: int = schema.key(64, at_least=0)
     seed: int = schema.key(0, at_least=0, below=2**31)
-    retrieval_layer: int = schema.key(8, at_least=0)
+    retrieval_layer: int = schema.key(-1, at_least=-1)
     retrieval_pivot: str = schema.key("en")
     retrieval_max_sentences: int = schema.key(1000, at_least=0)
     frozen_generator: str = schema.key("")
+
+    def layer_of(self, num_layers: int) -> int:
+        """Layer of retrieval of an encoder with `num_layers`."""
+        return round(num_layers * 2 / 3) if self.retrieval_layer < 0 else self.retrieval_layer

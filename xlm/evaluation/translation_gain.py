@@ -5,6 +5,7 @@ falls all the same. The difference says how many nats of a token it reads from t
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -52,18 +53,13 @@ class TranslationGain:
 
     def run(self, params) -> dict[str, dict[str, Gain]]:
         """Return results by set and language, without languages that have no pairs."""
-        found: dict[str, dict[str, Gain]] = {}
-        for name, languages in self._store.parallel.items():
-            pivot = pivot_of(languages, self._pivot)
-            others = [one for one in languages if one != pivot]
-            results = ((one, self._gain(params, name, one, pivot)) for one in others)
-            found[name] = {one: gain for one, gain in results if gain is not None}
+        found: dict[str, dict[str, Gain]] = {name: {} for name in self._store.parallel}
+        pairs = heldout_pairs(self._store, self._pivot, self._length, self._max_sentences)
+        for name, (language, _), rows, seconds in pairs:
+            found[name][language] = self._gain(params, rows, seconds)
         return found
 
-    def _gain(self, params, name: str, language: str, pivot: str) -> Gain | None:
-        rows, seconds = self._pairs(name, language, pivot)
-        if not len(rows):
-            return None
+    def _gain(self, params, rows: np.ndarray, seconds: np.ndarray) -> Gain:
         specials = self._objective.special_ids
         text = np.where(np.arange(self._length) < seconds, rows, self._objective.pad)
         folds = deal_folds(text, specials, self._folds, np.random.default_rng(self._seed))
@@ -87,21 +83,6 @@ class TranslationGain:
             tokens=int(tokens.sum()),
         )
 
-    def _pairs(self, name: str, language: str, pivot: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows `<s> a </s> </s> b </s>` [N, L], and where `</s> b` begins, [N, 1] int32."""
-        special = self._store.special
-        rows, seconds = [], []
-        columns = [self._store.parallel_rows(name, one) for one in (language, pivot)]
-        for pair in zip(*(spread_rows(one, self._max_sentences) for one in columns), strict=True):
-            one, two = (x[~np.isin(x, special.special_ids())] for x in pair)
-            if len(one) and len(two):
-                row, second = join_pair(one, two, self._length, special)
-                padding = (0, self._length - len(row))
-                rows.append(np.pad(row, padding, constant_values=special.pad))
-                seconds.append(second)
-        joined = np.array(rows, np.int32).reshape(-1, self._length)
-        return joined, np.array(seconds, np.int32)[:, None]
-
     def _masked_losses(
         self, params, tokens: jax.Array, is_masked: jax.Array, seconds: jax.Array,
         is_alone: jax.Array,
@@ -110,8 +91,42 @@ class TranslationGain:
 
         Tokens are [B, L]. Where `is_alone` [B, 1], the two sentences do not see each other.
         """
-        one, places = self._objective, jnp.arange(tokens.shape[1])[None]
-        is_second = places >= seconds
-        segments = jnp.where(tokens == one.pad, 0, 1 + is_second * is_alone)
-        positions = places - is_second * seconds * one.positions_restart
-        return masked_loss(one, params, tokens, is_masked, self._folds, (segments, positions))
+        layout = layout_of_pairs(self._objective, tokens, seconds, is_alone)
+        return masked_loss(self._objective, params, tokens, is_masked, self._folds, layout)
+
+
+def heldout_pairs(
+    store: PackedDataset, pivot: str, length: int, max_sentences: int
+) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.ndarray]]:
+    """Yield the held-out pairs of each set and language with the set's pivot, if there are any.
+
+    They are the set, the two languages, rows `<s> a </s> </s> b </s>` [N, L] int32, and where
+    `</s> b` begins, [N, 1] int32.
+    """
+    special = store.special
+    for name, languages in store.parallel.items():
+        second_language = pivot_of(languages, pivot)
+        for language in languages:
+            if language == second_language:
+                continue
+            rows, seconds = [], []
+            columns = [store.parallel_rows(name, one) for one in (language, second_language)]
+            for pair in zip(*(spread_rows(one, max_sentences) for one in columns), strict=True):
+                one, two = (x[~np.isin(x, special.special_ids())] for x in pair)
+                if len(one) and len(two):
+                    row, second = join_pair(one, two, length, special)
+                    rows.append(np.pad(row, (0, length - len(row)), constant_values=special.pad))
+                    seconds.append(second)
+            if rows:
+                found = np.array(rows, np.int32), np.array(seconds, np.int32)[:, None]
+                yield name, (language, second_language), *found
+
+
+def layout_of_pairs(
+    objective: MaskedLM, tokens: jax.Array, seconds: jax.Array, is_alone: jax.Array | int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """Return segments and positions [B, L] int32 of `heldout_pairs`, apart where `is_alone`."""
+    places = jnp.arange(tokens.shape[1])[None]
+    is_second = places >= seconds
+    segments = jnp.where(tokens == objective.pad, 0, 1 + is_second * is_alone)
+    return segments, places - is_second * seconds * objective.positions_restart

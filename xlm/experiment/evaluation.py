@@ -1,6 +1,7 @@
 """Evaluation of the latest checkpoint of a run, and the report of the whole job."""
 
 import pathlib
+from typing import Any
 
 import sentencepiece as spm
 from jax.sharding import Mesh
@@ -13,6 +14,7 @@ from xlm.common import artifacts
 from xlm.common.schema import settings
 from xlm.evaluation import report
 from xlm.evaluation.examples import Examples
+from xlm.evaluation.replaced_token import PairReplacedTokenDetection
 from xlm.evaluation.retrieval import Retrieval
 from xlm.evaluation.translation_gain import TranslationGain
 from xlm.experiment import data as data_builders
@@ -41,7 +43,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     retriever = retrieval(config, encoder, store, mesh)
     examples = _examples(config, masked_lm, store, folders, mesh)
     detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
-    gain = _translation_gain(config, masked_lm, store, mesh)
+    gain, on_pairs = _on_pairs(config, masked_lm, encoder, store, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.held(stage, claims=False):
         results = report.Results(
@@ -51,6 +53,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             examples=examples.run(trained.params),
             detection=detection.run(trained.params) if detection else {},
             translations=gain.run(trained.params) if gain else {},
+            pair_detection=on_pairs.run(trained.params) if on_pairs else {},
         )
         if not hosts.is_first():
             return None
@@ -76,25 +79,31 @@ def retrieval(
     """
     check_retrieval(config, encoder, store)
     options = evaluation_settings(config)
+    layer = options.layer_of(encoder.encoder.settings.num_layers)
     return Retrieval(
-        encoder, store, layer=options.retrieval_layer, pivot=options.retrieval_pivot,
+        encoder, store, layer=layer, pivot=options.retrieval_pivot,
         batch_size=options.batch_size, max_sentences=options.retrieval_max_sentences, mesh=mesh,
     )  # fmt: skip
 
 
-def _translation_gain(
-    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
-) -> TranslationGain | None:
-    """Build the evaluation of masked LM beside translations; None for a run without pairs."""
+def _on_pairs(
+    config: ConfigDict, masked_lm: MaskedLM, encoder: MaskedLM | ReplacedToken,
+    store: PackedDataset, mesh: Mesh,
+) -> tuple[TranslationGain | None, PairReplacedTokenDetection | None]:  # fmt: skip
+    """Build the evaluations of masked LM and of a discriminator on pairs, of a run with pairs."""
     options, data = evaluation_settings(config), data_builders.data_settings(config)
     if not data.pair_share:
-        return None
+        return None, None
     sentences = min(options.retrieval_max_sentences or _GAIN_SENTENCES, _GAIN_SENTENCES)
-    return TranslationGain(
-        masked_lm, store, pivot=options.retrieval_pivot, num_folds=options.num_folds,
-        positions_restart=data.pair_positions == "restart", batch_size=options.batch_size,
-        max_sentences=sentences, seed=options.seed, mesh=mesh,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "pivot": options.retrieval_pivot, "positions_restart": data.pair_positions == "restart",
+        "batch_size": options.batch_size, "max_sentences": sentences, "seed": options.seed,
+        "mesh": mesh,
+    }  # fmt: skip
+    gain = TranslationGain(masked_lm, store, num_folds=options.num_folds, **common)
+    if not isinstance(encoder, ReplacedToken):
+        return gain, None
+    return gain, PairReplacedTokenDetection(encoder, store, **common)
 
 
 def _examples(

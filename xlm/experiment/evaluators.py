@@ -130,8 +130,8 @@ def sampled_loss(
 def check_retrieval(
     config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset
 ) -> None:
-    layer = evaluation_settings(config).retrieval_layer
     num_layers = encoder.encoder.settings.num_layers
+    layer = evaluation_settings(config).layer_of(num_layers)
     if store.parallel and layer > num_layers:
         raise ValueError(
             f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "

@@ -30,6 +30,7 @@ from xlm.models.encoder import CROSS_ATTENTION, EncoderSettings
 from xlm.models.layout import SEQUENCES
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.objectives.objective import Objective
+from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.memory import ActivationSizes, state_bytes
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_abstract_mesh, num_batch_shards
@@ -156,9 +157,10 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     }
     sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **shards)
     activations, found = sizes.bytes(), encoder_of(objective)
-    if found is not masked_lm:  # a discriminator beside it, of the same layers
-        of_discriminator = activation_sizes(found.encoder.settings, rows, length, 0, **shards)
-        activations += of_discriminator.bytes() - of_discriminator.work_bytes()
+    if isinstance(found, ReplacedToken):  # a discriminator beside the generator
+        corrected = logits if found.settings.corrective_weight else 0
+        own = activation_sizes(found.encoder.settings, rows, length, corrected, **shards)
+        activations += own.bytes() - min(own.work_bytes(), sizes.work_bytes())
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
     return Estimate(

@@ -4,10 +4,11 @@ import dataclasses
 
 from input_pipeline.bitext import PAIRS, language_pairs
 from input_pipeline.stream import PACKED
+from knn_sampling.settings import OutputLayerSettings
 from xlm.experiment.masked_lm import encoder_settings, masked_lms
 from xlm.experiment.objectives import Setup
 from xlm.experiment.robust import robust_settings
-from xlm.models.encoder import Encoder
+from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
 from xlm.objectives.replaced_token import GENERATOR, ReplacedToken
@@ -20,8 +21,8 @@ _TASKS = {PACKED: "mrtd", PAIRS: "trtd"}
 def build(setup: Setup) -> Objective:
     """Build MRTD on packed sequences, and TRTD if there are pairs; one objective for joint steps.
 
-    The `model` section is the discriminator's; the generator differs in depth, and in having no
-    dropout.
+    The `model` section is the discriminator's; the generator differs in depth and width, and in
+    having no dropout.
 
     Raises:
       ValueError: settings do not fit the data; the message names the keys.
@@ -33,12 +34,14 @@ def build(setup: Setup) -> Objective:
         )
     settings = setup.settings(ReplacedTokenSettings, "replaced_token")
     discriminator = encoder_settings(setup)
-    generator = dataclasses.replace(
-        discriminator,
-        num_layers=settings.generator_layers,
-        dropout_rate=0.0,
-        attention_dropout_rate=0.0,
-    )
+    layer = setup.settings(OutputLayerSettings, "output_layer").kind
+    if settings.corrective_weight and layer in ("nce", "neg"):
+        raise ValueError(
+            f"replaced_token.corrective_weight is {settings.corrective_weight}, but "
+            f'output_layer.kind "{layer}" has no probabilities of tokens; choose "knn" or '
+            '"blockwise", or set the weight to 0'
+        )
+    generator = _generator_settings(discriminator, settings)
     terms = {
         kind: ReplacedToken(masked_lm, Encoder(discriminator), settings, _TASKS[kind])
         for kind, masked_lm in masked_lms(setup, generator, GENERATOR).items()
@@ -52,3 +55,22 @@ def build(setup: Setup) -> Objective:
         return terms[PACKED]
     weights = {PACKED: 1.0, PAIRS: setup.config.data.pair_weight}
     return Mixture({kind: Term(one, one.name, weights[kind]) for kind, one in terms.items()})
+
+
+def _generator_settings(
+    discriminator: EncoderSettings, settings: ReplacedTokenSettings
+) -> EncoderSettings:
+    """Settings of the generator, whose token embeddings are of the discriminator's size."""
+    names = ("hidden_size", "num_heads", "mlp_size")
+    shares = (settings.generator_width * getattr(discriminator, name) for name in names)
+    hidden, heads, mlp = (max(round(share), 1) for share in shares)
+    if hidden % heads:
+        raise ValueError(
+            f"replaced_token.generator_width is {settings.generator_width}, which makes a "
+            f"generator of width {hidden} with {heads} heads, not a multiple; choose a share of "
+            f"model.num_heads, {discriminator.num_heads}, that is whole"
+        )
+    return dataclasses.replace(
+        discriminator, hidden_size=hidden, num_heads=heads, mlp_size=mlp,
+        num_layers=settings.generator_layers, dropout_rate=0.0, attention_dropout_rate=0.0,
+    )  # fmt: skip

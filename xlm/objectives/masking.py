@@ -28,13 +28,17 @@ def mask_tokens(
     """Mask a share of each sequence of `tokens` [B, L] int32 (BERT's 80/10/10 by default).
 
     In a sequence of n text tokens round(rate n) are masked, at least one. Random replacements are
-    among `vocab_size` pieces. `special_ids` are never masked nor replacements. `rate` is scalar
-    float32, by default `settings.rate`. The result is a pure function of the key and the tokens.
+    among `vocab_size` pieces. `special_ids` are never masked nor replacements, and no span crosses
+    them. `rate` is scalar float32, or [B] of the sequences, by default `settings.rate`. The
+    result is a pure function of the key and the tokens.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)
     eligible = ~jnp.isin(tokens, jnp.array(special_ids))  # [B, L]
     slots = settings.slots(tokens.shape[1])
-    priority = jnp.where(eligible, jax.random.uniform(where_key, tokens.shape), -1.0)
+    priority = jax.random.uniform(where_key, tokens.shape)
+    if settings.span > 1:
+        priority = _of_spans(where_key, priority, eligible, settings.span)
+    priority = jnp.where(eligible, priority, -1.0)
     positions = jax.lax.top_k(priority, slots)[1].astype(jnp.int32)  # [B, M]
     targets = jnp.take_along_axis(tokens, positions, axis=1)
 
@@ -57,3 +61,15 @@ def mask_tokens(
     rows = jnp.arange(tokens.shape[0])[:, None]
     inputs = tokens.at[rows, positions].set(replacement, unique_indices=True)
     return Masked(inputs, positions, targets, weights)
+
+
+def _of_spans(key: jax.Array, priority: jax.Array, eligible: jax.Array, mean: float) -> jax.Array:
+    """Give the tokens of a span one priority, [B, L], so that spans are chosen as a whole.
+
+    Text is cut into spans by a coin at each token, of which special tokens are spans of their own.
+    The last span that is chosen is cut to the number of tokens that is wanted.
+    """
+    is_first = jax.random.bernoulli(jax.random.fold_in(key, 1), 1 / mean, priority.shape)
+    is_first |= ~eligible | ~jnp.pad(eligible, ((0, 0), (1, 0)))[:, :-1]
+    span = jnp.cumsum(is_first, axis=1) - 1
+    return jnp.take_along_axis(priority, span, axis=1)

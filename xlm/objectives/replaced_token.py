@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from xlm.models.encoder import Encoder, Tables, init_params, run_encoder
+from knn_sampling.output_layer import without_z_loss
+from xlm.models.encoder import Encoder, MaskedLMHead, Tables, init_params, run_encoder
 from xlm.models.heads import ReplacedTokenHead
 from xlm.objectives import masked_lm
 from xlm.objectives.masked_lm import TABLE, MaskedLM, OnMaskedLM, sums_of_tasks, task_totals
@@ -61,7 +62,8 @@ class ReplacedToken(OnMaskedLM):
     The generator fills the masked positions with samples of its output distribution; a sample that
     happens to be right counts as original. The discriminator classifies every text token. Its
     gradient does not reach the generator through the samples. Parameters are {"generator": encoder
-    with masked-LM head, "discriminator": encoder without one, "replaced_token_head": its head}.
+    with masked-LM head, "discriminator": encoder without one, "replaced_token_head": its head}. The
+    discriminator has a masked-LM head as well if it corrects, see `_corrective`.
 
     Attributes:
       generator: masked LM with the scope "generator", on packed sequences (MRTD), pairs (TRTD) or
@@ -119,7 +121,13 @@ class ReplacedToken(OnMaskedLM):
             zero = table.replace_boxed(jnp.zeros_like(nn.unbox(table)))
             encoder = replace_table(encoder, TABLE, zero)
         head = self._head.init(head_key, jnp.zeros((1, 1, s.hidden_size)))["params"]
-        return {**self.generator.init(generator_key), DISCRIMINATOR: encoder, HEAD: head}
+        generator = self.generator.init(generator_key)
+        if self.settings.corrective_weight:
+            states, one = jnp.zeros((1, 1, s.hidden_size)), jax.random.fold_in(head_key, 1)
+            corrective = MaskedLMHead(s).init(one, states)["params"]
+            bias = generator[GENERATOR]["head"]["bias"]  # log frequencies, or zeros
+            encoder = {**encoder, "head": {**corrective, "bias": bias}}
+        return {**generator, DISCRIMINATOR: encoder, HEAD: head}
 
     def encoder_params(self, params) -> dict[str, Any]:
         """Return the parameters of the discriminator's encoder, with its token embeddings."""
@@ -153,7 +161,7 @@ class ReplacedToken(OnMaskedLM):
     def loss(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, key: jax.Array | None
     ) -> tuple[LossAndMetrics, PairSums | None]:
-        """Sum L_MLM and lambda L_RTD; without a key, no dropout and fixed samples."""
+        """Sum L_MLM, lambda L_RTD and any L_LM; without a key, no dropout and fixed samples."""
         generator = self.generator
         sample_key, dropout_key = jax.random.split(jax.random.key(0) if key is None else key)
         # The generator has no dropout (XY-LENT Section 5).
@@ -164,15 +172,20 @@ class ReplacedToken(OnMaskedLM):
         found = generator.metrics_of(of_masked, plan.generator)
         corrupted, is_right = self._corrupted(params, rows, plan, hidden, sample_key)
         layout = plan.generator.segments, plan.generator.positions
-        logits = self._logits(
-            params, self._tables(params, rows), corrupted.tokens, layout,
-            None if key is None else dropout_key,
-        )  # fmt: skip
+        tables = self._tables(params, rows)
+        states = self._states(
+            params, tables, corrupted.tokens, layout, None if key is None else dropout_key
+        )
+        logits = self._head.apply({"params": params[HEAD]}, states)
         of_text = optax.sigmoid_binary_cross_entropy(logits, corrupted.is_replaced)
         of_text = jnp.where(plan.is_text, of_text, 0.0)  # [B, L]
         factor, names = plan.generator.factor, [self.name]
         of_rows = self._metrics(plan, of_masked, of_text, is_right, corrupted, logits)
         totals = of_masked.sum(axis=1) + plan.scale * of_text.sum(axis=1)  # [B]
+        if weight := self.settings.corrective_weight:
+            corrected = self._corrective(params, tables, plan, states, logits, corrupted)
+            totals = totals + weight * corrected.sum(axis=1)
+            of_rows["/corrective_loss"] = corrected.sum(axis=1), of_rows["/generator_loss"][1]
         if factor is not None:
             names = ["mrtd", "trtd"]
             of_rows["_loss"] = totals, of_rows["/generator_loss"][1]
@@ -233,40 +246,84 @@ class ReplacedToken(OnMaskedLM):
             return own
         return jax.lax.stop_gradient(of_generator), own
 
-    def _logits(
+    def _states(
         self, params, tables: Tables, tokens: jax.Array, layout: tuple[jax.Array, jax.Array],
         dropout_key: jax.Array | None,
     ) -> jax.Array:  # fmt: skip
-        """Return the discriminator's logits [B, L] float32; without a key, no dropout."""
-        states = run_encoder(
+        """Return the discriminator's states [B, L, D]; without a key, no dropout."""
+        return run_encoder(
             self.encoder, params[DISCRIMINATOR], tokens, *layout, key=dropout_key, table=tables,
             positions_restart=self.generator.positions_restart,
         )  # fmt: skip
-        return self._head.apply({"params": params[HEAD]}, states)
 
-    def logits(self, params, tokens: jax.Array, original: jax.Array | None = None) -> jax.Array:
-        """Return logits [B, L] float32 of packed sequences; positive ones predict a replacement.
+    def _corrective(
+        self, params, tables: Tables, plan: Plan, states: jax.Array, logits: jax.Array,
+        corrupted: Corrupted,
+    ) -> jax.Array:  # fmt: skip
+        """Return losses [B, M] of the masked tokens' originals (COCO-LM, Section 3.2).
 
-        Borders of documents are those of `original`, the sequences before the replacement (by
+        An original has the probability p [it is there] + (1 - p) softmax(h . v + b). p is the
+        detection's probability that the token was kept, through which no gradient passes. The
+        softmax is the generator's, over its classes, and its table the discriminator's.
+        """
+        masked, layer = plan.generator.masked, without_z_loss(self.generator.output_layer)
+        chosen = jnp.take_along_axis(states, masked.positions[:, :, None], axis=1)
+        own = params[DISCRIMINATOR]
+        hidden = self.encoder.apply({"params": own}, chosen, method="predict")
+        table = sum(tables) if isinstance(tables, tuple) else tables
+        losses = layer.loss(
+            hidden, masked.targets, masked.weights, table, own["head"]["bias"],
+            plan.generator.sample,
+        )  # fmt: skip
+        logits, is_replaced = (
+            jnp.take_along_axis(one, masked.positions, axis=1)
+            for one in (jax.lax.stop_gradient(logits), corrupted.is_replaced)
+        )
+        written = jax.nn.log_sigmoid(logits) - losses
+        copied = jnp.where(is_replaced, -jnp.inf, jax.nn.log_sigmoid(-logits))
+        return jnp.where(masked.weights > 0, -jnp.logaddexp(copied, written), 0.0)
+
+    def logits(
+        self, params, tokens: jax.Array, original: jax.Array | None = None,
+        layout: tuple[jax.Array, jax.Array] | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """Return logits [B, L] float32; positive ones predict a replacement.
+
+        `layout` are segments and positions [B, L] int32, by default those of packed sequences.
+        Borders of documents are then those of `original`, the sequences before the replacement (by
         default `tokens`), since a generator can sample special tokens.
         """
         borders = tokens if original is None else original
-        layout = self.generator.layout(Batch({"tokens": borders}, "packed"))
-        return self._logits(params, self._tables(params, {}), tokens, layout, None)
+        layout = layout or self.generator.layout(Batch({"tokens": borders}, "packed"))
+        states = self._states(params, self._tables(params, {}), tokens, layout, None)
+        return self._head.apply({"params": params[HEAD]}, states)
 
-    def corrupt(self, params, tokens: jax.Array, key: jax.Array) -> jax.Array:
-        """Mask packed sequences [B, L] and fill them with samples of the generator, [B, L] int32.
+    def corrupt(
+        self, params, tokens: jax.Array, key: jax.Array,
+        layout: tuple[jax.Array, jax.Array] | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+        """Mask sequences [B, L] and fill them with samples of the generator, [B, L] int32.
 
-        To make corruptions of all steps alike, the mask rate is that of the first step, and samples
-        are from the softmax over the whole vocabulary.
+        Also returns the generator's loss of each sequence, and its number of masked tokens, [B]
+        float32. To make corruptions of all steps alike, the mask rate is that of the first step,
+        and the softmax is over the whole vocabulary. `layout` is that of `logits`.
         """
-        generator = dataclasses.replace(self.generator.exact, languages=())
+        exact_layer = without_z_loss(self.generator.exact_layer)
+        generator = dataclasses.replace(
+            self.generator.exact, languages=(), output_layer=exact_layer
+        )
         exact = dataclasses.replace(self, generator=generator, num_pairs=0)
         mask_key, sample_key = jax.random.split(key)
-        plan, _ = exact.plan({}, Batch({"tokens": tokens}, "packed"), mask_key, jnp.int32(0))
+        arrays = {"tokens": tokens}
+        if layout:
+            arrays |= {"segments": layout[0], "positions": layout[1]}
+        plan, _ = exact.plan({}, Batch(arrays, "packed"), mask_key, jnp.int32(0))
         states = generator.states(params, {}, plan.generator, None)
         hidden = generator.predicted(params, states, plan.generator.masked.positions)
-        return exact._corrupted(params, {}, plan, hidden, sample_key)[0].tokens
+        losses = generator.token_losses(params, {}, plan.generator, hidden)
+        corrupted, _ = exact._corrupted(params, {}, plan, hidden, sample_key)
+        counts = plan.generator.masked.weights.sum(axis=1)
+        return corrupted.tokens, losses.sum(axis=1), counts
 
     def _metrics(
         self, plan: Plan, of_masked: jax.Array, of_text: jax.Array, is_right: jax.Array,

@@ -20,6 +20,8 @@ class MaskSettings:
       random_share: share of these that is replaced by a random piece; the rest is kept.
       final_rate: rate at the last step, linear from `rate` at the first; 0 for a constant rate.
       pair_rate: constant rate on pairs of translations; 0 for the same rates as on text.
+      span: mean length of the spans that are masked, geometric as in SpanBERT (arXiv 1907.10529);
+        1 for single tokens.
     """
 
     rate: float = schema.key(0.15, above=0, below=1)
@@ -27,6 +29,7 @@ class MaskSettings:
     random_share: float = schema.key(0.1, at_least=0)
     final_rate: float = schema.key(0.0, at_least=0, below=1)
     pair_rate: float = schema.key(0.0, at_least=0, below=1)
+    span: float = schema.key(1.0, at_least=1)
 
     def __post_init__(self):
         schema.check(self, "mask")
@@ -80,18 +83,26 @@ class ReplacedTokenSettings:
     """Replaced-token detection; the `replaced_token` section of a config.
 
     Attributes:
-      generator_layers: layers of the generator, which has the discriminator's width.
+      generator_layers: layers of the generator.
+      generator_width: width of the generator, as a share of the discriminator's: of its states, its
+        feed-forward layers and its heads. A narrower one has token embeddings of the
+        discriminator's size, which a projection takes to its own, as in ELECTRA.
       weight: lambda, of the discriminator's loss relative to the generator's.
       temperature: of the distribution that replacements are sampled from; 0 for the likeliest.
       embeddings: token embeddings of the discriminator: "shared" with the generator, a table of its
         own ("separate"), or gradient-"disentangled" (DeBERTaV3, arXiv 2111.09543, Section 3.3): the
         generator's, through which no gradient passes, plus a table that starts at zero.
+      corrective_weight: of COCO-LM's corrective language modelling (arXiv 2102.08473), relative to
+        the generator's loss: the discriminator predicts the original of each masked token, by a
+        softmax and a copy mechanism; 0 for none.
     """
 
     generator_layers: int = schema.key(4, at_least=0)
     weight: float = schema.key(50.0, at_least=0)
     temperature: float = schema.key(1.0, at_least=0)
     embeddings: Sharing = schema.key("shared", choices=get_args(Sharing))
+    generator_width: float = schema.key(1.0, at_least=0.25, at_most=1)
+    corrective_weight: float = schema.key(0.0, at_least=0)
 
     def __post_init__(self):
         schema.check(self, "replaced_token")
