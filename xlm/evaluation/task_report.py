@@ -30,9 +30,7 @@ Each row of the picture is a gold class, as shares of its labels, over all langu
 _CALIBRATION = """\
 A calibrated model is right in 80 % of the cases to which it gives 80 %. The error is the mean
 distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
-the softmax to get the second column. The development data chose it.
-
-![Share of right answers by confidence](calibration.png)"""
+the softmax to get the second column. The development data chose it."""
 _CURVES = """\
 Dotted lines are the loss without any text (the entropy of the training labels) and the checkpoint
 that was chosen.
@@ -56,7 +54,7 @@ def write(
     if labelled:
         pooled = label_analysis.pooled(list(labelled.values()))
         parts += [_SCORES, *_classes(folder, task.labels, results["classes"], pooled)]
-        parts += ["## Calibration", _calibration(folder, results["calibration"], pooled)]
+        parts += ["## Calibration", _CALIBRATION, _calibration(**results["calibration"])]
         parts += _errors(task.labels, data, labelled)
     _draw_curves(folder, task.metrics[0], results)
     return html_report.write(folder, tables.page(*parts, "## Learning curves", _CURVES))
@@ -110,23 +108,15 @@ def _draw_confusion(matrix: np.ndarray, labels: Sequence[str], path: pathlib.Pat
     figures.save(figure, path)
 
 
-def _calibration(folder: pathlib.Path, found: Mapping[str, Any], pooled: Labelled) -> str:
-    t = found["temperature"]
-    figure, axes = figures.new((5, 4))
-    axes.plot([0, 1], [0, 1], color="black", lw=0.8)
-    for name, one in (("as it is", 1.0), (f"temperature {t:.2f}", t)):
-        count, confidence, accuracy = label_analysis.calibration_bins(pooled, one).T
-        there = count > 0
-        axes.plot(confidence[there], accuracy[there], "o-", ms=4, lw=1, label=name)
-    axes.set(xlabel="confidence", ylabel="share that is right")
-    figures.legend(figure)
-    figures.save(figure, folder / "calibration.png")
-    named = {"error": found["error"], f"at temperature {t:.2f}": found["scaled_error"]}
+def _calibration(
+    temperature: float, error: Mapping[str, float], scaled_error: Mapping[str, float]
+) -> str:
+    column = f"at temperature {temperature:.2f}"
     rows = [
-        {"language": language, **{name: 100 * one[language] for name, one in named.items()}}
-        for language in found["error"]
+        {"language": language, "error": 100 * one, column: 100 * scaled_error[language]}
+        for language, one in error.items()
     ]
-    return f"{tables.markdown(rows, '.1f')}\n\n{_CALIBRATION}"
+    return tables.markdown(rows, ".1f")
 
 
 def _errors(

@@ -36,12 +36,6 @@ class Selected(Artefact, frozen=True, kw_only=True):
     stopped_early: Count | None = None
 
 
-class Calibration(Artefact, frozen=True, kw_only=True):
-    temperature: Annotated[float, msgspec.Meta(gt=0)]
-    error: dict[Name, float]
-    scaled_error: dict[Name, float]
-
-
 class Results(Artefact, frozen=True, kw_only=True):
     """The value of results.json of a run; kinds of tasks omit what they lack."""
 
@@ -68,7 +62,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     baselines: dict[str, _Scores] = {}
     classes: dict[Name, dict[str, dict[str, float]]] = {}
     confusion: dict[Name, dict[str, dict[str, Count]]] = {}
-    calibration: Calibration | None = None
+    calibration: dict[str, float | dict[Name, float]] = {}
     training_loss: float = 0.0
     label_entropy: float = 0.0
     collapse: list[str] = []

@@ -31,10 +31,7 @@ def analysed(
 ) -> dict[str, Any]:
     """Baselines, scores by class, confusion, calibration and collapse of the reported data.
 
-    Args:
-      data: of all splits.
-      labelled: labels and their scores by the model, by split and language.
-      class_weights: [C] or one number, of the loss.
+    `labelled` are by split and language; `class_weights`, of the loss, are [C] or one number.
     """
     task, split = options.task, "test" if data["test"] else "validation"
     counts = np.bincount(gold_labels(options, data["train"]), minlength=len(task.labels))

@@ -45,7 +45,6 @@ from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 from xlm.training.signals import StopRequest
 
-METRICS = "metrics.jsonl"
 _SAMPLE = 1000  # rows of the training data whose loss is in the results
 
 
@@ -191,7 +190,7 @@ def _fine_tune(
     def work() -> dict[str, Any]:
         choices = [ALL, *(one.language for one in selecting if by_language)]
         kept, name = builders.kept(folder, choices), f"validation/{task.metrics[0]}"
-        records = read_metrics(folder / METRICS)
+        records = read_metrics(folder / "metrics.jsonl")
         selection = Selection(
             task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language,
             loss=loss, patience=config.train.patience,
