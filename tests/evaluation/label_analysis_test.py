@@ -94,6 +94,11 @@ class CalibrationTest(parameterized.TestCase):
         ]
         self.assertLess(losses[1], min(losses[0], losses[2]))
 
+    def test_data_without_errors_have_no_temperature(self):
+        found = labelled(0)
+        right = found._replace(gold=found.found)
+        self.assertEqual(label_analysis.temperature(right), 1.0)
+
     def test_the_error_as_its_definition(self):
         found, expected = labelled(3), 0.0
         shares = special.softmax(found.logits.astype(float), axis=1)

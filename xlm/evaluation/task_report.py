@@ -50,7 +50,7 @@ def write(
     parts = [f"# {tables.escaped(results['model'])}, fine-tuned on {name}"]
     for line in results.get("collapse", ()):
         parts.append(f"**This model has collapsed.** {tables.escaped(line)}.")
-    parts += ["## Scores", table(task, results)]
+    parts += ["## Scores", table(task, results).replace("\n", "  \n")]  # each note has its line
     if labelled:
         pooled = label_analysis.pooled(list(labelled.values()))
         parts += [_SCORES, *_classes(folder, task.labels, results["classes"], pooled)]

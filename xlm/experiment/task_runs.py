@@ -241,10 +241,7 @@ def _evaluate(
     should_stop: ShouldStop,
     step: int,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Labelled]]]:
-    """Scores and predictions of the best parameters, and how they were selected.
-
-    Beside them, labels and their scores by split and language, of kinds with classes.
-    """
+    """Scores and predictions of the best parameters; labels and their scores by split, language."""
     hosts.wait_for_all("the best parameters are written")
     whole = read_params(best_of(folder, ALL))
     task, kind = options.task, KINDS[options.task.kind]
