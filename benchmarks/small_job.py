@@ -62,7 +62,7 @@ def stages(config: str = CONFIG, overrides: Mapping[str, Any] | None = None) -> 
     start = {"init_from": "JOB/work", "task.max_length": 16, "task.buckets": ()}
     tuned = {
         "train.batch_size": 8, "train.epochs": 2.0, "train.evaluations": 4, "train.log_every": 1,
-        "evaluation.batch_size": 8, "task.text_pooling": "mean",
+        "evaluation.batch_size": 8, "task.text_pooling": "mean", "optimizer.learning_rate": 2e-5,
     }  # fmt: skip
     translation = {
         "random_init": True, "architecture.embedding_size": 16, "architecture.hidden_size": 16,

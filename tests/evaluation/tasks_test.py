@@ -6,6 +6,7 @@ import types
 import jax
 import numpy as np
 from absl.testing import absltest, parameterized
+from scipy import special
 
 from input_pipeline.tasks.examples import Answer, QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.features import QuestionFeature, TaggedFeature, TextFeature
@@ -17,7 +18,7 @@ from xlm.evaluation.tasks import ALL, Predictor, Selection, TaskData
 from xlm.experiment.task_kinds import KINDS
 from xlm.models.encoder import Encoder
 from xlm.models.heads import ClassificationHead
-from xlm.objectives.fine_tuning import FineTuning, classification_loss
+from xlm.objectives.fine_tuning import FineTuning, classification_loss, tagging_loss
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 
@@ -276,3 +277,40 @@ class SelectionTest(parameterized.TestCase):
         by_all = (ALL, first, 1, 0.375), (ALL, third, 3, 0.625)
         by_language = ("en", first, 1, 0.75), ("sw", second, 2, 0.5)
         self.assertEqual(self.kept, [by_all[0], *by_language, by_all[1]])
+
+    def test_patience_counts_evaluations_without_a_better_mean(self):
+        select = self.selection(patience=2, history={1: 0.0, 2: 0.375})
+        self.assertFalse(select.is_over(2))
+        told = "step 3: validation accuracy 12.5 .en 25.0, sw 0.0.; best 37.5 after step 2"
+        with self.assertLogs(level="INFO") as logs:
+            select(self.at(3, en=1, sw=0))
+        self.assertRegex(logs.output[0], told)
+        self.assertFalse(select.is_over(3))
+        select(self.at(4, en=0, sw=0))  # no more than as good
+        self.assertEqual([select.is_over(step) for step in (3, 4)], [False, True])
+        select(self.at(5, en=0, sw=1))  # a better one after all
+        self.assertFalse(select.is_over(5))
+        # A resumed run repeats evaluations, and what comes after them does not count.
+        self.assertEqual(self.selection(history=select.history).is_over(5), False)
+        again = self.selection(patience=2, history={**select.history, 4: 0.375})
+        self.assertEqual([again.is_over(step) for step in (0, 2, 4)], [False, False, True])
+
+    def test_the_mean_loss_is_that_of_batches(self):
+        rng, loss = np.random.default_rng(0), classification_loss
+        rows = [rng.integers(5, 20, n).astype(np.int32) for n in (9, 3, 12)]
+        features = [TextFeature(i, row, i) for i, row in enumerate(rows)]
+        outputs = rng.normal(size=(3, 3))
+        batch = {"labels": np.arange(3), "weights": np.ones(3)}
+        total, weight = loss(outputs, batch)["loss"]
+        self.assertAlmostEqual(
+            tasks.mean_loss(loss, features, list(outputs), 1), float(total / weight), places=5
+        )
+        # Of rows of different lengths, words weigh alike.
+        words = [TaggedFeature(i, row, row, len(row), row % 3, 0) for i, row in enumerate(rows)]
+        of_rows = [rng.normal(size=(n, 3)) for n in (16, 16, 12)]
+        losses = [
+            -special.log_softmax(one, axis=1)[np.arange(len(row)), row % 3]
+            for one, row in zip(of_rows, rows, strict=True)
+        ]
+        found = tasks.mean_loss(tagging_loss, words, of_rows, 1)
+        self.assertAlmostEqual(found, np.concatenate(losses).mean(), places=5)

@@ -11,10 +11,13 @@ text. On several hosts, start the same command on each with the flags that train
 writes.
 """
 
+import sys
+
 from absl import flags
 from ml_collections import config_flags
 
 from xlm.evaluation import task_results
+from xlm.evaluation.label_analysis import REMEDY
 from xlm.experiment import memory, schema
 from xlm.experiment.experiment import Experiment
 from xlm.experiment.model import set_up_compilation
@@ -42,6 +45,9 @@ def main(_) -> None:
     with exit_if_stopped():
         path = experiment.evaluate()
     if hosts.is_first():
-        task = task_settings(experiment.config).task
-        print(task_results.table(task, task_results.read_results(path)))
+        task, results = task_settings(experiment.config).task, task_results.read_results(path)
+        print(task_results.table(task, results))
         print(f"results: {path.absolute()}")
+        if results.get("collapse"):
+            print(f"warning: the model has collapsed; {REMEDY}", file=sys.stderr)
+            sys.exit(experiment.config.evaluation.collapse_status)

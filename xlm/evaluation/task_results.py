@@ -33,6 +33,7 @@ class Selected(Artefact, frozen=True, kw_only=True):
     rule: str = ""
     steps: dict[Name, Count] = {}
     averaged_steps: list[Count] | None = None
+    stopped_early: Count | None = None
 
 
 class Results(Artefact, frozen=True, kw_only=True):
@@ -58,6 +59,13 @@ class Results(Artefact, frozen=True, kw_only=True):
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
     ceilings: dict[str, dict[Name, _Score]] = {}
+    baselines: dict[str, _Scores] = {}
+    classes: dict[Name, dict[str, dict[str, float]]] = {}
+    confusion: dict[Name, dict[str, dict[str, Count]]] = {}
+    calibration: dict[str, float | dict[Name, float]] = {}
+    training_loss: float = 0.0
+    label_entropy: float = 0.0
+    collapse: list[str] = []
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
@@ -125,8 +133,10 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
-        marked = on_test if split == reported_split(results) else set()
         counts = results.get("examples", {}).get(split, {})
+        is_reported = split == reported_split(results)
+        baselines = results.get("baselines", {}) if is_reported else {}
+        marked = on_test if is_reported else set()
         rows: list[tables.Row] = [
             {
                 f"{task.name}, {split}": language,
@@ -135,12 +145,19 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
                     metric: f"{100 * value:.1f}{_ON_TEST * (language in marked)}"
                     for metric, value in values.items()
                 },
+                **{
+                    f"{name} {task.metrics[0]}": 100 * of[language][task.metrics[0]]
+                    for name, of in baselines.items()
+                },
             }
             for language, values in scores.items()
         ]
         if rows:
             metrics = next(iter(scores.values()))
             means = {m: 100 * tables.mean_of(v.get(m) for v in scores.values()) for m in metrics}
+            for name, of in baselines.items():
+                found = [values[task.metrics[0]] for values in of.values()]
+                means[f"{name} {task.metrics[0]}"] = 100 * tables.mean_of(found)
             rows.append({f"{task.name}, {split}": "mean", **means})
         parts.append(tables.markdown(rows, ".1f"))
     return tables.page(*parts, "\n".join(_notes(results, on_test))).rstrip("\n")
@@ -180,9 +197,11 @@ def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
 
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
     """Note what the scores are of, and the data that chose something."""
-    notes = []
+    notes = [f"COLLAPSED: {line}" for line in results.get("collapse", ())]
     if "selected" in results:
         notes.append(described_choice(results["selected"]))
+        if step := results["selected"].get("stopped_early"):
+            notes.append(f"training ended early, after step {step:,} (train.patience)")
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out by a hash of their text")

@@ -1,6 +1,7 @@
 """Decisions of a fine-tuned model on a task's examples, their scores, and the model selection."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ from input_pipeline.tasks.batches import length_batches
 from input_pipeline.tasks.examples import TaggedExample
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.tasks import Task
+from xlm.common import tables
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.metrics import questions
 from xlm.evaluation.metrics.questions import Found
+from xlm.objectives.fine_tuning import TaskLoss
 from xlm.training.state import TrainState
 
 Line = dict[str, Any]
@@ -77,9 +80,33 @@ def in_order(
     return [rows[number] for number in range(len(rows))]
 
 
+def mean_loss(
+    loss: TaskLoss, features: Sequence[Feature], outputs: Sequence[np.ndarray], pad: int
+) -> float:
+    """Return a task's mean loss by a model's outputs for features."""
+    longest = max(len(feature.tokens) for feature in features)
+    total, weight, by_shape = 0.0, 0.0, dict[tuple, list[int]]()
+    for number, row in enumerate(outputs):
+        by_shape.setdefault(row.shape, []).append(number)
+    for shape, rows in by_shape.items():
+        length = shape[0] if len(shape) > 1 else longest  # scores of tokens, or of a text
+        arrays = [features[row].arrays(length, pad) for row in rows]
+        batch = {name: np.stack([one[name] for one in arrays]) for name in arrays[0]}
+        batch["weights"] = np.ones(len(rows), np.float32)
+        found = loss(jax.numpy.stack([outputs[row] for row in rows]), batch)["loss"]
+        total, weight = total + float(found[0]), weight + float(found[1])
+    return total / max(weight, 1.0)
+
+
 def classes(outputs: Sequence[np.ndarray]) -> list[int]:
     """Return by example the index into `Task.labels` of the highest score, [C]."""
     return [int(np.argmax(row)) for row in outputs]
+
+
+def tag_logits(data: TaskData, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the scores of all words, [N, C], in order, by scores [L, C] of rows."""
+    parts = [row[: one.num_words] for one, row in zip(data.features, outputs, strict=True)]
+    return np.concatenate(parts)
 
 
 def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
@@ -238,7 +265,9 @@ class Selection:
     `score` maps `predictor`'s outputs for some data to metrics, of which the mean over languages
     counts. `keep` is called with (choice, parameters, step, score) for a new best score. The choice
     is `ALL` or, `by_language`, each language. `best` has the scores of parameters kept already, by
-    choice.
+    choice. `loss` maps the same as `score` to a mean loss. `history` has the means of earlier
+    evaluations by step; after `patience` of them without a better mean, if it is not 0, the run is
+    over.
 
     A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
     lost if the best parameters were kept after that checkpoint.
@@ -251,18 +280,42 @@ class Selection:
     keep: Callable[[str, Any, int, float], None]
     best: dict[str, float]
     by_language: bool = False
+    loss: Callable[[TaskData, Sequence[np.ndarray]], float] | None = None
+    patience: int = 0
+    history: dict[int, float] = dataclasses.field(default_factory=dict)
+
+    def is_over(self, step: int) -> bool:
+        """Return whether the run ends after `step`, as `patience` has it."""
+        means = [mean for at, mean in sorted(self.history.items()) if at <= step]
+        return 0 < self.patience < len(means) - int(np.argmax(means or [0.0]))
 
     def __call__(self, state: TrainState) -> Mapping[str, float]:
         """Return scores by language and their mean, as metrics of the run."""
-        metric, scores = self.metric, {}
+        metric, scores, losses = self.metric, {}, []
         for data in self.data:
             outputs = self.predictor(state.params, data.features)
             scores[data.language] = self.score(data, outputs)[metric]
+            losses += [self.loss(data, outputs)] if self.loss else []
         mean = float(np.mean(list(scores.values())))
+        loss = {"validation/loss": float(np.mean(losses))} if losses else {}
+        self._tell(int(state.step), mean, scores, loss)
         choices = {ALL: mean, **scores} if self.by_language else {ALL: mean}
         for choice, value in choices.items():
             if value > self.best.get(choice, -np.inf):
                 self.best[choice] = value
                 self.keep(choice, state.params, int(state.step), value)
         names = {f"validation/{metric}/{lang}": value for lang, value in scores.items()}
-        return {f"validation/{metric}": mean, **names}
+        return {f"validation/{metric}": mean, **names, **loss}
+
+    def _tell(
+        self, step: int, mean: float, scores: Mapping[str, float], loss: Mapping[str, float]
+    ) -> None:
+        """Log an evaluation and add it to the history."""
+        best = max(((value, -at) for at, value in self.history.items() if at < step), default=None)
+        self.history[step] = mean
+        parts = [f"{language} {100 * score:.1f}" for language, score in scores.items()]
+        found = f"{100 * mean:.1f}{f' ({tables.named(parts, 8)})' * (len(parts) > 1)}"
+        found += "".join(f", loss {value:.3f}" for value in loss.values())
+        if best and best[0] >= mean:
+            found += f"; best {100 * best[0]:.1f} after step {-best[1]:,}"
+        logging.info("step %s: validation %s %s", f"{step:,}", self.metric, found)

@@ -150,6 +150,10 @@ def task_table(of_task: Sequence[Variant], published: Published) -> str:
         cells[f"**{_GAP}**"] = gaps
     columns = ("language", *names(of_task))
     rows = [dict(zip(columns, (name, *row), strict=True)) for name, row in cells.items()]
+    majority = [one for variant in of_task for one in variant.runs if one.majority][:1]
+    for row in rows if majority else ():
+        found = majority[0].majority.get(row["language"], {}).get(metrics[0])
+        row["majority"] = tables.shown(found and 100 * found, ".1f")
     caption = " / ".join(metrics) + _selection(of_task)
     notes = _left_out(of_task, languages, common)
     return "\n\n".join([caption, tables.markdown(rows), *notes])

@@ -50,6 +50,7 @@ class Run:
         starting parameters and tokenizer; empty if settings.json is missing.
       table: task, and name of a user's own data: scores are compared and averaged within it.
       data: identity of a user's own data.
+      majority: scores of the most frequent training label, as `scores`; {} without classes.
     """
 
     folder: pathlib.Path
@@ -67,6 +68,7 @@ class Run:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     table: str = ""
     data: str = ""
+    majority: Scores = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,7 +283,7 @@ def read_run(folder: pathlib.Path) -> Run:
         split=split, scores=found[split], examples=found.get("examples", {}).get(split, {}),
         selected_on_test=tuple(found.get("selected_on_test", ())),
         settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
-        table=table, data=data,
+        table=table, data=data, majority=found.get("baselines", {}).get("majority", {}),
     )  # fmt: skip
 
 

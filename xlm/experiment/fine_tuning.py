@@ -1,5 +1,6 @@
 """Builders of fine-tuning: the model, its program, what selects and what evaluates."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -11,6 +12,7 @@ import flax.linen as nn
 import jax
 import msgspec
 import numpy as np
+from absl import logging
 from jax.sharding import AbstractMesh, Mesh
 from ml_collections import ConfigDict
 
@@ -42,6 +44,8 @@ from xlm.training.step import TrainFunctions, make_train_functions
 MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
 # What of the encoder can stay as it is.
 _GROUPS = ("embeddings", "layers")
+# XLM-R Base: its width, and its rate here.
+_WIDE, _RATE = 768, 2e-5
 
 
 def with_head(
@@ -81,6 +85,23 @@ def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> Encoder
             "lower it (of questions lower task.stride and task.max_query_length with it)"
         )
     return dataclasses.replace(pretrained, **config.model.to_dict())
+
+
+def by_width(config: ConfigDict, encoder: EncoderSettings) -> ConfigDict:
+    """The config with what it leaves to the encoder's width D: learning rate and pooling.
+
+    XLM-R's rate of 2e-5 and its state of `<s>` are those of D >= 768. A narrower encoder gets
+    2e-5 (768 / D)^2, at most 1e-3, and the mean state: see docs/own_task.md.
+    """
+    config, width = copy.deepcopy(config), encoder.hidden_size
+    if not config.optimizer.learning_rate:
+        rate = float(f"{min(_RATE * max(_WIDE / width, 1) ** 2, 1e-3):.2g}")
+        config.optimizer.learning_rate = rate
+        logging.info("learning rate %g, for an encoder of width %d", rate, width)
+    if config.task.text_pooling == "by_width":
+        is_mean = width < _WIDE and not config.task.cross_attention
+        config.task.text_pooling = "mean" if is_mean else "first"
+    return config
 
 
 def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:

@@ -169,16 +169,23 @@ def text(facts: Facts) -> str:
     sections = [
         _metadata(facts),
         f"# {tables.escaped(results['model'])}, fine-tuned on {options.name}",
+        *(
+            f"**This model has collapsed**: {tables.escaped(one)}."
+            for one in results.get("collapse", ())
+        ),
         _task(facts),
         "## How to use it\n\n" + _usage(facts),
         "## Scores\n\n" + _choice(results.get("selected") or {}),
         task_results.table(options.task, results),
+        _CALIBRATED.format(**found) if (found := results.get("calibration")) else "",
         "## Training\n\n" + _training(facts),
         _LICENCE,
     ]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
+    return tables.page(*(section.strip() for section in sections))
 
 
+_CALIBRATED = """\
+Divide the scores by {temperature:.3g} before the softmax to get calibrated probabilities."""
 _LICENCE = """\
 ## Licence
 

@@ -6,6 +6,7 @@ a kind but that of XTREME's submissions.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ class TaskKind:
       probabilities: (task, data, outputs by row) -> what the line of each example says of how
         probable its prediction is; nothing by default.
       classes: example -> its labels, of kinds of which they are classes.
+      logits: (data, outputs by row) -> scores [N, C] of the classes of each of these labels, of
+        kinds that choose one class for each.
+      decision: labels of an example -> a decision like those of `decide`, of kinds with `logits`.
       check_scored: (task, language) -> raises ValueError where no rule scores the language; nothing
         by default.
       threshold: (task, data, decisions) -> number that the first development data chooses for all
@@ -75,6 +79,8 @@ class TaskKind:
         lambda task, data, outputs: [{}] * len(data.examples)
     )
     classes: Callable[[Any], Sequence[int]] | None = None
+    logits: Callable[[TaskData, Sequence[np.ndarray]], np.ndarray] | None = None
+    decision: Callable[[Any], Any] = tuple
     check_scored: Callable[[Task, str], Any] = lambda *_: None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
     target: str = "label"
@@ -158,6 +164,8 @@ _CLASSIFICATION = TaskKind(
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
     probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
     classes=lambda example: (example.label,),
+    logits=lambda data, outputs: np.stack(outputs),
+    decision=operator.itemgetter(0),
     class_suffix=task_heads.SEQUENCES,
 )
 KINDS: dict[str, TaskKind] = {
@@ -170,6 +178,7 @@ KINDS: dict[str, TaskKind] = {
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
         classes=None,
+        logits=None,
     ),
     "tagging": TaskKind(
         readers=Readers(
@@ -189,6 +198,7 @@ KINDS: dict[str, TaskKind] = {
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
         probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
         classes=lambda example: example.tags,
+        logits=tasks.tag_logits,
         capitals_count=True,
         class_suffix=task_heads.TOKENS,
     ),

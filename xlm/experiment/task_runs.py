@@ -1,5 +1,6 @@
 """Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
 
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +12,16 @@ from ml_collections import ConfigDict
 from input_pipeline.tasks.batches import padding_ratio
 from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
-from xlm.evaluation.task_results import Scores, read_results, write_lines
-from xlm.evaluation.tasks import ALL, Line, Predictor, Selection, TaskData
+from xlm.evaluation import task_report
+from xlm.evaluation.label_analysis import Labelled
+from xlm.evaluation.task_results import Scores, read_results, reported_split, write_lines
+from xlm.evaluation.tasks import ALL, Line, Predictor, Selection, TaskData, mean_loss
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import (
     prediction,
     run_data,
     schema,
+    task_analysis,
     task_data,
     task_schema,
     translation,
@@ -38,7 +42,10 @@ from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer,
 from xlm.interop.params_file import read_params
 from xlm.training import hosts
 from xlm.training.loop import train
+from xlm.training.metrics import read_metrics
 from xlm.training.signals import StopRequest
+
+_SAMPLE = 1000  # rows of the training data whose loss is in the results
 
 
 def run(
@@ -61,6 +68,8 @@ def run(
     options = task_settings(config)
     procedure = _procedure(options.task)
     pretrained = procedure.read(config)
+    if not options.task.is_translation:
+        config = builders.by_width(config, pretrained.settings)
     stage = artifacts.open_stage(
         folder,
         _settings(config, pretrained),
@@ -146,8 +155,9 @@ def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the results depend on."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
-    unread = schema.with_effect("train", family=task_schema.family_of(config.task.name))["train"]
-    recorded["train"] = {k: v for k, v in recorded["train"].items() if k not in unread}
+    family = task_schema.family_of(config.task.name)
+    for name, unread in schema.with_effect("train", "evaluation", family=family).items():
+        recorded[name] = {k: v for k, v in recorded[name].items() if k not in unread}
     return {**recorded, **pretrained.digests()}
 
 
@@ -174,23 +184,40 @@ def _fine_tune(
     def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         return kind.score(task, one, kind.decide(options, one, outputs), None)
 
+    def loss(one: TaskData, outputs: Sequence[np.ndarray]) -> float:
+        return mean_loss(objective.task_loss, one.features, outputs, tokenizer.special.pad)
+
     def work() -> dict[str, Any]:
         choices = [ALL, *(one.language for one in selecting if by_language)]
-        kept = builders.kept(folder, choices)
+        kept, name = builders.kept(folder, choices), f"validation/{task.metrics[0]}"
+        records = read_metrics(folder / "metrics.jsonl")
         selection = Selection(
-            task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language
-        )
+            task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language,
+            loss=loss, patience=config.train.patience,
+            history={int(one["step"]): one[name] for one in records if name in one},
+        )  # fmt: skip
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
         with stopping() as should_stop:
             initial = builders.initial_params(
                 objective, pretrained, config.train.seed, random=config.random_init
             )
-            train(
+            state = train(
                 functions, settings, folder, batches, [selection],
-                initial_params=initial, should_stop=should_stop,
+                initial_params=initial, should_stop=should_stop, is_over=selection.is_over,
             )  # fmt: skip
-            found = _evaluate(options, data, predictor, folder, should_stop, settings.num_steps)
+            found, labelled = _evaluate(
+                options, data, predictor, folder, should_stop, settings.num_steps
+            )
+        if (last := int(state.step)) < settings.num_steps:
+            found["selected"]["stopped_early"] = last
+        if kind.logits:
+            rows = [row for one in data["train"] for row in one.features]
+            sample = TaskData("", (), rows[:: math.ceil(len(rows) / _SAMPLE)])
+            outputs = predictor(read_params(best_of(folder, ALL))[0], sample.features)
+            found |= task_analysis.analysed(
+                options, data, labelled, np.array(weights or 1.0), loss(sample, outputs)
+            )
         if seen:
             found["seen_in_training"] = seen
         if weights:
@@ -198,6 +225,9 @@ def _fine_tune(
         rows = [row for one in data["test"] or data["validation"] for row in one.features]
         size = config.evaluation.batch_size
         found["padding_ratio"] = padding_ratio(rows, size, options.lengths, options.max_length)
+        if hosts.is_first():
+            whole, split = {**builders.run_metadata(config), **found}, reported_split(found)
+            task_report.write(folder, task, whole, data[split], labelled[split])
         return found
 
     return work
@@ -210,8 +240,8 @@ def _evaluate(
     folder: pathlib.Path,
     should_stop: ShouldStop,
     step: int,
-) -> dict[str, Any]:
-    """Scores and predictions of the best parameters, and how they were selected."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Labelled]]]:
+    """Scores and predictions of the best parameters; labels and their scores by split, language."""
     hosts.wait_for_all("the best parameters are written")
     whole = read_params(best_of(folder, ALL))
     task, kind = options.task, KINDS[options.task.kind]
@@ -219,6 +249,7 @@ def _evaluate(
     by_language = options.selection == EACH_LANGUAGE
     steps: dict[str, int] = {}
     threshold: float | None = None
+    labelled: dict[int, Labelled] = {}
 
     def score(one: TaskData) -> tuple[dict[str, float], list[Line]]:
         nonlocal threshold
@@ -226,6 +257,9 @@ def _evaluate(
         steps[one.language] = notes.step
         outputs = predictor(params, one.features)
         decided = kind.decide(options, one, outputs)
+        if kind.logits:
+            gold = task_analysis.gold_labels(options, [one])
+            labelled[id(one)] = Labelled(gold, kind.logits(one, outputs))
         if threshold is None:  # of the first development data
             threshold = kind.threshold(task, one, decided)
         lines = kind.lines(task, one, outputs, decided, threshold)
@@ -248,7 +282,10 @@ def _evaluate(
         results["selected_on_test"] = task_data.selected_on_test(options, chosen_on)
     if task_data.holds_out(options):
         results["held_out"] = options.validation_share
-    return results
+    return results, {
+        split: {one.language: labelled[id(one)] for one in data[split] if id(one) in labelled}
+        for split in ("validation", "test")
+    }
 
 
 def _search(

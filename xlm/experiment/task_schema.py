@@ -48,10 +48,23 @@ class _Epochs:
     Attributes:
       epochs: passes over the training examples.
       evaluations: evaluations on development data, at equal distances.
+      patience: evaluations without a better score after which training ends; 0 for never.
     """
 
     epochs: float = schema.key(10.0, above=0)
     evaluations: int = schema.key(10, at_least=1)
+    patience: int = schema.key(0, at_least=0)
+
+
+class _Collapse:
+    """Answer to a model that has collapsed.
+
+    Attributes:
+      collapse_status: exit status of finetune.py if the model answers with one class alone, or its
+        training loss has not left its start; 0 for a warning only.
+    """
+
+    collapse_status: int = schema.key(0, at_least=0, at_most=125, effect="records")
 
 
 class _Batches:
@@ -81,7 +94,7 @@ class _Translating:
     beams_in_training: int = schema.key(1, at_least=1, at_most=1 << 10)
 
 
-for _one in (_FineTuning, _WarmUp, _Epochs, _Batches, _Translating):
+for _one in (_FineTuning, _WarmUp, _Epochs, _Collapse, _Batches, _Translating):
     dataclasses.dataclass(frozen=True)(_one)
 
 _OF_MODEL = ("dropout_rate", "attention_dropout_rate", "dtype", "attention", "remat")
@@ -100,10 +113,11 @@ FINE_TUNING: Family = {
     ),
     "train": section(
         TrainSettings, _Epochs,
-        only=("batch_size", "accumulation_steps", "epochs", "seed", "evaluations", *_RECORDS),
+        only=("batch_size", "accumulation_steps", "epochs", "seed", "evaluations", "patience",
+              *_RECORDS),
         batch_size=32, log_every=10, keep_checkpoints=1,
     ),
-    "evaluation": section(EvaluationSettings, only=("batch_size",)),
+    "evaluation": section(EvaluationSettings, _Collapse, only=("batch_size", "collapse_status")),
 }  # fmt: skip
 TRANSLATION: Family = {
     **FINE_TUNING,

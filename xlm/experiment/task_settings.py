@@ -58,7 +58,8 @@ class TaskSettings:
         other by the cross-attention of the encoder, see `xlm.objectives.fine_tuning`; for
         classification and regression of pairs.
       pooling: of tagging, see `xlm.models.heads.TaggingHead`.
-      text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`.
+      text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`;
+        "by_width" for "mean" of encoders narrower than XLM-R Base, else "first".
       layer: of retrieval and mining, whose states make a sentence's vector.
       margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
@@ -90,7 +91,7 @@ class TaskSettings:
     max_answer_length: int = schema.key(30, at_least=1)
     n_best: int = schema.key(20, at_least=1)
     pooling: str = schema.key("mean", choices=("mean", "first"))
-    text_pooling: str = schema.key("first", choices=("mean", "first"))
+    text_pooling: str = schema.key("first", choices=("mean", "first", "by_width"))
     cross_attention: bool = schema.key(False)
     layer: int = schema.key(8, at_least=0)
     margin: str = schema.key("ratio", choices=tuple(MARGINS))
@@ -119,7 +120,7 @@ class TaskSettings:
                 f"task.buckets is {tuple(self.buckets)}, in which {min(self.buckets)} must be at "
                 "least 1, the tokens of a row; remove it"
             )
-        if self.cross_attention and self.text_pooling != "first":
+        if self.cross_attention and self.text_pooling == "mean":
             raise ValueError(
                 f"task.text_pooling is {self.text_pooling!r}, but with task.cross_attention the "
                 "head reads the first states of both texts; set either back"

@@ -49,6 +49,7 @@ def train(
     evaluators: Iterable[Evaluator] = (), *, initial_params: Callable[[], Any] | None = None,
     continued_from: pathlib.Path | None = None,
     should_stop: Callable[[int], bool] = lambda step: False,
+    is_over: Callable[[int], bool] = lambda step: False,
 ) -> TrainState:  # fmt: skip
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
@@ -56,7 +57,8 @@ def train(
     metrics. `initial_params` reads the parameters to start from; parameters that it leaves out keep
     their random values. `continued_from` is the folder of another run's checkpoints: the latest one
     has parameters and the optimizer's state to start from. After each step, `should_stop(steps
-    taken)` says whether to save and stop.
+    taken)` says whether to save and stop. After an evaluation, `is_over` of the same says whether
+    the run ends early; a resumed run asks it, too.
 
     Raises:
       Stopped: `should_stop` returned True; the state is saved.
@@ -83,7 +85,9 @@ def train(
                 progress.flush_metrics()  # raises if the loss is not finite
                 return state.extra
 
-            batches = _batches(data, range(step, settings.num_steps), learned)
+            # A run that has ended early, and was killed after its last save, takes no more steps.
+            end = step if is_over(step) else settings.num_steps
+            batches = _batches(data, range(step, end), learned)
             for kind, arrays in clock.waiting(batches):
                 objective = functions.objective.at_step(step)
                 # Before the step, also after a resume: a checkpoint between two steps holds the
@@ -125,12 +129,13 @@ def train(
                     read = state if current.averaged is None else current.averaged(state)
                     read = dataclasses.replace(read, params=current.gathered(read.params))
                     progress.evaluate(step, read, evaluators)
-                if saves or stops:
+                ends = evaluates and is_over(step)
+                if saves or stops or ends:
                     progress.sync_metrics()
                     checkpoints.save(
                         step, state, is_up_to_date=is_up_to_date, inspection=inspection
                     )
-                if stops:
+                if stops or ends:
                     break
                 checkpoints.check()
         clock.turn("saving")  # until `checkpoints` is closed

@@ -1,0 +1,122 @@
+"""Value of a classifier's predictions: baselines, confusion, collapse, calibration."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, special
+
+# A model has collapsed if one class gets more than the first share of the predictions, and less
+# than the second share of the other classes' labels is found.
+_ONE_CLASS, _FOUND = 0.99, 0.1
+# A loss has not left its start if it is above this share of the entropy of the labels.
+_START = 0.98
+_DRAWN = 10_000  # labels of the random baseline
+_BINS = 15  # of confidence (Guo et al. 2017)
+Scores = dict[str, float]
+REMEDY = (
+    "try another optimizer.learning_rate, task.text_pooling=mean, a longer warm-up "
+    "(optimizer.warmup_share), or task.class_weights=balanced"
+)
+
+
+class Labelled(NamedTuple):
+    """Labels of a language's data and their scores by a model: [N] int64 and [N, C] float32."""
+
+    gold: np.ndarray
+    logits: np.ndarray
+
+    @property
+    def found(self) -> np.ndarray:
+        return self.logits.argmax(axis=1)
+
+
+def confusion(found: Labelled) -> np.ndarray:
+    """Return [C, C] counts of labels by gold (rows) and predicted class (columns)."""
+    size = found.logits.shape[1]
+    return np.bincount(found.gold * size + found.found, minlength=size**2).reshape(size, size)
+
+
+def class_scores(matrix: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]:
+    """Return precision, recall, F1 (0 for 0 / 0) and "support", gold labels, of classes there."""
+    right, gold, predicted = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+    columns = {
+        "precision": right / predicted.clip(1),
+        "recall": right / gold.clip(1),
+        "f1": 2 * right / (gold + predicted).clip(1),
+        "support": gold,
+    }
+    return {
+        label: {name: values[place].item() for name, values in columns.items()}
+        for place, label in enumerate(labels)
+        if gold[place] + predicted[place]
+    }
+
+
+def baselines(
+    counts: np.ndarray, total: int, score: Callable[[np.ndarray], Mapping[str, float]]
+) -> dict[str, Scores]:
+    """Return the metrics of the most frequent training label, and of labels drawn as in training.
+
+    Training has `counts` [C] of them, the data `total`; `score` maps answers [total] to metrics.
+    """
+    rng, shares = np.random.default_rng(0), counts / counts.sum()
+    num_draws = int(np.clip(_DRAWN // total, 1, 20))
+    draws = [score(rng.choice(len(counts), total, p=shares)) for _ in range(num_draws)]
+    return {
+        "majority": dict(score(np.full(total, counts.argmax()))),
+        "random": {name: float(np.mean([one[name] for one in draws])) for name in draws[0]},
+    }
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Return the entropy in nats of labels with counts [C]: the best loss without any text."""
+    return float(special.entr(counts / counts.sum()).sum())
+
+
+def collapsed(matrix: np.ndarray, labels: Sequence[str]) -> str:
+    """Say in words that a model answers with one class alone, by `confusion`; "" if not."""
+    predicted, total = matrix.sum(axis=0), matrix.sum()
+    one = int(predicted.argmax())
+    others = total - matrix[one].sum()
+    found = np.trace(matrix) - matrix[one, one]
+    if not others or predicted[one] <= _ONE_CLASS * total or found >= _FOUND * others:
+        return ""
+    return (
+        f"{labels[one]!r} is {predicted[one] / total:.1%} of the predictions, but "
+        f"{matrix[one].sum() / total:.1%} of the labels"
+    )
+
+
+def stuck(loss: float, label_entropy: float) -> str:
+    """Say in words that a training loss has not left its start; "" if it has."""
+    if loss <= _START * label_entropy:
+        return ""
+    return (
+        f"the training loss is {loss:.3f}, no better than label frequencies alone "
+        f"({label_entropy:.3f})"
+    )
+
+
+def temperature(found: Labelled) -> float:
+    """Return T with the least NLL of softmax(logits / T) (Guo et al. 2017); 1 without errors."""
+    if (found.found == found.gold).all():
+        return 1.0
+
+    def loss(log_t: float) -> float:
+        scaled = special.log_softmax(found.logits.astype(np.float64) * np.exp(-log_t), axis=1)
+        return -float(scaled[np.arange(len(found.gold)), found.gold].mean())
+
+    return float(np.exp(optimize.minimize_scalar(loss, bounds=(-4, 4), method="bounded").x))
+
+
+def calibration_error(found: Labelled, t: float = 1.0) -> float:
+    """Return the expected calibration error at temperature `t`, 0 to 1 (Naeini et al. 2015)."""
+    confidence = special.softmax(found.logits.astype(np.float64) / t, axis=1).max(axis=1)
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bins, confidence - (found.found == found.gold))
+    return float(np.abs(gaps).sum() / len(bins))
+
+
+def pooled(parts: Sequence[Labelled]) -> Labelled:
+    return Labelled(*(np.concatenate(side) for side in zip(*parts, strict=True)))

@@ -1,0 +1,167 @@
+"""The report of one fine-tuning run: scores, classes, confusion, calibration, errors, curves."""
+
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from input_pipeline.tasks.tasks import Task
+from vocap import figures
+from xlm.common import html_report, tables
+from xlm.evaluation import label_analysis
+from xlm.evaluation.label_analysis import Labelled
+from xlm.evaluation.task_results import table
+from xlm.evaluation.tasks import TaskData
+from xlm.training.metrics import read_metrics
+
+_ROWS = 20  # of the tables of errors and confusions
+_DRAWN, _NUMBERED = 30, 12  # classes of a confusion that is drawn, and drawn with numbers
+_LANGUAGES = 8  # whose F1 has a column each
+_TEXT = 300  # characters of a text that are shown
+_SCORES = """\
+*majority*: every answer is the most frequent label of the training data. *random*: answers are
+drawn from the training labels. A model that is no better has learned nothing."""
+_CONFUSION = """\
+Each row of the picture is a gold class, as shares of its labels, over all languages.
+
+![Confusion of classes](confusion.png)"""
+_CALIBRATION = """\
+A calibrated model is right in 80 % of the cases to which it gives 80 %. The error is the mean
+distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
+the softmax to get the second column. The development data chose it."""
+_CURVES = """\
+Dotted lines are the loss without any text (the entropy of the training labels) and the checkpoint
+that was chosen.
+
+![Losses and scores by step](curves.png)"""
+
+
+def write(
+    folder: pathlib.Path, task: Task, results: Mapping[str, Any], data: Sequence[TaskData],
+    labelled: Mapping[str, Labelled],
+) -> pathlib.Path:  # fmt: skip
+    """Write report.md and .html with its plots into a run's folder; return the first's path.
+
+    `data` are those of the reported split, `labelled` theirs by language, of kinds with classes.
+    """
+    name = tables.escaped(results.get("dataset") or results["task"])
+    parts = [f"# {tables.escaped(results['model'])}, fine-tuned on {name}"]
+    for line in results.get("collapse", ()):
+        parts.append(f"**This model has collapsed.** {tables.escaped(line)}.")
+    parts += ["## Scores", table(task, results).replace("\n", "  \n")]  # each note has its line
+    if labelled:
+        pooled = label_analysis.pooled(list(labelled.values()))
+        parts += [_SCORES, *_classes(folder, task.labels, results["classes"], pooled)]
+        parts += ["## Calibration", _CALIBRATION, _calibration(**results["calibration"])]
+        parts += _errors(task.labels, data, labelled)
+    _draw_curves(folder, task.metrics[0], results)
+    return html_report.write(folder, tables.page(*parts, "## Learning curves", _CURVES))
+
+
+def _classes(
+    folder: pathlib.Path, labels: Sequence[str], classes: Mapping[str, Any], pooled: Labelled
+) -> Iterator[str]:
+    matrix, names = label_analysis.confusion(pooled), [tables.text_cell(one) for one in labels]
+    languages = list(classes) if 1 < len(classes) <= _LANGUAGES else []
+    yield "## Classes"
+    yield tables.markdown(
+        [
+            {
+                "class": tables.text_cell(label),
+                "labels": format(one.pop("support"), ",d"),
+                **{metric: 100 * value for metric, value in one.items()},
+                **{f"f1, {code}": 100 * classes[code].get(label, {"f1": np.nan})["f1"]
+                   for code in languages},
+            }
+            for label, one in label_analysis.class_scores(matrix, labels).items()
+        ],
+        ".1f",
+    )  # fmt: skip
+    if never := [names[i] for i in np.flatnonzero(matrix.any(1) & ~matrix.any(0))]:
+        yield f"Never predicted: {', '.join(never)}."
+    yield "## Confusion"
+    if len(labels) <= _DRAWN:
+        _draw_confusion(matrix, labels, folder / "confusion.png")
+        yield _CONFUSION
+    wrong = matrix * (1 - np.eye(len(labels), dtype=int))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_ROWS]
+    pairs = [divmod(int(one), len(labels)) for one in order if wrong.flat[one]]
+    columns = ("gold", "predicted", "labels")
+    found = [(names[one], names[other], f"{wrong[one, other]:,}") for one, other in pairs]
+    yield tables.markdown([dict(zip(columns, row, strict=True)) for row in found], left=2)
+
+
+def _draw_confusion(matrix: np.ndarray, labels: Sequence[str], path: pathlib.Path) -> None:
+    size = 2.5 + 0.35 * len(labels)
+    figure, axes = figures.new((size + 1, size))
+    shares = matrix / matrix.sum(axis=1, keepdims=True).clip(1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for at in np.ndindex(matrix.shape) if len(labels) <= _NUMBERED else ():
+        color = "white" if shares[at] > 0.5 else "black"
+        axes.text(*at[::-1], f"{matrix[at]:,}", ha="center", va="center", color=color, fontsize=8)
+    names = [label[:20].replace("$", r"\$") for label in labels]
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set(xlabel="predicted", ylabel="gold")
+    figures.save(figure, path)
+
+
+def _calibration(
+    temperature: float, error: Mapping[str, float], scaled_error: Mapping[str, float]
+) -> str:
+    column = f"at temperature {temperature:.2f}"
+    rows = [
+        {"language": language, "error": 100 * one, column: 100 * scaled_error[language]}
+        for language, one in error.items()
+    ]
+    return tables.markdown(rows, ".1f")
+
+
+def _errors(
+    labels: Sequence[str], data: Sequence[TaskData], labelled: Mapping[str, Labelled]
+) -> Iterator[str]:
+    rows: list[dict[str, Any]] = []
+    for one in data:
+        found = labelled[one.language]
+        shares = special.softmax(found.logits, axis=1).max(axis=1)
+        wrong = np.flatnonzero(found.found != found.gold)
+        for place in wrong[np.argsort(-shares[wrong], kind="stable")][:_ROWS]:
+            name, text = _text(one, int(place))
+            gold, predicted = labels[found.gold[place]], labels[found.found[place]]
+            cells = {"id": name, "text": text, "gold": gold, "predicted": predicted}
+            cells = {key: tables.text_cell(cell) for key, cell in cells.items()}
+            rows.append({"language": one.language, **cells, "%": 100 * float(shares[place])})
+    if rows := sorted(rows, key=lambda row: -row["%"])[:_ROWS]:
+        yield f"## The {len(rows)} most confident errors"
+        yield tables.markdown(rows, ".1f", left=5)
+
+
+def _text(data: TaskData, place: int) -> tuple[str, str]:
+    """Return the id and text of the example with label `place`, its word in brackets if tagged."""
+    words = [getattr(example, "words", None) for example in data.examples]
+    ends = np.cumsum([1 if one is None else len(one) for one in words])
+    at = int(np.searchsorted(ends, place, side="right"))
+    of_example, text = words[at], " / ".join(data.examples[at].content)
+    if of_example is not None:
+        shown = list(of_example)
+        place -= int(ends[at]) - len(shown)
+        shown[place] = f"[{shown[place]}]"
+        text = " ".join(shown[max(place - 12, 0) : place + 13])
+    return str(data.examples[at].id), text[:_TEXT] + "…" * (len(text) > _TEXT)
+
+
+def _draw_curves(folder: pathlib.Path, metric: str, results: Mapping[str, Any]) -> None:
+    records = read_metrics(folder / "metrics.jsonl")
+    figure, axes = figures.new((8, 3.2), ncols=2)
+    for place, name in enumerate(("train/loss", "validation/loss", f"validation/{metric}")):
+        points = [(one["step"], one[name]) for one in records if name in one]
+        axes[place // 2].plot(*np.array(points).reshape(-1, 2).T, ".-", lw=1, label=name)
+    if "label_entropy" in results:
+        axes[0].axhline(results["label_entropy"], color="black", lw=0.8, ls=":")
+    axes[1].axvline(results["selected"]["step"], color="black", lw=0.8, ls=":")
+    for one in axes:
+        one.set(xlabel="step")
+        one.legend(fontsize=8, frameon=False)
+    figures.save(figure, folder / "curves.png")
