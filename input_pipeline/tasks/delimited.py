@@ -1,22 +1,26 @@
 """A user's own texts with a class or a number: rows of `tables` as examples."""
 
+import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from input_pipeline import text_files
-from input_pipeline.tasks import files, tables, unlabelled
-from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks import tables, unlabelled
+from input_pipeline.tasks.examples import BadRow, TextExample
 from input_pipeline.tasks.tasks import Task, canonical_label
 
-_LANGUAGE = "language"
+# Names of a column of languages, the best first.
+_LANGUAGES = ("language", "lang", "locale")
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 # Names of label columns, which are not labels in a first row.
 _NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars")
 _MISSING = "nan"  # as pandas writes a label that is missing
 _INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # characters of no width
 _NO_CHARACTER = re.compile("[\0\ud800-\udfff]")  # which JSON can escape
+
+Found = Iterator[tuple[str | None, Any]]  # languages, None unless a column names it, and examples
 
 
 class _Row(NamedTuple):
@@ -27,69 +31,114 @@ class _Row(NamedTuple):
     language: str | None
     texts: tuple[str, ...]
     label: str
+    cells: Mapping[str, Any]
 
 
-def read_texts(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
+def read_texts(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, example) of a file; the language is None unless a column names it.
 
-    Raise ValueError, naming file and line, if columns or rows are missing, a row has another width,
-    a cell is empty, or a label is none of the task's.
+    A `BadRow` stands for a row of another width, with an empty cell, or with a label that is none
+    of the task's. Raise ValueError, naming file and line, if columns or rows are missing.
     """
-    for row in _rows(path, task):
-        yield row.language, _example("", row, task.label(row.label, row.where))
+    return _found(path, task, lambda row: _example("", row, task, task.label(row.label, row.where)))
 
 
-def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, str]]:
+def read_labels(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, label) of a file; as `read_texts`, of any label but missing ones."""
-    for row in _rows(path, task):
+
+    def label(row: _Row) -> str:
         if row.label == _MISSING:
             raise ValueError(
                 f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; fill it "
                 "in, remove the row, or list all labels in task.labels"
             )
-        yield row.language, canonical_label(row.label)
+        return canonical_label(row.label)
+
+    return _found(path, task, label)
 
 
-def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
+def _found(path: pathlib.Path, task: Task, make: Callable[[_Row], Any]) -> Found:
+    """Yield what is made of each row of a file; a ValueError makes a bad row."""
+    for row in _rows(path, task):
+        if isinstance(row, BadRow):
+            yield None, row
+            continue
+        try:
+            yield row.language, make(row)
+        except ValueError as error:
+            yield row.language, BadRow("", str(error), row.cells)
+
+
+def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
     """Read texts to predict on: a file with the task's columns but for labels, or plain lines.
 
-    The id of an example is the number of its line, from 1, or of its object if a line has several
-    in JSON. `unlabelled.read_texts` reads a file whose first line neither names the columns nor
-    begins with a brace, unless it is called *.csv, *.tsv, *.json or *.jsonl; but *.tsv may have two
-    texts a line. In a *.txt the first line must name at least two columns, or be JSON. If columns
-    go by number, that of the labels may be there as in training, or not. Raise ValueError if there
-    is no file, as `read_texts` and as `unlabelled.read_texts`.
+    The id of an example is that of the task's column, if there, or the number of its line, from 1,
+    or of its object if a line has several in JSON. `unlabelled.read_texts` reads a file whose first
+    line neither names the columns nor begins with a brace, unless it is called *.csv, *.tsv, *.json
+    or *.jsonl; but *.tsv may have two texts a line. In a *.txt the first line must name at least
+    two columns, or be JSON. If columns go by number, that of the labels may be there as in
+    training, or not. Raise ValueError if there is no file, as `read_texts` and as
+    `unlabelled.read_texts`.
     """
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
     try:
         rows = list(_rows(path, task, has_labels=False))
     except ValueError as error:
-        if _is_called(path, ".txt"):
+        if is_called(path, ".txt"):
             raise
         raise ValueError(f"{error}; a file of plain lines must be called *.txt") from error
-    lines = [row.line for row in rows]
+    return numbered(
+        [(int(row.id) if isinstance(row, BadRow) else row.line) for row in rows],
+        [row if isinstance(row, BadRow) else _example("", row, task, None) for row in rows],
+    )
+
+
+def numbered(lines: Sequence[int], rows: Iterable[Any]) -> list[Any]:
+    """Give rows without an id the number of their line, or, if lines have several, of the row."""
     ids = lines if len(set(lines)) == len(lines) else range(1, len(lines) + 1)
-    return [_example(str(number), row, None) for number, row in zip(ids, rows, strict=True)]
+    return [
+        row if row.id and not isinstance(row, BadRow) else dataclasses.replace(row, id=str(number))
+        for number, row in zip(ids, rows, strict=True)
+    ]
 
 
 def _is_table(path: pathlib.Path, task: Task) -> bool:
     wanted = _wanted(task, has_labels=False)
-    if tables.has_names(files.read_text(path), wanted, may_be_lines=_is_called(path, ".txt")):
+    if tables.has_names(tables.content(path), wanted, may_be_lines=is_called(path, ".txt")):
         return True
-    if _is_called(path, ".tsv") and task.is_of_pairs and not tables.is_numbered(wanted):
+    if is_called(path, ".tsv") and task.is_of_pairs and not tables.is_numbered(wanted):
         return False
-    return _is_called(path, *_TABLES)
+    return is_called(path, *_TABLES)
 
 
-def _is_called(path: pathlib.Path, *suffixes: str) -> bool:
+def is_called(path: pathlib.Path, *suffixes: str) -> bool:
     """Return whether a file's name has one of these suffixes, before a compression or not."""
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
-def _example(name: str, row: _Row, label: int | float | None) -> TextExample:
+def _example(name: str, row: _Row, task: Task, label: int | float | None) -> TextExample:
     text, *pair = row.texts
-    return TextExample(name, text, pair[0] if pair else None, label)
+    is_labelled = label is not None
+    return TextExample(
+        identity(task, row.cells) or name, text, pair[0] if pair else None, label,
+        group(task, row.cells), {} if is_labelled else row.cells,
+    )  # fmt: skip
+
+
+def identity(task: Task, cells: Mapping[str, Any]) -> str:
+    """Return the id of a row; "" without a column of ids."""
+    return _named_cell(cells, task.columns.id if task.columns else ())
+
+
+def group(task: Task, cells: Mapping[str, Any]) -> str:
+    """Return the group of a row, its id if the task has no column of groups; "" without both."""
+    columns = task.columns
+    return _named_cell(cells, (columns.group or columns.id) if columns else ())
+
+
+def _named_cell(cells: Mapping[str, Any], columns: Sequence[str]) -> str:
+    return next((str(cells[one]).strip() for one in columns if cells.get(one) is not None), "")
 
 
 def _wanted(task: Task, has_labels: bool = True) -> list[str]:
@@ -99,9 +148,9 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
     return [*texts, *task.columns.label] if has_labels else texts
 
 
-def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row]:
-    """Yield the rows of a file; a label that is not wanted is ""."""
-    text, wanted = files.read_text(path), _wanted(task, has_labels)
+def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row | BadRow]:
+    """Yield the rows of a file; a label that is not wanted is "", a bad row's id its line."""
+    text, wanted = tables.content(path), _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
             f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, "
@@ -109,18 +158,32 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
         )
     with_label = _wanted(task)
     is_numbered, needed = tables.is_numbered(with_label), wanted
-    if is_numbered and not has_labels and _shows_labels(path, text, task):
+    if is_numbered and not has_labels and text is not None and _shows_labels(path, text, task):
         needed = with_label  # a first column alone would fit any line
+    if has_labels and task.columns is not None:
+        needed = list(dict.fromkeys([*needed, *task.columns.id, *task.columns.group]))
     number = 0
     for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
-        where = f"{path}, line {line}"
-        found = [_cell(cells[column], column, where) for column in wanted]
-        texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
+        where = f"{path}, {'line' if text is not None else 'row'} {line}"
+        if isinstance(cells, ValueError):
+            yield BadRow(str(line), str(cells))
+            continue
+        if has_labels and not any(map(_has_content, cells.values())):
+            continue
         if number == 1 and is_numbered:
             _check_is_row(str(cells.get(with_label[-1], "")), task, where)
-        yield _Row(line, where, _language(cells, where), tuple(texts), label)
+        try:
+            found = [_cell(cells[column], column, where) for column in wanted]
+            texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
+            yield _Row(line, where, language_of(cells, where), tuple(texts), label, cells)
+        except ValueError as error:
+            yield BadRow(str(line), str(error), cells)
     if not number:
         raise ValueError(f"{path}: has no rows below the names of its columns; add some")
+
+
+def _has_content(cell: Any) -> bool:
+    return bool(cell.strip() if isinstance(cell, str) else cell is not None)
 
 
 def _shows_labels(path: pathlib.Path, text: str, task: Task) -> bool:
@@ -153,12 +216,15 @@ def _check_is_row(label: str, task: Task, where: str) -> None:
         )
 
 
-def _language(cells: Any, where: str) -> str | None:
-    place = tables.places(_LANGUAGE, list(cells))
-    value = cells[list(cells)[place[0]]] if place else None
-    if value is not None and not text_files.is_language(str(value)):
+def language_of(cells: Mapping[str, Any], where: str) -> str | None:
+    """Return the language that a column of a row names; ValueError if it is no code."""
+    names = list(cells)
+    column = next((names[i] for one in _LANGUAGES for i in tables.places(one, names)), None)
+    if column is None or cells[column] is None:
+        return None
+    if not text_files.is_language(value := str(cells[column])):
         raise ValueError(
-            f"{where}: {value!r} in the column {_LANGUAGE!r} is no code of a language, such as en, "
+            f"{where}: {value!r} in the column {column!r} is no code of a language, such as en, "
             "ceb or zh_Hant; correct it, or rename the column"
         )
     return value

@@ -1,12 +1,17 @@
-"""Sentences with a tag for each word: CoNLL in columns, the same of WikiANN, and CoNLL-U."""
+"""Sentences with a tag for each word: CoNLL, the same of WikiANN, CoNLL-U, and lists of words.
 
+Lists are those of JSON lines, Parquet and Arrow, a sentence a row, as `datasets` has them.
+"""
+
+import dataclasses
 import logging
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
-from input_pipeline.tasks import files, unlabelled
-from input_pipeline.tasks.examples import TaggedExample
+from input_pipeline.tasks import delimited, files, tables, unlabelled
+from input_pipeline.tasks.examples import BadRow, TaggedExample
 from input_pipeline.tasks.tasks import NO_SPAN, Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
@@ -25,11 +30,23 @@ _CONLL = (".conll", ".conllu", ".iob", ".bio")
 _WORD_NAMES = ("word", "words", "token", "tokens", "form")
 _TAG_NAMES = ("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos")
 
+# Columns of lists, unless the task names others, the best first.
+_LISTS = (("tokens", "words"), ("tags", "ner_tags", "labels", "ner", "pos_tags", "upos"))
+
 _Word = tuple[str, str, str | None]  # where, word, tag
 
 
-def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedExample]]:
-    """Yield (None, example) of each sentence of a file, with the id "".
+class _Sentence(NamedTuple):
+    """Words of a sentence; `line` is the number of its first line, or of its row."""
+
+    line: int
+    words: Sequence[_Word]
+    language: str | None = None
+    cells: Mapping[str, Any] = {}
+
+
+def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
+    """Yield (language, example) of each sentence; language None unless a column names it.
 
     A file of ten columns is CoNLL-U. Otherwise a line has a word first and its tag last, or in the
     columns that the task names by number. A file with one column has no tags. Tabs separate
@@ -37,50 +54,111 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     comment if it has another number of columns than words have, or, for a task on spans, no tag of
     a span. A language code and a colon before all words, as in the original WikiANN, are removed.
 
-    Raise ValueError for any other line, a tag that the task does not have, tags on some lines only,
-    or words that are running numbers.
+    A `BadRow` stands for a sentence with any other line, with a tag that the task does not have, or
+    with tags on some lines only. Raise ValueError if words are running numbers.
     """
-    sentences = _checked(path, task)
-    has_tags, prefix = sentences[0][0][2] is not None, _prefix(sentences)
-    for sentence in sentences:
+    sentences, prefix = _checked(path, task)
+    has_tags = next((one.words[0][2] is not None for one in sentences if _is_good(one)), False)
+    for one in sentences:
+        if isinstance(one, BadRow):
+            yield None, one
+            continue
+        words = one.words
         if task.skips_underscores:
-            sentence = [word for word in sentence if _NOTHING not in word[1:]]
-        named = [(_named_tag(word), word[0]) for word in sentence] if has_tags else []
-        tags = [task.class_index(*one) for one in named]
-        texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
-        if texts:
-            yield None, TaggedExample("", texts, tuple(tags))
+            words = [word for word in words if _NOTHING not in word[1:]]
+        try:
+            tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
+        except ValueError as error:
+            yield one.language, BadRow("", str(error), one.cells)
+            continue
+        if words:
+            found = _example(one._replace(words=words), task, prefix)
+            yield one.language, dataclasses.replace(found, tags=tuple(tags), cells={})
 
 
-def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
-    """Yield (None, tag) of each word of a file; as `read_tagged`, of any tag."""
-    for sentence in _checked(path, task):
-        for word in sentence:
+def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
+    """Yield (language, tag) of each word of a file; as `read_tagged`, of any tag."""
+    for sentence in _checked(path, task)[0]:
+        if isinstance(sentence, BadRow):
+            yield None, sentence
+            continue
+        for word in sentence.words:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
-                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column"
+                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column; "
+                    "if numbers stand for tags, list these in their order in task.labels"
                 )
-            yield None, tag
+            yield sentence.language, tag
 
 
-def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
-    """Read sentences to predict on: one per line, words separated by blanks, or CoNLL.
+def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
+    """Read sentences to predict on: one per line, words separated by blanks, CoNLL, or lists.
 
     A file is CoNLL if it has tabs, all lines end with a tag, or its name says so (*.conll,
-    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are numbers of (first) lines, from 1. Raise
-    ValueError if there is no file, a line of CoNLL is malformed, or only some lines have tabs.
+    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are those of the task's column, or numbers of
+    (first) lines, from 1. Raise ValueError if there is no file, or only some lines have tabs, but
+    not in a *.txt, where these are blanks.
     """
-    if not path.is_file() or not _is_conll(path, task):
+    if not path.is_file() or not (_has_lists(path) or _is_conll(path, task)):
         return unlabelled.read_words(path, task)
-    sentences, found = _checked(path, task, has_tags=False), []
-    logging.info("%s: read as CoNLL, %d sentences", path, len(sentences))
-    prefix = _prefix(sentences)
-    for sentence in sentences:
-        number = sentence[0][0].rpartition(" ")[2]
-        words = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
-        found.append(TaggedExample(number, words, ()))
-    return found
+    sentences, prefix = _checked(path, task, has_tags=False)
+    logging.info("%s: %d sentences, with columns or lists", path, len(sentences))
+    lines = [int(one.id) if isinstance(one, BadRow) else one.line for one in sentences]
+    found = [one if isinstance(one, BadRow) else _example(one, task, prefix) for one in sentences]
+    return delimited.numbered(lines, found)
+
+
+def _example(one: _Sentence, task: Task, prefix: str) -> TaggedExample:
+    words = tuple(word.removeprefix(prefix) for _, word, _ in one.words)
+    name, group = delimited.identity(task, one.cells), delimited.group(task, one.cells)
+    return TaggedExample(name, words, (), group, one.cells)
+
+
+def _is_good(one: _Sentence | BadRow) -> TypeGuard[_Sentence]:
+    return not isinstance(one, BadRow)
+
+
+def _has_lists(path: pathlib.Path) -> bool:
+    if delimited.is_called(path, ".json", ".jsonl"):
+        return True
+    return tables.has_names(tables.content(path), (), may_be_lines=True)
+
+
+def _lists(path: pathlib.Path, task: Task) -> Iterator[_Sentence | BadRow]:
+    """Yield the sentence of each row with a list of words, and one of tags if there."""
+    text = tables.content(path)
+    for line, cells in tables.read_records(path, text, ()):
+        where = f"{path}, {'line' if text is not None else 'row'} {line}"
+        if isinstance(cells, ValueError):
+            yield BadRow(str(line), str(cells))
+            continue
+        try:
+            words, tags = (_list(cells, place, task, where) for place in (0, 1))
+            if not words or (tags and len(tags) != len(words)):
+                raise ValueError(f"{where}: {len(words)} words, {len(tags)} tags; correct the row")
+            named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
+            yield _Sentence(line, named, delimited.language_of(cells, where), cells)
+        except ValueError as error:
+            yield BadRow(str(line), str(error), cells)
+
+
+def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[str]:
+    """Return the words, or the tags by name, of a row; no tags without their column."""
+    given = (task.columns.text, task.columns.label)[place] if task.columns else ()
+    known = _LISTS[place] if not given or _NUMBER.fullmatch(given[0]) else given
+    column = next((one for one in known if one in cells), None)
+    if column is None and place:
+        return []
+    found = cells[column] if column else None
+    if not isinstance(found, list) or not all(isinstance(one, str | int) for one in found):
+        raise ValueError(
+            f"{where}: {' or '.join(known)} must be a list of {('words', 'tags')[place]}; the "
+            f"columns there are {', '.join(cells)}: set task.text_column and task.label_column"
+        )
+    # Numbers stand for tags by their order, unless they are the tags.
+    known = dict(enumerate(task.labels)) if place else {}
+    return [str(one) if str(one) in task.labels else known.get(one, str(one)) for one in found]
 
 
 def _is_conll(path: pathlib.Path, task: Task) -> bool:
@@ -88,6 +166,8 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
         return True
     lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
     if any("\t" in line for _, line in lines):
+        if path.suffix == ".txt" and not all("\t" in line or _is_other(line) for _, line in lines):
+            return False
         _check_tabs(lines)
         return True
     words = [line.split() for _, line in lines]
@@ -98,21 +178,33 @@ def _check_tabs(lines: list[tuple[str, str]]) -> None:
     """Raise ValueError if only some lines have tabs: the file may be CoNLL, or sentences."""
     tabbed = next(where for where, line in lines if "\t" in line)
     for where, line in lines:
-        if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
+        if "\t" not in line and not _is_other(line):
             raise ValueError(
                 f"{tabbed}: has a tab, as words in CoNLL have, but line "
                 f"{where.rpartition(' ')[2]} has none; write a blank, or call CoNLL *.conll"
             )
 
 
-def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[list[_Word]]:
-    """Return the words of the sentences of a file; tags may be missing unless it `has_tags`.
+def _is_other(line: str) -> bool:
+    """Return whether a line of CoNLL is no word."""
+    return line.startswith(("#", _DOCUMENT))
+
+
+def _checked(
+    path: pathlib.Path, task: Task, *, has_tags: bool = True
+) -> tuple[list[_Sentence | BadRow], str]:
+    """Return the sentences of a file, tags may be missing unless it `has_tags`, and `_prefix`.
 
     Raise ValueError if there are none, or they are names of columns, or running numbers.
     """
-    sentences = list(_sentences(path, task, has_tags))
-    if not sentences:
+    if _has_lists(path):
+        return list(_lists(path, task)), ""
+    found = list(_sentences(path, task, has_tags))
+    sentences = [one.words for one in found if not isinstance(one, BadRow)]
+    if not found:
         raise ValueError(f"{path}: no words; add sentences or remove the file")
+    if not sentences:
+        return found, ""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
@@ -123,10 +215,10 @@ def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[l
             f"{where}: the words are running numbers; set task.text_column to the column of the "
             "words (--config.task.text_column=2)"
         )
-    return sentences
+    return found, _prefix(sentences)
 
 
-def _prefix(sentences: list[list[_Word]]) -> str:
+def _prefix(sentences: Sequence[Sequence[_Word]]) -> str:
     """Return the prefix of each word of a WikiANN file: its language and a colon, or ""."""
     first = _PREFIX.match(sentences[0][0][1])
     is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
@@ -161,7 +253,7 @@ def _named_tag(word: _Word) -> str:
     if not tag:
         raise ValueError(
             f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its "
-            "tag (CSV and JSON are not read as tags)"
+            "tag, or a row of JSON or Parquet two lists (CSV is not read as tags)"
         )
     return tag
 
@@ -181,9 +273,10 @@ def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: b
         )
 
 
-def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[_Word]]:
+def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[_Sentence | BadRow]:
     columns = _columns(task)
     sentence: list[_Word] = []
+    fault: ValueError | None = None  # the first one of the sentence
     has_tabs, lines = _cells(path)
     lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
     filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
@@ -194,17 +287,21 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[
         columns = columns[0] or _FORM, _UPOS if columns[1] == -1 else columns[1]
     if width > 1:
         _check_columns(columns, width, filled[0][0], has_tags)
-    for where, cells in lines:
+    for where, cells in [*lines, ("", [])]:
         if not cells or cells[0].startswith(_DOCUMENT):
             if sentence:
-                yield sentence
-            sentence = []
-        elif is_conllu:
-            sentence += _conllu_word(cells, where, columns)
-        elif sentence or not _is_comment(cells, width, columns, task):
-            sentence.append(_word(cells, width, columns, where))
-    if sentence:
-        yield sentence
+                number = int(sentence[0][0].rpartition(" ")[2])
+                yield BadRow(str(number), str(fault)) if fault else _Sentence(number, sentence)
+            sentence, fault = [], None
+            continue
+        try:
+            if is_conllu:
+                sentence += _conllu_word(cells, where, columns)
+            elif sentence or not _is_comment(cells, width, columns, task):
+                sentence.append(_word(cells, width, columns, where))
+        except ValueError as error:
+            sentence.append((where, "", None))
+            fault = fault or error
 
 
 def _cells(path: pathlib.Path) -> tuple[bool, list[tuple[str, list[str]]]]:

@@ -57,6 +57,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     signatures: dict[Name, dict[str, str]] = {}
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
+    bad_rows: Count = 0
     ceilings: dict[str, dict[Name, _Score]] = {}
 
 
@@ -95,8 +96,12 @@ def _problem(found: Mapping[str, Any]) -> str:
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
-    artifacts.write_text(path, text)
+    text = "".join(map(dumped, found))
+    artifacts.write_text(path, text.encode(errors="backslashreplace").decode())
+
+
+def dumped(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False, default=str) + "\n"
 
 
 def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
@@ -121,7 +126,7 @@ def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    parts = []
+    parts, name = [], results.get("dataset") or task.name
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
@@ -129,7 +134,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         counts = results.get("examples", {}).get(split, {})
         rows: list[tables.Row] = [
             {
-                f"{task.name}, {split}": language,
+                f"{name}, {split}": language,
                 "examples": tables.shown(counts.get(language), ","),
                 **{
                     metric: f"{100 * value:.1f}{_ON_TEST * (language in marked)}"
@@ -141,7 +146,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         if rows:
             metrics = next(iter(scores.values()))
             means = {m: 100 * tables.mean_of(v.get(m) for v in scores.values()) for m in metrics}
-            rows.append({f"{task.name}, {split}": "mean", **means})
+            rows.append({f"{name}, {split}": "mean", **means})
         parts.append(tables.markdown(rows, ".1f"))
     return tables.page(*parts, "\n".join(_notes(results, on_test))).rstrip("\n")
 
@@ -185,7 +190,9 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
         notes.append(described_choice(results["selected"]))
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
-        notes.append(f"no development files: {share} were held out by a hash of their text")
+        notes.append(f"no development files: {share} were held out, of each label and language")
+    if count := results.get("bad_rows"):
+        notes.append(f"{count:,} bad rows were left out: bad_rows.jsonl")
     if seen := results.get("seen_in_training"):
         named = ", ".join(f"{language} {count:,}" for language, count in seen.items())
         notes.append(f"test examples with a text of the training data, by language: {named}")

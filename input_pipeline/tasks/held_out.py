@@ -1,0 +1,84 @@
+"""Training examples that are held out as development data, where a user has none."""
+
+import collections
+import hashlib
+import json
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def held_out(
+    examples: Mapping[str, Sequence[Any]],
+    labels: Callable[[Any], Iterable[Hashable]],
+    share: float,
+    selecting: Collection[str],
+) -> dict[str, list[bool]]:
+    """Return by language whether each example is held out.
+
+    Examples with one text, or of one group, are on one side, whatever their languages. Of each of
+    `labels` of each language in `selecting`, about `share` of the examples is held out, at least
+    one, and at most half if `share` is less: the rarest label first, texts in the order of their
+    hashes. So adding examples moves few others.
+
+    Raise ValueError unless 0 < share < 1 and each language in `selecting` has some on both sides.
+    """
+    if not 0 < share < 1:
+        raise ValueError(
+            f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
+        )
+    flat = [(language, one) for language, some in examples.items() for one in some]
+    hashes = [_hash(example) for _, example in flat]
+    units = _units([(key, example.group and f"group {example.group}")
+                    for key, (_, example) in zip(hashes, flat, strict=True)])  # fmt: skip
+    # Examples of each label of a language by unit, and the units' labels.
+    strata: dict[Any, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    first: dict[int, str] = {}
+    for (language, example), unit, key in zip(flat, units, hashes, strict=True):
+        first[unit] = min(first.get(unit, key), key)
+        for label in set(labels(example)) if language in selecting else ():
+            strata[language, label][unit] += 1
+    members = collections.defaultdict(list)
+    for stratum, counts in strata.items():
+        for unit in counts:
+            members[unit].append(stratum)
+    total = {stratum: counts.total() for stratum, counts in strata.items()}
+    target = {one: min(max(round(share * n), 1), n - 1) for one, n in total.items()}
+    taken: set[int] = set()
+    have: collections.Counter[Any] = collections.Counter()
+    for stratum in sorted(strata, key=lambda one: (total[one], str(one))):
+        for unit in sorted(strata[stratum], key=first.__getitem__):
+            added = {one: have[one] + strata[one][unit] for one in members[unit]}
+            if have[stratum] >= target[stratum]:
+                break
+            if unit in taken or any(n > max(target[s], total[s] / 2) for s, n in added.items()):
+                continue
+            taken.add(unit)
+            have.update({one: strata[one][unit] for one in members[unit]})
+    is_out = iter(unit in taken for unit in units)
+    found = {language: [next(is_out) for _ in some] for language, some in examples.items()}
+    for language in selecting:
+        if not any(found[language]):
+            raise ValueError(
+                f"{language}: there is no development file, and of {len(found[language])} training "
+                "examples none can be held out: too few, or of one text or group; add a "
+                "development file (task.validation), or more examples"
+            )
+    return found
+
+
+def _hash(example: Any) -> str:
+    text = json.dumps(example.content, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _units(keys: Sequence[Iterable[str]]) -> list[int]:
+    """Return the number of each item's unit; items that share a key, "" for none, are in one."""
+    from scipy.sparse import coo_array, csgraph  # slow
+
+    known: dict[str, int] = {}
+    pairs = [(i, known.setdefault(key, i)) for i, some in enumerate(keys) for key in some if key]
+    rows, columns = np.array(pairs).T
+    graph = coo_array((np.ones(len(pairs)), (rows, columns)), shape=(len(keys), len(keys)))
+    return csgraph.connected_components(graph, directed=False)[1].tolist()
