@@ -145,8 +145,8 @@ class FilesTest(Case):
 
     @parameterized.parameters({"validation_languages": ("en",)}, {"selection": "english"})
     def test_languages_that_select_nothing_are_trained_on_whole(self, **restricted):
-        for name in ("train.en.csv", "train.de.csv", "train.sw.csv"):
-            self.write(name, self.ROWS)
+        for language in ("en", "de", "sw"):
+            self.write(f"train.{language}.csv", self.ROWS.replace("the", language))
         config = task_data.with_labels(self.config("text"))
 
         def read(split: str) -> dict[str, list]:
@@ -171,12 +171,9 @@ class FilesTest(Case):
     def test_files_of_other_names_are_left_out(self):
         for name in ("train.en.csv", "train.en.csv~", "train.en.csv.bak", "train.pt-BR.csv"):
             self.write(name, self.ROWS)
-        for name in ("train.english.csv", "train.csv.gz"):
-            self.write(name, "x")
+        self.write("train.english.csv", "x")
         config = self.config("text")
-        told = (f"train.{one}: left out, '{name}' in its name"
-                for name, one in (("english", "english.csv"), ("csv", "csv.gz")))  # fmt: skip
-        with self.assert_told(*told):
+        with self.assert_told("train.english.csv: left out, 'english' in its name"):
             options = task_settings(task_data.with_labels(config))
             self.assertEqual(task_data.languages(options, "train"), ("en", "pt-BR"))
         (en, pt) = task_data.read_split(options, TOKENIZER, "train")

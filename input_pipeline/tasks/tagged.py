@@ -95,10 +95,9 @@ def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
 def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
     """Read sentences to predict on: one per line, words separated by blanks, CoNLL, or lists.
 
-    A file is CoNLL if it has tabs, all lines end with a tag, or its name says so (*.conll,
+    A file is CoNLL if most lines have tabs, all lines end with a tag, or its name says so (*.conll,
     *.conllu, *.iob, *.bio). Its tags are ignored. Ids are those of the task's column, or numbers of
-    (first) lines, from 1. Raise ValueError if there is no file, or only some lines have tabs, but
-    not in a *.txt, where these are blanks.
+    (first) lines, from 1. Raise ValueError if there is no file.
     """
     if not path.is_file() or not (_has_lists(path) or _is_conll(path, task)):
         return unlabelled.read_words(path, task)
@@ -164,30 +163,11 @@ def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[
 def _is_conll(path: pathlib.Path, task: Task) -> bool:
     if any(suffix.lower() in _CONLL for suffix in path.suffixes):
         return True
-    lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
-    if any("\t" in line for _, line in lines):
-        if path.suffix == ".txt" and not all("\t" in line or _is_other(line) for _, line in lines):
-            return False
-        _check_tabs(lines)
+    lines = [line for _, line in files.numbered_lines(path) if line.strip()]
+    of_words = [line for line in lines if not line.startswith(("#", _DOCUMENT))]
+    if 2 * sum("\t" in line for line in of_words) > len(of_words):
         return True
-    words = [line.split() for _, line in lines]
-    return all(len(one) > 1 and (one[-1] in task.labels) for one in words)
-
-
-def _check_tabs(lines: list[tuple[str, str]]) -> None:
-    """Raise ValueError if only some lines have tabs: the file may be CoNLL, or sentences."""
-    tabbed = next(where for where, line in lines if "\t" in line)
-    for where, line in lines:
-        if "\t" not in line and not _is_other(line):
-            raise ValueError(
-                f"{tabbed}: has a tab, as words in CoNLL have, but line "
-                f"{where.rpartition(' ')[2]} has none; write a blank, or call CoNLL *.conll"
-            )
-
-
-def _is_other(line: str) -> bool:
-    """Return whether a line of CoNLL is no word."""
-    return line.startswith(("#", _DOCUMENT))
+    return all(len(words := line.split()) > 1 and words[-1] in task.labels for line in lines)
 
 
 def _checked(
