@@ -55,7 +55,7 @@ class TextsTest(Case):
         config = self.config("text", num_layers=1, task__class_weights=("balanced",))
         told = (
             "3 labels in the training data: cat|dog",
-            "text_classes, de: no development file; .* held",
+            "de: no development file; held out of training: ",
         )
         with self.assert_told(*told, level="INFO"):
             results = self.run_it(config)
@@ -94,7 +94,7 @@ class TextsTest(Case):
         self.write("train.en.jsonl", "\n".join(map(json.dumps, rows * 8)))
         self.write("dev.en.jsonl", "\n".join(map(json.dumps, rows)))
         config = self.config("text", "number,", train__epochs=2.0)
-        with self.assert_told(r"no test files \['test.{language}.\*'\] below"):
+        with self.assert_told(r"no test files .* below"):
             results = self.run_it(config)
         self.assertEqual(results["test"], {})
         self.assertEqual(set(results["validation"]["en"]), {"pearson", "spearman"})

@@ -58,6 +58,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
     bad_rows: Count = 0
+    scored: dict[Name, str] = {}
     ceilings: dict[str, dict[Name, _Score]] = {}
 
 

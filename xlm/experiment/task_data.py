@@ -16,8 +16,8 @@ from input_pipeline.tasks import held_out, loading
 from input_pipeline.tasks.examples import BadRow, SentencePairs
 from input_pipeline.tasks.tasks import Task
 from input_pipeline.tokenization import unknown_warning
+from xlm.common import artifacts, places, tables
 from xlm.common import languages as names
-from xlm.common import places, tables
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import (
@@ -272,6 +272,20 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
             continue
         for language in languages(options, "test" if is_search else split):
             found += loading.matching_files(options.source(split, language))
+    return found
+
+
+def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str, str]:
+    """A digest of the files of a user's own data that are scored, by language.
+
+    Args:
+      digests: of files by path.
+    """
+    split = "test" if _has_test(options) else "train" if holds_out(options) else "validation"
+    found = {}
+    for language in languages(options, split) if options.task.is_own else ():
+        files = loading.matching_files(options.source(split, language))
+        found[language] = artifacts.fingerprint(sorted(digests[str(path)] for path in files))
     return found
 
 
