@@ -32,10 +32,11 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def own(name: str, data: str) -> ConfigDict:
-    train, dev, val, test = (
-        tuple(split + end for end in _ENDS) for split in ("train", "dev", "val*", "test")
+    train, test, *dev = (
+        tuple(split + end for end in _ENDS)
+        for split in ("train", "test", "dev", "val", "valid", "validation")
     )
-    config = base(name, data, train=train, validation=dev + val, test=test)
+    config = base(name, data, train=train, validation=sum(dev, ()), test=test)
     config.task.train_languages = ()  # all languages with files
     config.task.selection = "all_languages"
     return config

@@ -162,11 +162,12 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
         needed = with_label  # a first column alone would fit any line
     if has_labels and task.columns is not None:
         needed = list(dict.fromkeys([*needed, *task.columns.id, *task.columns.group]))
-    number = 0
+    number, lines = 0, list[str]()
     for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
         where = f"{path}, {'line' if text is not None else 'row'} {line}"
         if isinstance(cells, ValueError):
-            yield BadRow(str(line), str(cells))
+            lines = lines or (text or "").split("\n")
+            yield BadRow(str(line), str(cells), {"line": lines[line - 1]} if text else {})
             continue
         if has_labels and not any(map(_has_content, cells.values())):
             continue

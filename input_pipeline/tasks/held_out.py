@@ -45,17 +45,19 @@ def held_out(
             members[unit].append(stratum)
     total = {stratum: counts.total() for stratum, counts in strata.items()}
     target = {one: min(max(round(share * n), 1), n - 1) for one, n in total.items()}
+    half = {one: max(target[one], n / 2) for one, n in total.items()}
     taken: set[int] = set()
     have: collections.Counter[Any] = collections.Counter()
     for stratum in sorted(strata, key=lambda one: (total[one], str(one))):
-        for unit in sorted(strata[stratum], key=first.__getitem__):
-            added = {one: have[one] + strata[one][unit] for one in members[unit]}
+        order = sorted(strata[stratum], key=first.__getitem__)
+        # A unit with more of any label than its share is a last resort.
+        for unit, most in [(unit, most) for most in (target, half) for unit in order]:
+            added = {one: strata[one][unit] for one in members[unit]}
             if have[stratum] >= target[stratum]:
                 break
-            if unit in taken or any(n > max(target[s], total[s] / 2) for s, n in added.items()):
-                continue
-            taken.add(unit)
-            have.update({one: strata[one][unit] for one in members[unit]})
+            if unit not in taken and all(have[one] + n <= most[one] for one, n in added.items()):
+                taken.add(unit)
+                have.update(added)
     is_out = iter(unit in taken for unit in units)
     found = {language: [next(is_out) for _ in some] for language, some in examples.items()}
     for language in selecting:
