@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from input_pipeline import text_files
@@ -24,14 +24,9 @@ Found = Iterator[tuple[str | None, Any]]  # languages, None unless a column name
 
 
 class _Row(NamedTuple):
-    """Row of a file; the language is None unless a column names it."""
-
-    line: int
-    where: str
-    language: str | None
-    texts: tuple[str, ...]
+    record: tables.Record
+    texts: list[str]
     label: str
-    cells: Mapping[str, Any]
 
 
 def read_texts(path: pathlib.Path, task: Task) -> Found:
@@ -40,7 +35,7 @@ def read_texts(path: pathlib.Path, task: Task) -> Found:
     A `BadRow` stands for a row of another width, with an empty cell, or with a label that is none
     of the task's. Raise ValueError, naming file and line, if columns or rows are missing.
     """
-    return _found(path, task, lambda row: _example("", row, task, task.label(row.label, row.where)))
+    return _rows(path, task, lambda row: _example(row, task))
 
 
 def read_labels(path: pathlib.Path, task: Task) -> Found:
@@ -49,24 +44,12 @@ def read_labels(path: pathlib.Path, task: Task) -> Found:
     def label(row: _Row) -> str:
         if row.label == _MISSING:
             raise ValueError(
-                f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; fill it "
-                "in, remove the row, or list all labels in task.labels"
+                f"{row.record.where}: the label is {_MISSING!r}, as pandas writes a missing one; "
+                "fill it in, remove the row, or list all labels in task.labels"
             )
         return canonical_label(row.label)
 
-    return _found(path, task, label)
-
-
-def _found(path: pathlib.Path, task: Task, make: Callable[[_Row], Any]) -> Found:
-    """Yield what is made of each row of a file; a ValueError makes a bad row."""
-    for row in _rows(path, task):
-        if isinstance(row, BadRow):
-            yield None, row
-            continue
-        try:
-            yield row.language, make(row)
-        except ValueError as error:
-            yield row.language, BadRow("", str(error), row.cells)
+    return _rows(path, task, label)
 
 
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
@@ -83,24 +66,19 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
     try:
-        rows = list(_rows(path, task, has_labels=False))
+        rows = _rows(path, task, lambda row: _example(row, task, has_label=False), has_labels=False)
+        return numbered([row for _, row in rows], task)
     except ValueError as error:
         if is_called(path, ".txt"):
             raise
         raise ValueError(f"{error}; a file of plain lines must be called *.txt") from error
-    return numbered(
-        [(int(row.id) if isinstance(row, BadRow) else row.line) for row in rows],
-        [row if isinstance(row, BadRow) else _example("", row, task, None) for row in rows],
-    )
 
 
-def numbered(lines: Sequence[int], rows: Iterable[Any]) -> list[Any]:
-    """Give rows without an id the number of their line, or, if lines have several, of the row."""
-    ids = lines if len(set(lines)) == len(lines) else range(1, len(lines) + 1)
-    return [
-        row if row.id and not isinstance(row, BadRow) else dataclasses.replace(row, id=str(number))
-        for number, row in zip(ids, rows, strict=True)
-    ]
+def numbered(rows: list[Any], task: Task) -> list[Any]:
+    """Number rows whose ids, of lines, are not their own, since a line has several."""
+    if len({row.id for row in rows}) == len(rows) or (task.columns and task.columns.id):
+        return rows
+    return [dataclasses.replace(row, id=str(number)) for number, row in enumerate(rows, start=1)]
 
 
 def _is_table(path: pathlib.Path, task: Task) -> bool:
@@ -117,13 +95,13 @@ def is_called(path: pathlib.Path, *suffixes: str) -> bool:
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
-def _example(name: str, row: _Row, task: Task, label: int | float | None) -> TextExample:
-    text, *pair = row.texts
-    is_labelled = label is not None
-    return TextExample(
-        identity(task, row.cells) or name, text, pair[0] if pair else None, label,
-        group(task, row.cells), {} if is_labelled else row.cells,
-    )  # fmt: skip
+def _example(row: _Row, task: Task, *, has_label: bool = True) -> TextExample:
+    (line, where, cells), (text, *pair), label = row
+    second = pair[0] if pair else None
+    if has_label:
+        name, number = identity(task, cells), task.label(label, where)
+        return TextExample(name, text, second, number, group(task, cells))
+    return TextExample(identity(task, cells) or str(line), text, second, None, cells=cells)
 
 
 def identity(task: Task, cells: Mapping[str, Any]) -> str:
@@ -148,8 +126,10 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
     return [*texts, *task.columns.label] if has_labels else texts
 
 
-def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row | BadRow]:
-    """Yield the rows of a file; a label that is not wanted is "", a bad row's id its line."""
+def _rows(
+    path: pathlib.Path, task: Task, make: Callable[[_Row], Any], *, has_labels: bool = True
+) -> Found:
+    """Yield what is made of the rows of a file; a label that is not wanted is ""."""
     text, wanted = tables.content(path), _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
@@ -162,13 +142,12 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
         needed = with_label  # a first column alone would fit any line
     if has_labels and task.columns is not None:
         needed = list(dict.fromkeys([*needed, *task.columns.id, *task.columns.group]))
-    number, lines = 0, list[str]()
-    for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
-        where = f"{path}, {'line' if text is not None else 'row'} {line}"
-        if isinstance(cells, ValueError):
-            lines = lines or (text or "").split("\n")
-            yield BadRow(str(line), str(cells), {"line": lines[line - 1]} if text else {})
+    number = 0
+    for number, row in enumerate(tables.read_records(path, text, needed), start=1):
+        if isinstance(row, BadRow):
+            yield None, row
             continue
+        line, where, cells = row
         if has_labels and not any(map(_has_content, cells.values())):
             continue
         if number == 1 and is_numbered:
@@ -176,9 +155,9 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
         try:
             found = [_cell(cells[column], column, where) for column in wanted]
             texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
-            yield _Row(line, where, language_of(cells, where), tuple(texts), label, cells)
+            yield language_of(cells, where), make(_Row(row, texts, label))
         except ValueError as error:
-            yield BadRow(str(line), str(error), cells)
+            yield None, BadRow(identity(task, cells) or str(line), str(error), cells)
     if not number:
         raise ValueError(f"{path}: has no rows below the names of its columns; add some")
 

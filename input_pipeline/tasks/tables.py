@@ -16,9 +16,10 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from input_pipeline.tasks import arrow, files
+from input_pipeline.tasks.examples import BadRow
 
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -28,8 +29,16 @@ _EXCEL = re.compile(r"\Asep=.(?=\n)", re.I)
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
-# Number of the line or, of Parquet, the row, and cells by column, or why there are none.
-Record = tuple[int, Mapping[str, Any] | ValueError]
+Cells = Mapping[str, Any]  # by column
+_Record = tuple[int, Cells | ValueError]  # number of the line, and why there are no cells
+
+
+class Record(NamedTuple):
+    """Row of a table; `line` is its number and `where` its place for messages, of Parquet by row."""
+
+    line: int
+    where: str
+    cells: Cells
 
 
 def content(path: pathlib.Path) -> str | None:
@@ -72,34 +81,36 @@ def places(column: str, names: Sequence[str]) -> list[int]:
     return alike or [i for i, name in enumerate(names) if name.casefold() == column.casefold()]
 
 
-def read_records(path: pathlib.Path, text: str | None, wanted: Sequence[str]) -> Iterator[Record]:
+def read_records(
+    path: pathlib.Path, text: str | None, wanted: Sequence[str]
+) -> Iterator[Record | BadRow]:
     """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
 
-    `text` is the file's `content`. Of a row that is at fault yield a ValueError that names file and
-    line. Cells may all be empty. Raise ValueError if the first line lacks a wanted column, or the
-    file is neither JSON nor CSV.
+    `text` is the file's `content`. A row at fault is a `BadRow`; cells may all be empty. Raise
+    ValueError, naming file and line, if the first line lacks a wanted column, or the file is
+    neither JSON nor CSV.
     """
     if text is None:
-        records: Iterator[Record] = enumerate(arrow.read_rows(path), start=1)
+        records: Iterator[_Record] = enumerate(arrow.read_rows(path), start=1)
     elif _JSON.match(text):
         records = _json_objects(path, text)
     else:
         records = _rows(path, _EXCEL.sub("", text, count=1), wanted)
     renamed: dict[str, str] = {}
-    names: Sequence[str] = ()
+    names, lines = list[str](), list[str]()
     for number, cells in records:
-        if isinstance(cells, ValueError):
-            yield number, cells
-            continue
-        if list(cells) != names:
-            found, where = list(cells), f"{path}, line {number}"
-            try:
+        where = f"{path}, {'row' if text is None else 'line'} {number}"
+        try:
+            if isinstance(cells, ValueError):
+                raise cells
+            if (found := list(cells)) != names:
                 renamed = {found[_place(one, found, where)]: one for one in wanted}
-            except ValueError as error:
-                yield number, error
-                continue
-            names = found
-        yield number, {renamed.get(name, name): cell for name, cell in cells.items()}
+                names = found
+            yield Record(number, where, {renamed.get(key, key): v for key, v in cells.items()})
+        except ValueError as error:
+            lines = lines or (text or "").split("\n")
+            row = dict(cells) if isinstance(cells, Mapping) else {"line": lines[number - 1]}
+            yield BadRow(str(number), str(error), row)
 
 
 def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list[str | None]]:
@@ -125,7 +136,7 @@ def _place(column: str, names: Sequence[str], where: str) -> int:
     return found[0]
 
 
-def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
+def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
     """Yield the JSON objects of an array or a sequence, and the lines that they begin in."""
     decoder, number, last = json.JSONDecoder(), 1, 0
     is_array = text.lstrip().startswith("[")
@@ -159,7 +170,7 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
     return found.end() if found else start
 
 
-def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
+def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[_Record]:
     """Yield the rows of a file of columns, each as wide as the first one."""
     separator = _separator(path, text, wanted)
     names: list[str] | None = None

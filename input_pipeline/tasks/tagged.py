@@ -3,12 +3,11 @@
 Lists are those of JSON lines, Parquet and Arrow, a sentence a row, as `datasets` has them.
 """
 
-import dataclasses
 import logging
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from input_pipeline.tasks import delimited, files, tables, unlabelled
 from input_pipeline.tasks.examples import BadRow, TaggedExample
@@ -57,39 +56,34 @@ def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
     A `BadRow` stands for a sentence with any other line, with a tag that the task does not have, or
     with tags on some lines only. Raise ValueError if words are running numbers.
     """
-    sentences, prefix = _checked(path, task)
-    has_tags = next((one.words[0][2] is not None for one in sentences if _is_good(one)), False)
-    for one in sentences:
-        if isinstance(one, BadRow):
-            yield None, one
-            continue
+
+    def example(one: _Sentence) -> TaggedExample:
         words = one.words
         if task.skips_underscores:
             words = [word for word in words if _NOTHING not in word[1:]]
-        try:
-            tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
-        except ValueError as error:
-            yield one.language, BadRow("", str(error), one.cells)
-            continue
-        if words:
-            found = _example(one._replace(words=words), task, prefix)
-            yield one.language, dataclasses.replace(found, tags=tuple(tags), cells={})
+        has_tags = any(tag is not None for _, _, tag in words)
+        tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
+        name, group = delimited.identity(task, one.cells), delimited.group(task, one.cells)
+        return TaggedExample(name, tuple(word for _, word, _ in words), tuple(tags), group)
+
+    found = _found(path, task, example)
+    return ((language, one) for language, one in found if isinstance(one, BadRow) or one.words)
 
 
 def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
     """Yield (language, tag) of each word of a file; as `read_tagged`, of any tag."""
-    for sentence in _checked(path, task)[0]:
-        if isinstance(sentence, BadRow):
-            yield None, sentence
+    for language, words in _found(path, task, lambda one: one.words):
+        if isinstance(words, BadRow):
+            yield None, words
             continue
-        for word in sentence.words:
+        for word in words:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
                     f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column; "
                     "if numbers stand for tags, list these in their order in task.labels"
                 )
-            yield sentence.language, tag
+            yield language, tag
 
 
 def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
@@ -101,21 +95,41 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow
     """
     if not path.is_file() or not (_has_lists(path) or _is_conll(path, task)):
         return unlabelled.read_words(path, task)
-    sentences, prefix = _checked(path, task, has_tags=False)
-    logging.info("%s: %d sentences, with columns or lists", path, len(sentences))
-    lines = [int(one.id) if isinstance(one, BadRow) else one.line for one in sentences]
-    found = [one if isinstance(one, BadRow) else _example(one, task, prefix) for one in sentences]
-    return delimited.numbered(lines, found)
+
+    def example(one: _Sentence) -> TaggedExample:
+        name = delimited.identity(task, one.cells) or str(one.line)
+        return TaggedExample(name, tuple(word for _, word, _ in one.words), (), cells=one.cells)
+
+    found = [one for _, one in _found(path, task, example, has_tags=False)]
+    logging.info("%s: %d sentences, with columns or lists", path, len(found))
+    return delimited.numbered(found, task)
 
 
-def _example(one: _Sentence, task: Task, prefix: str) -> TaggedExample:
-    words = tuple(word.removeprefix(prefix) for _, word, _ in one.words)
-    name, group = delimited.identity(task, one.cells), delimited.group(task, one.cells)
-    return TaggedExample(name, words, (), group, one.cells)
+def _found(
+    path: pathlib.Path, task: Task, make: Callable[[_Sentence], Any], *, has_tags: bool = True
+) -> delimited.Found:
+    """Yield what is made of the sentences of a file, in which tags may be missing unless `has_tags`.
 
-
-def _is_good(one: _Sentence | BadRow) -> TypeGuard[_Sentence]:
-    return not isinstance(one, BadRow)
+    Raise ValueError if there are none, or they are names of columns, or running numbers.
+    """
+    if is_of_lists := _has_lists(path):
+        sentences = list(_lists(path, task))
+    else:
+        sentences = list(_sentences(path, task, has_tags))
+    if not sentences:
+        raise ValueError(f"{path}: no words; add sentences or remove the file")
+    words = [one.words for one in sentences if not isinstance(one, BadRow)]
+    prefix = "" if is_of_lists or not words else _checked_prefix(words)
+    for one in sentences:
+        if isinstance(one, BadRow):
+            yield None, one
+            continue
+        try:
+            words = [(where, word.removeprefix(prefix), tag) for where, word, tag in one.words]
+            yield one.language, make(one._replace(words=words))
+        except ValueError as error:
+            name = delimited.identity(task, one.cells) or str(one.line)
+            yield None, BadRow(name, str(error), one.cells)
 
 
 def _has_lists(path: pathlib.Path) -> bool:
@@ -126,12 +140,11 @@ def _has_lists(path: pathlib.Path) -> bool:
 
 def _lists(path: pathlib.Path, task: Task) -> Iterator[_Sentence | BadRow]:
     """Yield the sentence of each row with a list of words, and one of tags if there."""
-    text = tables.content(path)
-    for line, cells in tables.read_records(path, text, ()):
-        where = f"{path}, {'line' if text is not None else 'row'} {line}"
-        if isinstance(cells, ValueError):
-            yield BadRow(str(line), str(cells))
+    for row in tables.read_records(path, tables.content(path), ()):
+        if isinstance(row, BadRow):
+            yield row
             continue
+        line, where, cells = row
         try:
             words, tags = (_list(cells, place, task, where) for place in (0, 1))
             if not words or (tags and len(tags) != len(words)):
@@ -139,7 +152,7 @@ def _lists(path: pathlib.Path, task: Task) -> Iterator[_Sentence | BadRow]:
             named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
             yield _Sentence(line, named, delimited.language_of(cells, where), cells)
         except ValueError as error:
-            yield BadRow(str(line), str(error), cells)
+            yield BadRow(delimited.identity(task, cells) or str(line), str(error), cells)
 
 
 def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[str]:
@@ -170,21 +183,11 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
     return all(len(words := line.split()) > 1 and words[-1] in task.labels for line in lines)
 
 
-def _checked(
-    path: pathlib.Path, task: Task, *, has_tags: bool = True
-) -> tuple[list[_Sentence | BadRow], str]:
-    """Return the sentences of a file, tags may be missing unless it `has_tags`, and `_prefix`.
+def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
+    """Return the prefix of each word of a WikiANN file: its language and a colon, or "".
 
-    Raise ValueError if there are none, or they are names of columns, or running numbers.
+    Raise ValueError if words are names of columns, or running numbers.
     """
-    if _has_lists(path):
-        return list(_lists(path, task)), ""
-    found = list(_sentences(path, task, has_tags))
-    sentences = [one.words for one in found if not isinstance(one, BadRow)]
-    if not found:
-        raise ValueError(f"{path}: no words; add sentences or remove the file")
-    if not sentences:
-        return found, ""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
@@ -195,11 +198,6 @@ def _checked(
             f"{where}: the words are running numbers; set task.text_column to the column of the "
             "words (--config.task.text_column=2)"
         )
-    return found, _prefix(sentences)
-
-
-def _prefix(sentences: Sequence[Sequence[_Word]]) -> str:
-    """Return the prefix of each word of a WikiANN file: its language and a colon, or ""."""
     first = _PREFIX.match(sentences[0][0][1])
     is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
     return first[0] if first and is_of_all else ""
