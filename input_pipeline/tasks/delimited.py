@@ -3,8 +3,8 @@
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from input_pipeline import text_files
 from input_pipeline.tasks import tables, unlabelled
@@ -23,33 +23,27 @@ _NO_CHARACTER = re.compile("[\0\ud800-\udfff]")  # which JSON can escape
 Found = Iterator[tuple[str | None, Any]]  # languages, None unless a column names it, and examples
 
 
-class _Row(NamedTuple):
-    record: tables.Record
-    texts: list[str]
-    label: str
-
-
 def read_texts(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, example) of a file; the language is None unless a column names it.
 
     A `BadRow` stands for a row of another width, with an empty cell, or with a label that is none
     of the task's. Raise ValueError, naming file and line, if columns or rows are missing.
     """
-    return _rows(path, task, lambda row: _example(row, task))
+    return _rows(path, task, lambda *row: _example(task, *row))
 
 
 def read_labels(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, label) of a file; as `read_texts`, of any label but missing ones."""
 
-    def label(row: _Row) -> str:
-        if row.label == _MISSING:
+    def checked(row: tables.Record, texts: list[str], label: str) -> str:
+        if label == _MISSING:
             raise ValueError(
-                f"{row.record.where}: the label is {_MISSING!r}, as pandas writes a missing one; "
+                f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; "
                 "fill it in, remove the row, or list all labels in task.labels"
             )
-        return canonical_label(row.label)
+        return canonical_label(label)
 
-    return _rows(path, task, label)
+    return _rows(path, task, checked)
 
 
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
@@ -66,7 +60,7 @@ def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
     try:
-        rows = _rows(path, task, lambda row: _example(row, task, has_label=False), has_labels=False)
+        rows = _rows(path, task, lambda *row: _example(task, *row), has_labels=False)
         return numbered([row for _, row in rows], task)
     except ValueError as error:
         if is_called(path, ".txt"):
@@ -95,27 +89,20 @@ def is_called(path: pathlib.Path, *suffixes: str) -> bool:
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
-def _example(row: _Row, task: Task, *, has_label: bool = True) -> TextExample:
-    (line, where, cells), (text, *pair), label = row
-    second = pair[0] if pair else None
-    if has_label:
-        name, number = identity(task, cells), task.label(label, where)
-        return TextExample(name, text, second, number, group(task, cells))
-    return TextExample(identity(task, cells) or str(line), text, second, None, cells=cells)
+def _example(task: Task, row: tables.Record, texts: list[str], label: str) -> TextExample:
+    text, second = texts if task.is_of_pairs else (*texts, None)
+    name = identity(task, row.cells)
+    if not label:
+        return TextExample(name or str(row.line), text, second, None, cells=row.cells)
+    group = identity(task, row.cells, is_group=True)
+    return TextExample(name, text, second, task.label(label, row.where), group)
 
 
-def identity(task: Task, cells: Mapping[str, Any]) -> str:
-    """Return the id of a row; "" without a column of ids."""
-    return _named_cell(cells, task.columns.id if task.columns else ())
-
-
-def group(task: Task, cells: Mapping[str, Any]) -> str:
-    """Return the group of a row, its id if the task has no column of groups; "" without both."""
-    columns = task.columns
-    return _named_cell(cells, (columns.group or columns.id) if columns else ())
-
-
-def _named_cell(cells: Mapping[str, Any], columns: Sequence[str]) -> str:
+def identity(task: Task, cells: Mapping[str, Any], *, is_group: bool = False) -> str:
+    """Return the id of a row, or its group, which may be its id; "" without such a column."""
+    if task.columns is None:
+        return ""
+    columns = (is_group and task.columns.group) or task.columns.id
     return next((str(cells[one]).strip() for one in columns if cells.get(one) is not None), "")
 
 
@@ -127,7 +114,7 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
 
 
 def _rows(
-    path: pathlib.Path, task: Task, make: Callable[[_Row], Any], *, has_labels: bool = True
+    path: pathlib.Path, task: Task, make: Callable[..., Any], *, has_labels: bool = True
 ) -> Found:
     """Yield what is made of the rows of a file; a label that is not wanted is ""."""
     text, wanted = tables.content(path), _wanted(task, has_labels)
@@ -148,22 +135,18 @@ def _rows(
             yield None, row
             continue
         line, where, cells = row
-        if has_labels and not any(map(_has_content, cells.values())):
+        if has_labels and all(cell is None or not str(cell).strip() for cell in cells.values()):
             continue
         if number == 1 and is_numbered:
             _check_is_row(str(cells.get(with_label[-1], "")), task, where)
         try:
             found = [_cell(cells[column], column, where) for column in wanted]
             texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
-            yield language_of(cells, where), make(_Row(row, texts, label))
+            yield language_of(cells, where), make(row, texts, label)
         except ValueError as error:
             yield None, BadRow(identity(task, cells) or str(line), str(error), cells)
     if not number:
         raise ValueError(f"{path}: has no rows below the names of its columns; add some")
-
-
-def _has_content(cell: Any) -> bool:
-    return bool(cell.strip() if isinstance(cell, str) else cell is not None)
 
 
 def _shows_labels(path: pathlib.Path, text: str, task: Task) -> bool:

@@ -40,9 +40,8 @@ def held_out(
         for label in set(labels(example)) if language in selecting else ():
             strata[language, label][unit] += 1
     members = collections.defaultdict(list)
-    for stratum, counts in strata.items():
-        for unit in counts:
-            members[unit].append(stratum)
+    for stratum, unit in ((stratum, unit) for stratum, some in strata.items() for unit in some):
+        members[unit].append(stratum)
     total = {stratum: counts.total() for stratum, counts in strata.items()}
     target = {one: min(max(round(share * n), 1), n - 1) for one, n in total.items()}
     half = {one: max(target[one], n / 2) for one, n in total.items()}

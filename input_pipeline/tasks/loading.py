@@ -211,12 +211,9 @@ def available_languages(readers: Readers | None, source: Source) -> set[str]:
         elif readers is not None:
             for path in files.matching(source.root, pattern, [""]):
                 read = readers.file(path, source.task)
-                found |= {code or _DEFAULT_LANGUAGE for code, one in read if not _is_bad(one)}
+                good = (code for code, one in read if not isinstance(one, BadRow))
+                found |= {code or _DEFAULT_LANGUAGE for code in good}
     return {source.language_codes.get(code, code) for code in found}
-
-
-def _is_bad(one: Any) -> bool:
-    return isinstance(one, BadRow)
 
 
 def _check_bad(bad: Mapping[str, BadRow], limit: int) -> None:

@@ -29,16 +29,15 @@ _EXCEL = re.compile(r"\Asep=.(?=\n)", re.I)
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
-Cells = Mapping[str, Any]  # by column
-_Record = tuple[int, Cells | ValueError]  # number of the line, and why there are no cells
+_Record = tuple[int, Mapping[str, Any] | ValueError]  # number of the line; why there are no cells
 
 
 class Record(NamedTuple):
-    """Row of a table; `line` is its number and `where` its place for messages, of Parquet by row."""
+    """Row of a table, the number of its line, of Parquet of the row, and its place for messages."""
 
     line: int
     where: str
-    cells: Cells
+    cells: Mapping[str, Any]
 
 
 def content(path: pathlib.Path) -> str | None:

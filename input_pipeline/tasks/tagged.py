@@ -63,7 +63,7 @@ def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
             words = [word for word in words if _NOTHING not in word[1:]]
         has_tags = any(tag is not None for _, _, tag in words)
         tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
-        name, group = delimited.identity(task, one.cells), delimited.group(task, one.cells)
+        name, group = (delimited.identity(task, one.cells, is_group=way) for way in (False, True))
         return TaggedExample(name, tuple(word for _, word, _ in words), tuple(tags), group)
 
     found = _found(path, task, example)
@@ -108,25 +108,26 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow
 def _found(
     path: pathlib.Path, task: Task, make: Callable[[_Sentence], Any], *, has_tags: bool = True
 ) -> delimited.Found:
-    """Yield what is made of the sentences of a file, in which tags may be missing unless `has_tags`.
+    """Yield what is made of the sentences of a file; `has_tags` unless tags may be missing.
 
     Raise ValueError if there are none, or they are names of columns, or running numbers.
     """
     if is_of_lists := _has_lists(path):
-        sentences = list(_lists(path, task))
+        found: list[Any] = list(tables.read_records(path, tables.content(path), ()))
     else:
-        sentences = list(_sentences(path, task, has_tags))
-    if not sentences:
+        found = list(_sentences(path, task, has_tags))
+    if not found:
         raise ValueError(f"{path}: no words; add sentences or remove the file")
-    words = [one.words for one in sentences if not isinstance(one, BadRow)]
-    prefix = "" if is_of_lists or not words else _checked_prefix(words)
-    for one in sentences:
+    words = [] if is_of_lists else [one.words for one in found if not isinstance(one, BadRow)]
+    prefix = _checked_prefix(words) if words else ""
+    for one in found:
         if isinstance(one, BadRow):
             yield None, one
             continue
         try:
-            words = [(where, word.removeprefix(prefix), tag) for where, word, tag in one.words]
-            yield one.language, make(one._replace(words=words))
+            read = _of_lists(one, task) if is_of_lists else one
+            words = [(where, word.removeprefix(prefix), tag) for where, word, tag in read.words]
+            yield read.language, make(read._replace(words=words))
         except ValueError as error:
             name = delimited.identity(task, one.cells) or str(one.line)
             yield None, BadRow(name, str(error), one.cells)
@@ -138,21 +139,14 @@ def _has_lists(path: pathlib.Path) -> bool:
     return tables.has_names(tables.content(path), (), may_be_lines=True)
 
 
-def _lists(path: pathlib.Path, task: Task) -> Iterator[_Sentence | BadRow]:
-    """Yield the sentence of each row with a list of words, and one of tags if there."""
-    for row in tables.read_records(path, tables.content(path), ()):
-        if isinstance(row, BadRow):
-            yield row
-            continue
-        line, where, cells = row
-        try:
-            words, tags = (_list(cells, place, task, where) for place in (0, 1))
-            if not words or (tags and len(tags) != len(words)):
-                raise ValueError(f"{where}: {len(words)} words, {len(tags)} tags; correct the row")
-            named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
-            yield _Sentence(line, named, delimited.language_of(cells, where), cells)
-        except ValueError as error:
-            yield BadRow(delimited.identity(task, cells) or str(line), str(error), cells)
+def _of_lists(row: tables.Record, task: Task) -> _Sentence:
+    """Return the sentence of a row with a list of words, and one of tags if there."""
+    line, where, cells = row
+    words, tags = (_list(cells, place, task, where) for place in (0, 1))
+    if not words or (tags and len(tags) != len(words)):
+        raise ValueError(f"{where}: {len(words)} words, {len(tags)} tags; correct the row")
+    named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
+    return _Sentence(line, named, delimited.language_of(cells, where), cells)
 
 
 def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[str]:

@@ -88,18 +88,15 @@ class FineTuned:
     ) -> Iterator[list[Line]]:  # fmt: skip
         """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`.
 
-        A bad row has a line as well, with its `error` and no prediction.
-
-        Args:
-          columns: of the input, copied to `columns` of each line.
-          with_text: whether a line has the `text` of its example, or the texts.
+        A bad row has a line as well, with its `error` and no prediction. Lines have `columns` of
+        the input, and the `text` if they are to.
 
         Raises:
           ValueError: no example has one of the columns, or all rows are bad.
         """
         if examples and all(isinstance(one, BadRow) for one in examples):
             raise ValueError(f"no row of {len(examples)} can be read: {examples[0].error}")
-        there = {name: None for one in examples for name in getattr(one, "cells", ())}
+        there = dict.fromkeys(name for one in examples for name in getattr(one, "cells", ()))
         if absent := [name for name in columns if name not in there]:
             raise ValueError(
                 f"--columns names {absent[0]!r}, but the input's columns are "
@@ -109,19 +106,18 @@ class FineTuned:
             chunk = examples[start : start + CHUNK]
             good = [one for one in chunk if not isinstance(one, BadRow)]
             found = iter(self._lines(good, language, is_first=not start) if good else ())
-            yield [self._line(one, found, columns, with_text) for one in chunk]
-
-    def _line(self, one: Any, found: Iterator[Line], columns: Sequence[str], text: bool) -> Line:
-        """A row's line, the next of those found unless it is a bad row, with what is copied."""
-        if isinstance(one, BadRow):
-            line = {"id": one.id, "prediction": None, "error": one.error}
-        else:
-            line = next(found)
-            if text:
-                line["text"] = one.content[0] if len(one.content) == 1 else one.content
-        if columns:
-            line["columns"] = {name: one.cells.get(name) for name in columns}
-        return line
+            lines = []
+            for one in chunk:
+                if isinstance(one, BadRow):
+                    line: Line = {"id": one.id, "prediction": None, "error": one.error}
+                else:
+                    line = next(found)
+                    if with_text:
+                        line["text"] = one.content if len(one.content) > 1 else one.content[0]
+                if columns:
+                    line["columns"] = {name: one.cells.get(name) for name in columns}
+                lines.append(line)
+            yield lines
 
     def _lines(self, examples: list[Any], language: str, *, is_first: bool) -> list[Line]:
         data = task_data.featured(self._options, self._tokenizer, language, examples)

@@ -208,24 +208,23 @@ def _divided(
     """The examples to train on, or those held out of them, whose labels are counted in the log."""
     task, shared = options.task, languages(options, "validation")
     labels = KINDS[task.kind].classes or (lambda example: [0])
-    is_out = held_out.held_out(examples, labels, options.validation_share, shared)
-    for language in examples if split == "validation" else ():
-        of_labels: dict[int, list[bool]] = collections.defaultdict(list)
-        for one, out in zip(examples[language], is_out[language], strict=True):
-            for label in set(labels(one)):
-                of_labels[label].append(out)
-        named = ", ".join(
-            f"{task.labels[i] if task.labels else 'examples'} {sum(some)} of {len(some)}"
-            for i, some in sorted(of_labels.items())
+    found = held_out.held_out(examples, labels, options.validation_share, shared)
+    pairs = {one: list(zip(some, found[one], strict=True)) for one, some in examples.items()}
+    for language in (one for one in found if split == "validation" and any(found[one])):
+        whole = collections.Counter(i for one, _ in pairs[language] for i in set(labels(one)))
+        out = collections.Counter(
+            i for one, is_out in pairs[language] if is_out for i in {*labels(one)}
         )
-        if any(is_out[language]):
-            logging.info("%s, %s: no development file; held out of training: %s",
-                         options.title, language, named)  # fmt: skip
+        named = ", ".join(
+            f"{task.labels[i] if task.labels else 'examples'} {out[i]} of {whole[i]}"
+            for i in sorted(whole)
+        )
+        logging.info("%s, %s: no development file; held out of training: %s",
+                     options.title, language, named)  # fmt: skip
     return {
-        language: [one for one, out in zip(examples[language], is_out[language], strict=True)
-                   if out == (split == "validation")]
+        language: [one for one, is_out in pairs[language] if is_out == (split == "validation")]
         for language in languages(options, split)
-    }  # fmt: skip
+    }
 
 
 def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]]) -> None:
