@@ -29,7 +29,8 @@ def held_out(
             f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
         )
     flat = [(language, one) for language, some in examples.items() for one in some]
-    hashes = [_hash(example) for _, example in flat]
+    contents = (json.dumps(example.content, ensure_ascii=False) for _, example in flat)
+    hashes = [hashlib.sha256(text.encode()).hexdigest() for text in contents]
     units = _units([(key, example.group and f"group {example.group}")
                     for key, (_, example) in zip(hashes, flat, strict=True)])  # fmt: skip
     # Examples of each label of a language by unit, and the units' labels.
@@ -59,19 +60,13 @@ def held_out(
                 have.update(added)
     is_out = iter(unit in taken for unit in units)
     found = {language: [next(is_out) for _ in some] for language, some in examples.items()}
-    for language in selecting:
-        if not any(found[language]):
-            raise ValueError(
-                f"{language}: there is no development file, and of {len(found[language])} training "
-                "examples none can be held out: too few, or of one text or group; add a "
-                "development file (task.validation), or more examples"
-            )
+    if empty := [language for language in selecting if not any(found[language])]:
+        raise ValueError(
+            f"{empty[0]}: there is no development file, and of {len(found[empty[0]])} training "
+            "examples none can be held out, as they are few, or of one text or group; add a "
+            "development file (task.validation), or more examples"
+        )
     return found
-
-
-def _hash(example: Any) -> str:
-    text = json.dumps(example.content, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _units(keys: Sequence[Iterable[str]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ class PairsReader(NamedTuple):
 # Language of files whose name and content do not tell it.
 _DEFAULT_LANGUAGE = "en"
 _NAMED = 4  # bad rows that a message names
+_MAX_BROKEN = 0.01  # share of rows that may be bad, of tasks that have such
 
 
 def load_examples(
@@ -60,7 +62,8 @@ def load_examples(
             found = (readers.file(path, source.task) for path in source.matching(pattern))
             looked_for.append(_described(source, pattern))
         examples += _of_language(found, pattern, source, bad)
-    _check_bad(bad, source.max_bad_rows)
+    broken = _MAX_BROKEN * len(examples) if source.task.has_broken_lines else 0
+    _check_bad(bad, max(source.max_bad_rows, broken))
     if not examples:
         raise _no_data(source, looked_for, available_languages(readers, source))
     return _with_ids(examples, source)
@@ -216,15 +219,17 @@ def available_languages(readers: Readers | None, source: Source) -> set[str]:
     return {source.language_codes.get(code, code) for code in found}
 
 
-def _check_bad(bad: Mapping[str, BadRow], limit: int) -> None:
+def _check_bad(bad: Mapping[str, BadRow], limit: float) -> None:
     """Raise ValueError, with the first errors, if there are more bad rows than a limit."""
+    named = list(itertools.islice(bad, _NAMED))
     if len(bad) > limit:
-        first, *others = itertools.islice(bad, _NAMED)
-        named = f"; {len(bad)} rows are bad, as well: {'; '.join(others)}" if others else ""
+        several = f"; {len(bad)} rows are bad, as well: {'; '.join(named[1:])}" if named[1:] else ""
         raise ValueError(
-            f"{first}{named}; task.max_bad_rows={len(bad)} leaves such rows out, and lists them in "
-            "bad_rows.jsonl"
+            f"{named[0]}{several}; task.max_bad_rows={len(bad)} leaves such rows out, and lists "
+            "them in bad_rows.jsonl"
         )
+    if bad:
+        logging.warning("%d bad rows are left out, the first one: %s", len(bad), named[0])
 
 
 def _of_language(

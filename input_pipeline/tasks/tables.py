@@ -157,11 +157,10 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
             yield number, fault
             start = (text.find("\n", start) + 1) or len(text)
             continue
-        if isinstance(found, dict):
-            yield number, found
-        else:
-            found = f"{str(found)[:40]!r} is no JSON object, as each row must be"
-            yield number, ValueError(f"{path}, line {number}: {found}")
+        if not isinstance(found, dict):
+            what = f"{str(found)[:40]!r} is no JSON object, as each row must be"
+            found = ValueError(f"{path}, line {number}: {what}")
+        yield number, found
 
 
 def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
@@ -190,15 +189,12 @@ def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[_Rec
                 continue
         if len(cells) == len(names):
             yield number, dict(zip(names, cells, strict=True))
-        else:
-            yield (
-                number,
-                ValueError(
-                    f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
-                    f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
-                    "cells that hold a separator or a line end"
-                ),
-            )
+            continue
+        yield number, ValueError(
+            f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
+            f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
+            "cells that hold a separator or a line end"
+        )  # fmt: skip
 
 
 def _first_line(text: str) -> str:

@@ -25,12 +25,20 @@ _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its langu
 _NOTHING = "_"
 _DOCUMENT = "-DOCSTART-"  # first cell of a line between documents, CoNLL-2003
 _CONLL = (".conll", ".conllu", ".iob", ".bio")
-# Names of columns, in a first line that is no word.
-_WORD_NAMES = ("word", "words", "token", "tokens", "form")
-_TAG_NAMES = ("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos")
-
-# Columns of lists, unless the task names others, the best first.
-_LISTS = (("tokens", "words"), ("tags", "ner_tags", "labels", "ner", "pos_tags", "upos"))
+# Names of columns, of lists the best first, or in a first line that is no word.
+_WORD_NAMES = ("tokens", "words", "token", "word", "form")
+_TAG_NAMES = (
+    "tags",
+    "ner_tags",
+    "labels",
+    "ner",
+    "pos_tags",
+    "upos",
+    "tag",
+    "label",
+    "ner_tag",
+    "pos",
+)
 
 _Word = tuple[str, str, str | None]  # where, word, tag
 
@@ -152,7 +160,7 @@ def _of_lists(row: tables.Record, task: Task) -> _Sentence:
 def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[str]:
     """Return the words, or the tags by name, of a row; no tags without their column."""
     given = (task.columns.text, task.columns.label)[place] if task.columns else ()
-    known = _LISTS[place] if not given or _NUMBER.fullmatch(given[0]) else given
+    known = (_WORD_NAMES, _TAG_NAMES)[place] if not given or _NUMBER.fullmatch(given[0]) else given
     column = next((one for one in known if one in cells), None)
     if column is None and place:
         return []

@@ -15,7 +15,7 @@ from input_pipeline.tasks.examples import (
     Sentences,
     TaggedExample,
     TextExample,
-)
+)  # fmt: skip
 from input_pipeline.tasks.tasks import Task
 
 
@@ -26,19 +26,17 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
     there is no file.
     """
     wanted = "two texts with one tab between them" if task.is_of_pairs else "one text without tab"
-
-    def make(name: str, text: str, pair: str | None = None) -> TextExample:
-        return TextExample(name, text, pair, None)
-
-    return _cells(path, task, 1 + task.is_of_pairs, wanted, make)
+    return _cells(
+        path, task, 1 + task.is_of_pairs, wanted,
+        lambda name, text, pair=None: TextExample(name, text, pair, None),
+    )  # fmt: skip
 
 
 def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
     """Read a sentence of words separated by blanks a line; as `read_texts`."""
-    return [
-        TaggedExample(name, tuple(line.split()), ()) if line.strip() else _empty(name, where)
-        for name, where, line in _lines(path)
-    ]
+    return _cells(
+        path, task, 1, "words", lambda name, text: TaggedExample(name, tuple(text.split()), ())
+    )
 
 
 def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | BadRow]:
@@ -59,21 +57,18 @@ def _cells(
     path: pathlib.Path, task: Task, count: int, wanted: str, make: Callable[..., Any]
 ) -> list[Any]:
     """Return what `make` makes of the number of each line and its `count` cells."""
-    has_columns, found = count == 2 or ".tsv" in path.suffixes, []
+    found: list[Any] = []
+    has_columns = count == 2 or (".tsv" in path.suffixes and task.kind != "tagging")
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in (line.split("\t") if has_columns else [line])]
         if not any(cells):
-            found.append(_empty(name, where))
+            found.append(BadRow(name, f"{where}: the line is empty"))
         elif len(cells) == count:
             found.append(make(name, *cells))
         else:
             error = f"{len(cells)} columns, but {task.name} takes {wanted}; correct the line"
             found.append(BadRow(name, f"{where}: {error}"))
     return found
-
-
-def _empty(name: str, where: str) -> BadRow:
-    return BadRow(name, f"{where}: the line is empty")
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:

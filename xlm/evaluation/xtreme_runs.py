@@ -244,23 +244,19 @@ def _with_tables(runs: Sequence[Run]) -> list[Run]:
     """Tell the tables of different data with one name apart."""
     groups: dict[str, list[list[Run]]] = collections.defaultdict(list)
     for run in sorted(runs, key=lambda run: run.data):
-        alike = (
-            group for group in groups[run.table] if all(_is_of_same(run, one) for one in group)
-        )
-        if (group := next(alike, None)) is None:
-            groups[run.table].append([run])
-        else:
-            group.append(run)
-    names = {}
+        rivals = groups[run.table]
+        alike = [group for group in rivals if all(_is_of_same(run, one) for one in group)]
+        if not alike:
+            rivals.append([])
+        (*alike, rivals[-1])[0].append(run)
+    names: dict[pathlib.Path, str] = {}
     for table, rivals in groups.items():
         files = [f"files {artifacts.fingerprint(dict(one[0].scored))}" for one in rivals]
         found = zip(*(one[0].data for one in rivals), strict=True)
-        differing = [values for values in (*found, files) if len(set(values)) > 1]
-        for number, group in enumerate(rivals):
-            shown = ", ".join(_told_apart(values)[number] for values in differing)
-            names |= {
-                run.folder: f"{table} [{shown}]" if len(rivals) > 1 else table for run in group
-            }
+        differing = [_told_apart(some) for some in (*found, files) if len(set(some)) > 1]
+        for group, *shown in zip(rivals, *differing, strict=True):
+            name = f"{table} [{', '.join(shown)}]" if shown else table
+            names |= dict.fromkeys((run.folder for run in group), name)
     return [dataclasses.replace(run, table=names[run.folder]) for run in runs]
 
 

@@ -211,13 +211,13 @@ def _divided(
     found = held_out.held_out(examples, labels, options.validation_share, shared)
     pairs = {one: list(zip(some, found[one], strict=True)) for one, some in examples.items()}
     for language in (one for one in found if split == "validation" and any(found[one])):
-        whole = collections.Counter(i for one, _ in pairs[language] for i in set(labels(one)))
-        out = collections.Counter(
-            i for one, is_out in pairs[language] if is_out for i in {*labels(one)}
+        counts = collections.Counter(
+            (i, out) for one, out in pairs[language] for i in {*labels(one)}
         )
         named = ", ".join(
-            f"{task.labels[i] if task.labels else 'examples'} {out[i]} of {whole[i]}"
-            for i in sorted(whole)
+            f"{task.labels[i] if task.labels else 'examples'} {counts[i, True]} of "
+            f"{counts[i, True] + counts[i, False]}"
+            for i in sorted({i for i, _ in counts})
         )
         logging.info("%s, %s: no development file; held out of training: %s",
                      options.title, language, named)  # fmt: skip
@@ -229,57 +229,15 @@ def _divided(
 
 def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]]) -> None:
     """Warn of classes without development examples, on which nothing is selected."""
-    classes = KINDS[options.task.kind].classes
-    if classes is None:
-        return
+    classes = KINDS[options.task.kind].classes or (lambda example: ())
     there = {label for some in examples.values() for one in some for label in classes(one)}
-    absent = [name for label, name in enumerate(options.task.labels) if label not in there]
-    if absent:
-        logging.warning(
-            "%s: no development examples of %s: nothing says how well these are learnt; add some "
-            "to the development files, or to the training files", options.title,
-            tables.named(absent, 20),
-        )  # fmt: skip
-
-
-def _tell_undeveloped(options: TaskSettings) -> None:
-    """Warn of languages that are trained on without development data, where others have some."""
-    own = languages(options, "validation")
-    remedy = (
-        "name them in task.validation_languages, or set task.selection to all_languages, for a "
-        "part of their training data"
-        if holds_out(options)
-        else "add files, or leave out all of them for a part of each language's training data"
-    )
-    if without := [one for one in languages(options, "train") if one not in own]:
-        logging.warning(
-            "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
-            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
-        )  # fmt: skip
-
-
-def data_files(options: TaskSettings) -> list[pathlib.Path]:
-    """The files that a run reads; none of tensorflow-datasets.
-
-    Raises:
-      ValueError: there are none.
-    """
-    is_search = options.task.is_search  # without training, in the languages of its test
-    found = []
-    for split in SPLITS[1:] if is_search else SPLITS:
-        if split == "test" and not _has_test(options):
-            continue
-        for language in languages(options, "test" if is_search else split):
-            found += loading.matching_files(options.source(split, language))
-    return found
+    if absent := [name for i, name in enumerate(options.task.labels) if i not in there]:
+        logging.warning("%s: no development examples of %s, so no score says how well these are "
+                        "learnt; add some", options.title, tables.named(absent, 20))  # fmt: skip
 
 
 def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str, str]:
-    """A digest of the files of a user's own data that are scored, by language.
-
-    Args:
-      digests: of files by path.
-    """
+    """A digest of a user's own files that are scored, by language, from `digests` by path."""
     split = "test" if _has_test(options) else "train" if holds_out(options) else "validation"
     found = {}
     for language in languages(options, split) if options.task.is_own else ():

@@ -166,9 +166,8 @@ class TaskSettings:
     @property
     def title(self) -> str:
         """Name of the task, or of a user's own data, in tables, plots and messages."""
-        if not self.task.is_own:
-            return self.name
-        return self.dataset or pathlib.Path(self.root).absolute().name
+        own = self.dataset or pathlib.Path(self.root).absolute().name
+        return own if self.task.is_own else self.name
 
     @property
     def reads_mean(self) -> bool:
