@@ -236,6 +236,38 @@ def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]])
                         "learnt; add some", options.title, tables.named(absent, 20))  # fmt: skip
 
 
+def _tell_undeveloped(options: TaskSettings) -> None:
+    """Warn of languages that are trained on without development data, where others have some."""
+    own = languages(options, "validation")
+    remedy = (
+        "name them in task.validation_languages, or set task.selection to all_languages, for a "
+        "part of their training data"
+        if holds_out(options)
+        else "add files, or leave out all of them for a part of each language's training data"
+    )
+    if without := [one for one in languages(options, "train") if one not in own]:
+        logging.warning(
+            "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
+            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
+        )  # fmt: skip
+
+
+def data_files(options: TaskSettings) -> list[pathlib.Path]:
+    """The files that a run reads; none of tensorflow-datasets.
+
+    Raises:
+      ValueError: there are none.
+    """
+    is_search = options.task.is_search  # without training, in the languages of its test
+    found = []
+    for split in SPLITS[1:] if is_search else SPLITS:
+        if split == "test" and not _has_test(options):
+            continue
+        for language in languages(options, "test" if is_search else split):
+            found += loading.matching_files(options.source(split, language))
+    return found
+
+
 def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str, str]:
     """A digest of a user's own files that are scored, by language, from `digests` by path."""
     split = "test" if _has_test(options) else "train" if holds_out(options) else "validation"
