@@ -8,7 +8,7 @@ from xlm.cli.main import VERBS
 # Packages that take long to import, or that an installation may lack.
 _HEAVY = (
     "apache_beam", "flax", "fontTools", "gguf", "jax", "matplotlib", "numba", "optax", "orbax",
-    "sacrebleu", "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
+    "pyarrow", "sacrebleu", "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
     "tensorflow_datasets", "tiktoken", "tokenizers", "torch", "transformers",
 )  # fmt: skip
 _VOCABULARY = {"numba", "fontTools", "scipy"}

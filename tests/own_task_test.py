@@ -179,6 +179,24 @@ class FilesTest(Case):
         (en, pt) = task_data.read_split(options, TOKENIZER, "train")
         self.assertEqual(len(en.examples), len(pt.examples))
 
+    def test_names_without_a_language_and_other_names_of_development_files(self):
+        rows = (
+            self.ROWS.replace("label\n", "label,lang\n")
+            .replace("yes", "yes,sw")
+            .replace("no\n", "no,de\n")
+        )
+        self.write("train.csv", rows)
+        self.write("valid.sw.csv", self.ROWS[:-1] + "x\n")
+        self.write("validation.json", '{"text": "a", "label": "no"}\n')
+        config = task_data.with_labels(self.config("text", task__labels=("no", "yes", "nox", "x")))
+        config.task.max_bad_rows = 1
+        options = task_settings(config)
+        self.assertEqual(task_data.languages(options, "train"), ("de", "sw"))
+        self.assertEqual(task_data.languages(options, "validation"), ("en", "sw"))
+        with self.assert_told("no development examples of x, so no score says"):
+            found = task_data.read_split(options, TOKENIZER, "validation")
+        self.assertEqual([len(one.examples) for one in found], [1, 20])
+
     @parameterized.parameters("Yes", "\u200byes", "y es\u2060")
     def test_labels_that_look_alike_are_refused(self, other):
         self.write("train.en.csv", f"{self.ROWS}x,{other}\nx,y  es\n")

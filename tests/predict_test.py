@@ -79,6 +79,26 @@ class FineTunedTest(folders.FolderTest):
         self.assertLen(chunks, -(-len(examples) // 5))
         self.assert_equal_lines([line for chunk in chunks for line in chunk], expected)
 
+    def test_every_row_has_a_line_with_what_is_copied(self):
+        model = prediction.FineTuned(tiny_tasks.finished("cola"))
+        examples = model.read(self.write("mine.txt", "the cat\n\n\tdog\truns\n\n"))
+        (plain,) = model([one for one in examples if not isinstance(one, BadRow)])
+        with mock.patch.object(prediction, "CHUNK", 2):
+            found = [line for chunk in model(examples, with_text=True) for line in chunk]
+        self.assertEqual([one["id"] for one in found], ["1", "2", "3", "4"])
+        self.assertEqual([one.pop("text") for one in found[::2]], ["the cat", "dog\truns"])
+        self.assert_equal_lines(found[::2], plain)
+        for one in found[1::2]:
+            self.assertIsNone(one["prediction"])
+            self.assertRegex(one["error"], "mine.txt, line [24]: the line is empty")
+        rows = [dataclasses.replace(examples[0], cells={"a": 1, "b": 2}), examples[1]]
+        ((one, two),) = model(rows, columns=["b"])
+        self.assertEqual((one["columns"], two["columns"]), ({"b": 2}, {"b": None}))
+        with self.assertRaisesRegex(ValueError, "names 'c', but the input's columns are a, b;"):
+            list(model(rows, columns=["c"]))
+        with self.assertRaisesRegex(ValueError, "no row of 1 can be read: .*line 2"):
+            list(model(rows[1:]))
+
     def write_mine(self, folder: pathlib.Path) -> pathlib.Path:
         """The English test data of a run as a user would write it."""
         options = task_settings(prediction.run_config(folder))

@@ -19,7 +19,7 @@ Tags = Sequence[Sequence[str]]
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return micro-averaged "f1", "precision" and "recall" over entities; 0 if there are none.
 
-    Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES. Raises ValueError if
+    Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES, or without types. Raises ValueError if
     there are no sentences, or gold and predictions differ in number or length.
     """
     _check(gold, predicted)
@@ -58,9 +58,12 @@ def _accuracy(gold: Tags, predicted: Tags) -> float:
 
 
 def _as_iobes(sentences: Tags) -> list[list[str]]:
-    """Tags with the letters that seqeval's default mode knows: I for M, E for L, S for U."""
+    """Tags with the letters that seqeval's default mode knows: I for M, E for L, S for U; a type."""
     other = {"M-": "I-", "L-": "E-", "U-": "S-"}
-    return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in sentences]
+    typed = [
+        [tag if "-" in tag or tag == "O" else f"{tag}-_" for tag in tags] for tags in sentences
+    ]
+    return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in typed]
 
 
 def _as_chunks(sentences: Tags) -> list[list[str]]:
