@@ -8,8 +8,8 @@ from xlm.cli.main import VERBS
 # Packages that take long to import, or that an installation may lack.
 _HEAVY = (
     "apache_beam", "flax", "fontTools", "gguf", "jax", "matplotlib", "numba", "optax", "orbax",
-    "pyarrow", "sacrebleu", "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
-    "tensorflow_datasets", "tiktoken", "tokenizers", "torch", "transformers",
+    "sacrebleu", "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
+    "tensorflow_datasets", "tiktoken", "tokenizers", "torch", "transformers", "pyarrow",
 )  # fmt: skip
 _VOCABULARY = {"numba", "fontTools", "scipy"}
 _TRAINING = {"jax", "flax", "optax", "orbax", "scipy"}

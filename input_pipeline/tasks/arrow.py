@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from xlm.common import packages
+
 # First bytes of Parquet, of an Arrow file, and of an Arrow stream, as `datasets` writes.
 _BEGINS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 
@@ -20,14 +22,9 @@ def read_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
     Raise ValueError if the file is damaged, or pyarrow is not installed.
     """
-    try:
+    with packages.needed(f"{path} is Parquet or Arrow", "parquet"):
         import pyarrow
         from pyarrow import ipc, parquet
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: is Parquet or Arrow, which pyarrow reads; pip install vocap-jax[parquet], or "
-            "write the table as CSV or JSON lines (to_csv, to_json)"
-        ) from error
     try:
         with pyarrow.memory_map(str(path)) as file:
             if (begins := file.read(6)) == b"ARROW1":
