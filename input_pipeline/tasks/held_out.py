@@ -35,14 +35,13 @@ def held_out(
                     for key, (_, example) in zip(hashes, flat, strict=True)])  # fmt: skip
     # Examples of each label of a language by unit, and the units' labels.
     strata: dict[Any, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    members: dict[int, set[Any]] = collections.defaultdict(set)
     first: dict[int, str] = {}
     for (language, example), unit, key in zip(flat, units, hashes, strict=True):
         first[unit] = min(first.get(unit, key), key)
         for label in set(labels(example)) if language in selecting else ():
             strata[language, label][unit] += 1
-    members = collections.defaultdict(list)
-    for stratum, unit in ((stratum, unit) for stratum, some in strata.items() for unit in some):
-        members[unit].append(stratum)
+            members[unit].add((language, label))
     total = {stratum: counts.total() for stratum, counts in strata.items()}
     target = {one: min(max(round(share * n), 1), n - 1) for one, n in total.items()}
     half = {one: max(target[one], n / 2) for one, n in total.items()}

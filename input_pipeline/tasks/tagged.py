@@ -28,16 +28,7 @@ _CONLL = (".conll", ".conllu", ".iob", ".bio")
 # Names of columns, of lists the best first, or in a first line that is no word.
 _WORD_NAMES = ("tokens", "words", "token", "word", "form")
 _TAG_NAMES = (
-    "tags",
-    "ner_tags",
-    "labels",
-    "ner",
-    "pos_tags",
-    "upos",
-    "tag",
-    "label",
-    "ner_tag",
-    "pos",
+    *["tags", "ner_tags", "labels", "ner", "pos_tags", "upos", "tag", "label", "ner_tag", "pos"],
 )
 
 _Word = tuple[str, str, str | None]  # where, word, tag
@@ -50,6 +41,7 @@ class _Sentence(NamedTuple):
     words: Sequence[_Word]
     language: str | None = None
     cells: Mapping[str, Any] = {}
+    prefix: str = ""
 
 
 def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
@@ -72,7 +64,9 @@ def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
         has_tags = any(tag is not None for _, _, tag in words)
         tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
         name, group = (delimited.identity(task, one.cells, is_group=way) for way in (False, True))
-        return TaggedExample(name, tuple(word for _, word, _ in words), tuple(tags), group)
+        return TaggedExample(
+            name, tuple(word.removeprefix(one.prefix) for _, word, _ in words), tuple(tags), group
+        )
 
     found = _found(path, task, example)
     return ((language, one) for language, one in found if isinstance(one, BadRow) or one.words)
@@ -106,7 +100,12 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow
 
     def example(one: _Sentence) -> TaggedExample:
         name = delimited.identity(task, one.cells) or str(one.line)
-        return TaggedExample(name, tuple(word for _, word, _ in one.words), (), cells=one.cells)
+        return TaggedExample(
+            name,
+            tuple(word.removeprefix(one.prefix) for _, word, _ in one.words),
+            (),
+            cells=one.cells,
+        )
 
     found = [one for _, one in _found(path, task, example, has_tags=False)]
     logging.info("%s: %d sentences, with columns or lists", path, len(found))
@@ -134,8 +133,7 @@ def _found(
             continue
         try:
             read = _of_lists(one, task) if is_of_lists else one
-            words = [(where, word.removeprefix(prefix), tag) for where, word, tag in read.words]
-            yield read.language, make(read._replace(words=words))
+            yield read.language, make(read._replace(prefix=prefix))
         except ValueError as error:
             name = delimited.identity(task, one.cells) or str(one.line)
             yield None, BadRow(name, str(error), one.cells)
@@ -171,8 +169,8 @@ def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[
             f"columns there are {', '.join(cells)}: set task.text_column and task.label_column"
         )
     # Numbers stand for tags by their order, unless they are the tags.
-    known = dict(enumerate(task.labels)) if place else {}
-    return [str(one) if str(one) in task.labels else known.get(one, str(one)) for one in found]
+    tags = dict(enumerate(task.labels)) if place else {}
+    return [str(one) if str(one) in task.labels else tags.get(one, str(one)) for one in found]
 
 
 def _is_conll(path: pathlib.Path, task: Task) -> bool:

@@ -8,18 +8,12 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from input_pipeline.tasks import files, questions
-from input_pipeline.tasks.examples import (
-    BadRow,
-    QuestionExample,
-    Sentences,
-    TaggedExample,
-    TextExample,
-)  # fmt: skip
+from input_pipeline.tasks import examples, files, questions
+from input_pipeline.tasks.examples import QuestionExample, Sentences, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import Task
 
 
-def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
+def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | examples.BadRow]:
     """Read a text a line, or two with a tab between them if the task is on pairs.
 
     A tab in a single text is a blank, but ends a column in a file called *.tsv. Raise ValueError if
@@ -32,14 +26,14 @@ def read_texts(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
     )  # fmt: skip
 
 
-def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
+def read_words(path: pathlib.Path, task: Task) -> list[TaggedExample | examples.BadRow]:
     """Read a sentence of words separated by blanks a line; as `read_texts`."""
     return _cells(
         path, task, 1, "words", lambda name, text: TaggedExample(name, tuple(text.split()), ())
     )
 
 
-def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | BadRow]:
+def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | examples.BadRow]:
     """Read a question, a tab and its context a line, or JSON of SQuAD from *.json(.gz, ...)."""
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
@@ -58,16 +52,16 @@ def _cells(
 ) -> list[Any]:
     """Return what `make` makes of the number of each line and its `count` cells."""
     found: list[Any] = []
-    has_columns = count == 2 or (".tsv" in path.suffixes and task.kind != "tagging")
+    has_columns = count == 2 or (".tsv" in path.suffixes and wanted != "words")
     for name, where, line in _lines(path):
         cells = [cell.strip() for cell in (line.split("\t") if has_columns else [line])]
         if not any(cells):
-            found.append(BadRow(name, f"{where}: the line is empty"))
+            found.append(examples.BadRow(name, f"{where}: the line is empty"))
         elif len(cells) == count:
             found.append(make(name, *cells))
         else:
             error = f"{len(cells)} columns, but {task.name} takes {wanted}; correct the line"
-            found.append(BadRow(name, f"{where}: {error}"))
+            found.append(examples.BadRow(name, f"{where}: {error}"))
     return found
 
 

@@ -167,10 +167,7 @@ def warn_of_unknown(where: str, data: TaskData, tokenizer: Tokenizer) -> None:
 def read_split(
     options: TaskSettings, tokenizer: Tokenizer, split: str, bad: dict[str, BadRow] | None = None
 ) -> list[TaskData]:
-    """A split of the task in each of its languages.
-
-    Args:
-      bad: rows that are left out, by their errors, to add to.
+    """A split of the task in each of its languages; rows that are left out are added to `bad`.
 
     Raises:
       ValueError: an example has no label, or no rule scores a language; and see

@@ -49,11 +49,10 @@ class TaskSettings:
       text_column, pair_column, label_column: of a task of a user's own, see
         `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
         `pair_column` of single texts.
-      id_column: of a task of a user's own, the ids of its predictions; "" for numbers of rows.
-      group_column: of a task of a user's own: rows with one value, such as translations or parts of
-        a document, are on one side of a hold-out; "" for `id_column`.
-      max_bad_rows: of a task of a user's own, rows at fault that are left out and listed in
-        bad_rows.jsonl; with more the run ends.
+      id_column: ids of a user's own examples, in predictions; "" for numbers of rows.
+      group_column: rows of a user's own with one value, such as translations or parts of a
+        document, are on one side of a hold-out; "" for `id_column`.
+      max_bad_rows: most rows at fault to leave out, which bad_rows.jsonl then lists.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.

@@ -172,6 +172,13 @@ class HeldOutTest(absltest.TestCase):
             self.assertTrue(all(len(one) == 1 for one in sides.values()))
             self.assertBetween(sum(found["en"]), 40, 90)
 
+    def test_large_groups_are_a_last_resort(self):
+        examples = [dataclasses.replace(one, group="large" if int(one.id) < 200 else "", label=0)
+                    for one in self.examples(0)]  # fmt: skip
+        for seed in range(8):  # by their hashes the large group comes first for most
+            some = [dataclasses.replace(one, text=f"{seed} {one.text}") for one in examples]
+            self.assertLen(self.out({"en": some})["en"], 50)
+
     def test_what_cannot_be_divided(self):
         one, two, three = (TextExample(str(i), f"t{i}", None, i // 2) for i in range(3))
         self.assertLen(self.out({"en": [one, two, three]})["en"], 1)  # the label of one text stays
