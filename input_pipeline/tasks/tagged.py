@@ -27,9 +27,8 @@ _DOCUMENT = "-DOCSTART-"  # first cell of a line between documents, CoNLL-2003
 _CONLL = (".conll", ".conllu", ".iob", ".bio")
 # Names of columns, of lists the best first, or in a first line that is no word.
 _WORD_NAMES = ("tokens", "words", "token", "word", "form")
-_TAG_NAMES = (
-    *["tags", "ner_tags", "labels", "ner", "pos_tags", "upos", "tag", "label", "ner_tag", "pos"],
-)
+_TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "pos_tags", "upos", "tag", "label", "ner_tag",
+              "pos")  # fmt: skip
 
 _Word = tuple[str, str, str | None]  # where, word, tag
 

@@ -86,8 +86,7 @@ def run(
         if hosts.is_first() and not stage.has_recorded(later):
             stage.record()
         results = {**builders.run_metadata(config), **work()}
-        if scored := task_data.scored_files(options, data):
-            results["scored"] = scored
+        results |= {"scored": scored} if (scored := task_data.scored_files(options, data)) else {}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()

@@ -103,6 +103,7 @@ class BadRowsTest(FolderTest):
                          [{"id": "2", "text": "", "label": "pos"}, {"line": "3,b"},
                           {"line": '4,"c "c" c",neg'},
                           {"id": "5", "text": "d", "label": "maybe"}])  # fmt: skip
+        self.assertRegex([*bad][-1], "line 6: no label 'maybe'")
         objects = [{"id": 1, "text": "a", "label": "pos"}, {"id": 2, "text": "a"}]
         lines = "\n".join(map(json.dumps, objects)) + '\n{"id": \n[1]\n'
         self.assertLen(self.load(3, lines)[1], 3)
@@ -178,6 +179,12 @@ class HeldOutTest(absltest.TestCase):
         for seed in range(8):  # by their hashes the large group comes first for most
             some = [dataclasses.replace(one, text=f"{seed} {one.text}") for one in examples]
             self.assertLen(self.out({"en": some})["en"], 50)
+
+    def test_rare_labels_come_first_of_examples_with_several(self):
+        for seed in range(8):
+            some = [TextExample(str(i), f"{seed} {i}", None, i) for i in range(20)]
+            found = held_out({"en": some}, lambda one: {0, int(one.label < 2)}, 0.1, ["en"])["en"]
+            self.assertEqual((sum(found), sum(found[:2])), (2, 1))
 
     def test_what_cannot_be_divided(self):
         one, two, three = (TextExample(str(i), f"t{i}", None, i // 2) for i in range(3))
