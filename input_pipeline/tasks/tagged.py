@@ -114,10 +114,7 @@ def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow
 def _found(
     path: pathlib.Path, task: Task, make: Callable[[_Sentence], Any], *, has_tags: bool = True
 ) -> delimited.Found:
-    """Yield what is made of the sentences of a file; `has_tags` unless tags may be missing.
-
-    Raise ValueError if there are none, or they are names of columns, or running numbers.
-    """
+    """Yield what is made of the sentences of a file; `has_tags` unless tags may be missing."""
     if is_of_lists := _has_lists(path):
         found: list[Any] = list(tables.read_records(path, tables.content(path), ()))
     else:
@@ -145,7 +142,6 @@ def _has_lists(path: pathlib.Path) -> bool:
 
 
 def _of_lists(row: tables.Record, task: Task) -> _Sentence:
-    """Return the sentence of a row with a list of words, and one of tags if there."""
     line, where, cells = row
     words, tags = (_list(cells, place, task, where) for place in (0, 1))
     if not words or (tags and len(tags) != len(words)):
@@ -183,10 +179,7 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
 
 
 def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
-    """Return the prefix of each word of a WikiANN file: its language and a colon, or "".
-
-    Raise ValueError if words are names of columns, or running numbers.
-    """
+    """Return the prefix of each word of a WikiANN file, or ""; ValueError for words that are none."""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")

@@ -261,7 +261,6 @@ def _with_tables(runs: Sequence[Run]) -> list[Run]:
 
 
 def _is_of_same(one: Run, two: Run) -> bool:
-    """Return whether labels and scored data of two runs are the same, as far as recorded."""
     shared = one.scored.keys() & two.scored.keys()
     return one.data == two.data and all(one.scored[key] == two.scored[key] for key in shared)
 
