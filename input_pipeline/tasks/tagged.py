@@ -179,7 +179,7 @@ def _is_conll(path: pathlib.Path, task: Task) -> bool:
 
 
 def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
-    """Return the prefix of each word of a WikiANN file, or ""; ValueError for words that are none."""
+    """Return the prefix of each word of WikiANN, or ""; ValueError for words that are none."""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
