@@ -37,7 +37,7 @@ THEIRS = {
     "vocap":            {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
                          "msgspec", "tokenizers"},
     "knn_sampling":     {"jax"},
-    "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy",
+    "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy", "pyarrow",
                          "msgspec", "numba", "fontTools"},
     "configs":          {"ml_collections"},
     "xlm.common":       {"apache_beam", "distributed", "markdown_it", "msgspec"},

@@ -9,7 +9,7 @@ from xlm.cli.main import VERBS
 _HEAVY = (
     "apache_beam", "flax", "fontTools", "gguf", "jax", "matplotlib", "numba", "optax", "orbax",
     "sacrebleu", "safetensors", "scipy", "seqeval", "sklearn", "tensorboardX", "tensorflow",
-    "tensorflow_datasets", "tiktoken", "tokenizers", "torch", "transformers",
+    "tensorflow_datasets", "tiktoken", "tokenizers", "torch", "transformers", "pyarrow",
 )  # fmt: skip
 _VOCABULARY = {"numba", "fontTools", "scipy"}
 _TRAINING = {"jax", "flax", "optax", "orbax", "scipy"}

@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline.tasks import unlabelled
-from input_pipeline.tasks.examples import QuestionExample, TaggedExample, TextExample
+from input_pipeline.tasks.examples import BadRow, QuestionExample, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS
 from tests import folders, tiny_tasks
 from tests.malformed import harness
@@ -32,8 +32,8 @@ class UnlabelledTest(folders.FolderTest):
         question = {"context": "Der Bär.", "qas": [{"id": "x", "question": "Wer?"}]}
         squad = json.dumps({"data": [{"paragraphs": [question]}]})
         for task, name, text, expected in (
-            ("cola", "mine.txt", "Eins.\n\n Zwei.\n", [TextExample("1", "Eins.", None, None),
-                                                      TextExample("3", "Zwei.", None, None)]),
+            ("cola", "mine.txt", "Eins.\n Zwei.\n", [TextExample("1", "Eins.", None, None),
+                                                    TextExample("2", "Zwei.", None, None)]),
             # A tab is text but where it ends a column.
             ("cola", "mine.txt", "Eins.\tZwei.\n\tDrei.\n", [
                 TextExample("1", "Eins.\tZwei.", None, None), TextExample("2", "Drei.", None, None)
@@ -54,7 +54,9 @@ class UnlabelledTest(folders.FolderTest):
     )
     def test_lines_that_do_not_fit(self, task, text, error):
         with self.assertRaisesRegex(ValueError, f"mine.tsv.*{error}"):
-            self.read(task, text, "mine.tsv")
+            for one in self.read(task, text, "mine.tsv"):
+                if isinstance(one, BadRow):
+                    raise ValueError(one.error)
 
 
 class FineTunedTest(folders.FolderTest):
@@ -76,6 +78,26 @@ class FineTunedTest(folders.FolderTest):
             chunks = list(model(examples))
         self.assertLen(chunks, -(-len(examples) // 5))
         self.assert_equal_lines([line for chunk in chunks for line in chunk], expected)
+
+    def test_every_row_has_a_line_with_what_is_copied(self):
+        model = prediction.FineTuned(tiny_tasks.finished("cola"))
+        examples = model.read(self.write("mine.txt", "the cat\n\n\tdog\truns\n\n"))
+        (plain,) = model([one for one in examples if not isinstance(one, BadRow)])
+        with mock.patch.object(prediction, "CHUNK", 2):
+            found = [line for chunk in model(examples, with_text=True) for line in chunk]
+        self.assertEqual([one["id"] for one in found], ["1", "2", "3", "4"])
+        self.assertEqual([one.pop("text") for one in found[::2]], ["the cat", "dog\truns"])
+        self.assert_equal_lines(found[::2], plain)
+        for one in found[1::2]:
+            self.assertIsNone(one["prediction"])
+            self.assertRegex(one["error"], "mine.txt, line [24]: the line is empty")
+        rows = [dataclasses.replace(examples[0], cells={"a": 1, "b": 2}), examples[1]]
+        ((one, two),) = model(rows, columns=["b"])
+        self.assertEqual((one["columns"], two["columns"]), ({"b": 2}, {"b": None}))
+        with self.assertRaisesRegex(ValueError, "names 'c', but the input's columns are a, b;"):
+            list(model(rows, columns=["c"]))
+        with self.assertRaisesRegex(ValueError, "no row of 1 can be read: .*line 2"):
+            list(model(rows[1:]))
 
     def write_mine(self, folder: pathlib.Path) -> pathlib.Path:
         """The English test data of a run as a user would write it."""

@@ -3,13 +3,15 @@
     python finetune.py --config=configs/finetune/text.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-DATA has `train.{language}.csv`, in one language or several, and optionally `dev.{language}.csv` and
-`test.{language}.csv`. CSV, TSV and JSON are told apart by content, whatever the suffix. Columns are
+DATA has `train.{language}.csv`, in one language or several, and optionally `dev.{language}.csv`, or
+`validation.`, and `test.{language}.csv`. Without `{language}.`, a column `language`, `lang` or
+`locale` names it. CSV, TSV, JSON, Parquet and Arrow are told apart by content, whatever the suffix;
+DATA may be a folder of `DatasetDict.save_to_disk`. Columns are
 `text` and `label`, or --config.task.text_column and --config.task.label_column, by name, or by
 number if the first line has no names. Pairs have a --config.task.pair_column. The classes are those
 of the training files. `text.py:number,DATA` has a number as label.
 --config.task.class_weights=balanced gives rare classes as much weight as others. Without
-development files, a hash of the text holds out a tenth of the training examples to select on. The
+development files, a tenth of the training examples of each label is held out to select on. The
 mean over all development languages selects the checkpoint. Encoders as wide as XLM-R are trained as
 for XNLI. Narrower ones get a higher rate and the mean state; see docs/own_task.md.
 """
@@ -18,6 +20,8 @@ from ml_collections import ConfigDict
 
 from configs.finetune.base import base
 
+# Ends of names: with a language, without, of the hub's Parquet, and of saved `datasets`.
+_ENDS = (".{language}.*", ".[ct]sv*", ".json*", ".conll*", ".parque[t]", "-*.parquet", "/*.arrow")
 TASKS = {"class": "text_classes", "number": "text_numbers"}
 
 
@@ -29,13 +33,11 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def own(name: str, data: str) -> ConfigDict:
-    config = base(
-        name,
-        data,
-        train="train.{language}.*",
-        validation="dev.{language}.*",
-        test="test.{language}.*",
+    train, test, *dev = (
+        tuple(split + end for end in _ENDS)
+        for split in ("train", "test", "dev", "val", "valid", "validation")
     )
+    config = base(name, data, train=train, validation=sum(dev, ()), test=test)
     config.task.train_languages = ()  # all languages with files
     config.task.selection = "all_languages"
     config.task.text_pooling = "by_width"

@@ -1,16 +1,18 @@
 """A user's own texts with a class or a number: rows of `tables` as examples."""
 
+import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from input_pipeline import text_files
-from input_pipeline.tasks import files, tables, unlabelled
-from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks import tables, unlabelled
+from input_pipeline.tasks.examples import BadRow, TextExample
 from input_pipeline.tasks.tasks import Task, canonical_label
 
-_LANGUAGE = "language"
+# Names of a column of languages, the best first.
+_LANGUAGES = ("language", "lang", "locale")
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 # Names of label columns, which are not labels in a first row.
 _NAMES = ("label", "labels", "class", "category", "target", "sentiment", "score", "rating", "stars")
@@ -18,78 +20,90 @@ _MISSING = "nan"  # as pandas writes a label that is missing
 _INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # characters of no width
 _NO_CHARACTER = re.compile("[\0\ud800-\udfff]")  # which JSON can escape
 
-
-class _Row(NamedTuple):
-    """Row of a file; the language is None unless a column names it."""
-
-    line: int
-    where: str
-    language: str | None
-    texts: tuple[str, ...]
-    label: str
+Found = Iterator[tuple[str | None, Any]]  # languages, None unless a column names it, and examples
 
 
-def read_texts(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
+def read_texts(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, example) of a file; the language is None unless a column names it.
 
-    Raise ValueError, naming file and line, if columns or rows are missing, a row has another width,
-    a cell is empty, or a label is none of the task's.
+    A `BadRow` stands for a row of another width, with an empty cell, or with a label that is none
+    of the task's. Raise ValueError, naming file and line, if columns or rows are missing.
     """
-    for row in _rows(path, task):
-        yield row.language, _example("", row, task.label(row.label, row.where))
+    return _rows(path, task, lambda *row: _example(task, *row))
 
 
-def read_labels(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, str]]:
+def read_labels(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, label) of a file; as `read_texts`, of any label but missing ones."""
-    for row in _rows(path, task):
-        if row.label == _MISSING:
+
+    def checked(row: tables.Record, texts: list[str], label: str) -> str:
+        if label == _MISSING:
             raise ValueError(
-                f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; fill it "
-                "in, remove the row, or list all labels in task.labels"
+                f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; "
+                "fill it in, remove the row, or list all labels in task.labels"
             )
-        yield row.language, canonical_label(row.label)
+        return canonical_label(label)
+
+    return _rows(path, task, checked)
 
 
-def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample]:
+def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
     """Read texts to predict on: a file with the task's columns but for labels, or plain lines.
 
-    The id of an example is the number of its line, from 1, or of its object if a line has several
-    in JSON. `unlabelled.read_texts` reads a file whose first line neither names the columns nor
-    begins with a brace, unless it is called *.csv, *.tsv, *.json or *.jsonl; but *.tsv may have two
-    texts a line. In a *.txt the first line must name at least two columns, or be JSON. If columns
-    go by number, that of the labels may be there as in training, or not. Raise ValueError if there
-    is no file, as `read_texts` and as `unlabelled.read_texts`.
+    The id of an example is that of the task's column, if there, or the number of its line, from 1,
+    or of its object if a line has several in JSON. `unlabelled.read_texts` reads a file whose first
+    line neither names the columns nor begins with a brace, unless it is called *.csv, *.tsv, *.json
+    or *.jsonl; but *.tsv may have two texts a line. In a *.txt the first line must name at least
+    two columns, or be JSON. If columns go by number, that of the labels may be there as in
+    training, or not. Raise ValueError if there is no file, as `read_texts` and as
+    `unlabelled.read_texts`.
     """
     if not path.is_file() or not _is_table(path, task):
         return unlabelled.read_texts(path, task)
     try:
-        rows = list(_rows(path, task, has_labels=False))
+        rows = _rows(path, task, lambda *row: _example(task, *row), has_labels=False)
+        return numbered([row for _, row in rows], task)
     except ValueError as error:
-        if _is_called(path, ".txt"):
+        if is_called(path, ".txt"):
             raise
         raise ValueError(f"{error}; a file of plain lines must be called *.txt") from error
-    lines = [row.line for row in rows]
-    ids = lines if len(set(lines)) == len(lines) else range(1, len(lines) + 1)
-    return [_example(str(number), row, None) for number, row in zip(ids, rows, strict=True)]
+
+
+def numbered(rows: list[Any], task: Task) -> list[Any]:
+    """Number rows whose ids, of lines, are not their own, since a line has several."""
+    if len({row.id for row in rows}) == len(rows) or (task.columns and task.columns.id):
+        return rows
+    return [dataclasses.replace(row, id=str(number)) for number, row in enumerate(rows, start=1)]
 
 
 def _is_table(path: pathlib.Path, task: Task) -> bool:
     wanted = _wanted(task, has_labels=False)
-    if tables.has_names(files.read_text(path), wanted, may_be_lines=_is_called(path, ".txt")):
+    if tables.has_names(tables.content(path), wanted, may_be_lines=is_called(path, ".txt")):
         return True
-    if _is_called(path, ".tsv") and task.is_of_pairs and not tables.is_numbered(wanted):
+    if is_called(path, ".tsv") and task.is_of_pairs and not tables.is_numbered(wanted):
         return False
-    return _is_called(path, *_TABLES)
+    return is_called(path, *_TABLES)
 
 
-def _is_called(path: pathlib.Path, *suffixes: str) -> bool:
+def is_called(path: pathlib.Path, *suffixes: str) -> bool:
     """Return whether a file's name has one of these suffixes, before a compression or not."""
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
-def _example(name: str, row: _Row, label: int | float | None) -> TextExample:
-    text, *pair = row.texts
-    return TextExample(name, text, pair[0] if pair else None, label)
+def _example(task: Task, row: tables.Record, texts: list[str], label: str) -> TextExample:
+    text, second = texts if task.is_of_pairs else (*texts, None)
+    name = identity(task, row.cells)
+    if not label:
+        return TextExample(name or str(row.line), text, second, None, cells=row.cells)
+    group = identity(task, row.cells, is_group=True)
+    return TextExample(name, text, second, task.label(label, row.where), group)
+
+
+def identity(task: Task, cells: Mapping[str, Any], *, is_group: bool = False) -> str:
+    """Return the id of a row, or its group, which may be its id; "" without such a column."""
+    if task.columns is None:
+        return ""
+    columns = (is_group and task.columns.group) or task.columns.id
+    return next((str(cells[one]).strip() for one in columns if cells.get(one) is not None), "")
 
 
 def _wanted(task: Task, has_labels: bool = True) -> list[str]:
@@ -99,9 +113,11 @@ def _wanted(task: Task, has_labels: bool = True) -> list[str]:
     return [*texts, *task.columns.label] if has_labels else texts
 
 
-def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterator[_Row]:
-    """Yield the rows of a file; a label that is not wanted is ""."""
-    text, wanted = files.read_text(path), _wanted(task, has_labels)
+def _rows(
+    path: pathlib.Path, task: Task, make: Callable[..., Any], *, has_labels: bool = True
+) -> Found:
+    """Yield what is made of the rows of a file; a label that is not wanted is ""."""
+    text, wanted = tables.content(path), _wanted(task, has_labels)
     if len(set(wanted)) < len(wanted):
         raise ValueError(
             f"task.text_column, task.pair_column and task.label_column are {', '.join(wanted)}, "
@@ -109,16 +125,26 @@ def _rows(path: pathlib.Path, task: Task, *, has_labels: bool = True) -> Iterato
         )
     with_label = _wanted(task)
     is_numbered, needed = tables.is_numbered(with_label), wanted
-    if is_numbered and not has_labels and _shows_labels(path, text, task):
+    if is_numbered and not has_labels and text is not None and _shows_labels(path, text, task):
         needed = with_label  # a first column alone would fit any line
+    if has_labels and task.columns is not None:
+        needed = list(dict.fromkeys([*needed, *task.columns.id, *task.columns.group]))
     number = 0
-    for number, (line, cells) in enumerate(tables.read_records(path, text, needed), start=1):
-        where = f"{path}, line {line}"
-        found = [_cell(cells[column], column, where) for column in wanted]
-        texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
+    for number, row in enumerate(tables.read_records(path, text, needed), start=1):
+        if isinstance(row, BadRow):
+            yield None, row
+            continue
+        line, where, cells = row
+        if has_labels and all(cell is None or not str(cell).strip() for cell in cells.values()):
+            continue
         if number == 1 and is_numbered:
             _check_is_row(str(cells.get(with_label[-1], "")), task, where)
-        yield _Row(line, where, _language(cells, where), tuple(texts), label)
+        try:
+            found = [_cell(cells[column], column, where) for column in wanted]
+            texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
+            yield language_of(cells, where), make(row, texts, label)
+        except ValueError as error:
+            yield None, BadRow(identity(task, cells) or str(line), str(error), cells)
     if not number:
         raise ValueError(f"{path}: has no rows below the names of its columns; add some")
 
@@ -153,12 +179,15 @@ def _check_is_row(label: str, task: Task, where: str) -> None:
         )
 
 
-def _language(cells: Any, where: str) -> str | None:
-    place = tables.places(_LANGUAGE, list(cells))
-    value = cells[list(cells)[place[0]]] if place else None
-    if value is not None and not text_files.is_language(str(value)):
+def language_of(cells: Mapping[str, Any], where: str) -> str | None:
+    """Return the language that a column of a row names; ValueError if it is no code."""
+    names = list(cells)
+    column = next((names[i] for one in _LANGUAGES for i in tables.places(one, names)), None)
+    if column is None or cells[column] is None:
+        return None
+    if not text_files.is_language(value := str(cells[column])):
         raise ValueError(
-            f"{where}: {value!r} in the column {_LANGUAGE!r} is no code of a language, such as en, "
+            f"{where}: {value!r} in the column {column!r} is no code of a language, such as en, "
             "ceb or zh_Hant; correct it, or rename the column"
         )
     return value

@@ -1,6 +1,17 @@
 """Examples of the downstream tasks: text and labels, before tokenisation."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """A row of a user's file that is no example; `error` begins with its file and line."""
+
+    id: str
+    error: str
+    cells: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -8,13 +19,16 @@ class TextExample:
     """A text or a pair of texts to put into a class, or to score.
 
     `id` counts the examples of a language and split, from "0". `label` is an index into
-    `Task.labels`, a score of a regression, or None.
+    `Task.labels`, a score of a regression, or None. Examples of one `group`, such as translations,
+    are on one side of a hold-out. `cells` are the other columns of a row to predict on.
     """
 
     id: str
     text: str
     text_pair: str | None
     label: int | float | None
+    group: str = dataclasses.field(default="", compare=False)
+    cells: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def content(self) -> tuple[str, ...]:
@@ -23,11 +37,16 @@ class TextExample:
 
 @dataclasses.dataclass(frozen=True)
 class TaggedExample:
-    """A sentence; each word has a tag, an index into `Task.labels`, or `tags` is empty."""
+    """A sentence; each word has a tag, an index into `Task.labels`, or `tags` is empty.
+
+    `group` and `cells` are as of `TextExample`.
+    """
 
     id: str
     words: tuple[str, ...]
     tags: tuple[int, ...]
+    group: str = dataclasses.field(default="", compare=False)
+    cells: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def content(self) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ class Source:
       patterns: of files, or splits of tensorflow-datasets as "tfds:NAME:SPLIT".
       language_codes: other names of languages in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; None for its own default.
+      max_bad_rows: rows that may be left out since they are at fault.
     """
 
     task: Task
@@ -158,6 +159,7 @@ class Source:
     language: str = "en"
     language_codes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     data_dir: str | None = None
+    max_bad_rows: int = 0
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def languages_of_names(root: pathlib.Path, pattern: str) -> set[str]:
             continue
         if text_files.is_language(match["code"]) and match["code"] not in _TYPES:
             found.add(match["code"])
-        else:
+        elif match["code"] not in (*_TYPES, "json", "jsonl", "conll"):
             _warn_once(
                 f"{root / name}: left out, {match['code']!r} in its name is no code of a language, "
                 "such as en, ceb or zh-Hant"

@@ -1,15 +1,14 @@
 """Loading of a task's examples for one language, from files or from tensorflow-datasets."""
 
 import dataclasses
-import hashlib
 import itertools
-import json
+import logging
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from input_pipeline.tasks import files, tfds_examples, translation
-from input_pipeline.tasks.examples import SentencePairs, TranslationExample
+from input_pipeline.tasks.examples import BadRow, SentencePairs, TranslationExample
 from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import Task
 
@@ -19,8 +18,9 @@ Found = Iterable[tuple[str | None, Any]]  # languages and examples
 class Readers(NamedTuple):
     """Readers of the examples of one kind of tasks, as frozen dataclasses with an `id`.
 
-    Examples with id "" are numbered. The language is None unless file or dataset names it. `labels`
-    reads the label names of a file before the task's are known; None without classes.
+    A `BadRow` may stand for an example or a label. Examples with id "" are numbered. The language
+    is None unless file or dataset names it. `labels` reads the label names of a file before the
+    task's are known; None without classes.
     """
 
     file: Callable[[pathlib.Path, Task], Found]
@@ -39,14 +39,20 @@ class PairsReader(NamedTuple):
 
 # Language of files whose name and content do not tell it.
 _DEFAULT_LANGUAGE = "en"
+_NAMED = 4  # bad rows that a message names
+_MAX_BROKEN = 0.01  # share of rows that may be bad, of tasks that have such
 
 
-def load_examples(readers: Readers, source: Source) -> list[Any]:
+def load_examples(
+    readers: Readers, source: Source, bad: dict[str, BadRow] | None = None
+) -> list[Any]:
     """Return the examples of a language in the order of the patterns and their files.
 
-    Raise ValueError if there are none, a file is malformed, or two examples have the same id.
+    Add bad rows by their errors to `bad`. Raise ValueError if there are more than the source
+    allows, no examples, a file is malformed, or two examples have the same id.
     """
     examples: list[Any] = []
+    bad = {} if bad is None else bad
     looked_for: list[str] = []
     for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
@@ -55,7 +61,9 @@ def load_examples(readers: Readers, source: Source) -> list[Any]:
         else:
             found = (readers.file(path, source.task) for path in source.matching(pattern))
             looked_for.append(_described(source, pattern))
-        examples += _of_language(found, pattern, source)
+        examples += _of_language(found, pattern, source, bad)
+    broken = _MAX_BROKEN * len(examples) if source.task.has_broken_lines else 0
+    _check_bad(bad, max(source.max_bad_rows, broken))
     if not examples:
         raise _no_data(source, looked_for, available_languages(readers, source))
     return _with_ids(examples, source)
@@ -153,39 +161,14 @@ def load_labels(readers: Readers, source: Source) -> list[str]:
     """
     assert readers.labels is not None, f"{source.task.name} has no classes"
     found: list[str] = []
+    bad: dict[str, BadRow] = {}
     for pattern in source.patterns:
         if tfds_examples.is_tfds(pattern):
             raise ValueError(f"{source.task.name}: list the labels of {pattern} in task.labels")
         read = (readers.labels(path, source.task) for path in source.matching(pattern))
-        found += _of_language(read, pattern, source)
+        found += _of_language(read, pattern, source, bad)
+    _check_bad(bad, source.max_bad_rows)
     return found
-
-
-def held_out_part(
-    examples: Sequence[Any], share: float, *, held_out: bool, where: str
-) -> list[Any]:
-    """Return the examples that are `held_out` as development data, or the others.
-
-    `share` of the different texts, at least one, is held out: those with the smallest hashes. So a
-    text is on one side only, whatever its label and place, and adding examples moves few others.
-    Raise ValueError unless 0 < share < 1 and there are enough texts for both sides.
-    """
-    if not 0 < share < 1:
-        raise ValueError(
-            f"task.validation_share is {share}, must be between 0 and 1, or name task.validation"
-        )
-    content = (json.dumps(example.content, ensure_ascii=False) for example in examples)
-    keys = [hashlib.sha256(text.encode()).digest() for text in content]
-    texts = sorted(set(keys))
-    count = max(round(share * len(texts)), 1)
-    if count >= len(texts):
-        raise ValueError(
-            f"{where}: there is no development file, and of {len(texts)} different training texts "
-            f"task.validation_share = {share} leaves {len(texts) - count} to train on; add a "
-            "development file (task.validation), or more examples"
-        )
-    last = texts[count - 1]
-    return [one for one, key in zip(examples, keys, strict=True) if (key <= last) == held_out]
 
 
 def has_files(root: pathlib.Path, patterns: Sequence[str]) -> bool:
@@ -231,15 +214,33 @@ def available_languages(readers: Readers | None, source: Source) -> set[str]:
         elif readers is not None:
             for path in files.matching(source.root, pattern, [""]):
                 read = readers.file(path, source.task)
-                found |= {code or _DEFAULT_LANGUAGE for code, _ in read}
+                good = (code for code, one in read if not isinstance(one, BadRow))
+                found |= {code or _DEFAULT_LANGUAGE for code in good}
     return {source.language_codes.get(code, code) for code in found}
 
 
-def _of_language(found: Iterable[Found], pattern: str, source: Source) -> Iterator[Any]:
-    """Yield the examples of the language, or all if the pattern names it."""
+def _check_bad(bad: Mapping[str, BadRow], limit: float) -> None:
+    """Raise ValueError, with the first errors, if there are more bad rows than a limit."""
+    named = list(itertools.islice(bad, _NAMED))
+    if len(bad) > limit:
+        several = f"; {len(bad)} rows are bad, as well: {'; '.join(named[1:])}" if named[1:] else ""
+        raise ValueError(
+            f"{named[0]}{several}; task.max_bad_rows={len(bad)} leaves such rows out, and lists "
+            "them in bad_rows.jsonl"
+        )
+    if bad:
+        logging.warning("%d bad rows are left out, the first one: %s", len(bad), named[0])
+
+
+def _of_language(
+    found: Iterable[Found], pattern: str, source: Source, bad: dict[str, BadRow]
+) -> Iterator[Any]:
+    """Yield the examples of the language, or all if the pattern names it; add bad rows to `bad`."""
     is_named, codes = files.PLACEHOLDER in pattern, source.codes
     for code, example in itertools.chain.from_iterable(found):
-        if is_named or (code or _DEFAULT_LANGUAGE) in codes:
+        if isinstance(example, BadRow):
+            bad[example.error] = example
+        elif is_named or (code or _DEFAULT_LANGUAGE) in codes:
             yield example
 
 

@@ -1,4 +1,4 @@
-"""Rows of a user's own tables: CSV, TSV, JSON lines or a JSON array, told apart by content.
+"""Rows of a user's own tables: CSV, TSV, JSON lines or array, Parquet, told apart by content.
 
 A file that begins with a brace has JSON objects, on one line each or several. One that begins with
 a bracket has an array of them. Any other has columns, whose separator is the tab, comma or
@@ -16,7 +16,10 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from input_pipeline.tasks import arrow, files
+from input_pipeline.tasks.examples import BadRow
 
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -26,7 +29,20 @@ _EXCEL = re.compile(r"\Asep=.(?=\n)", re.I)
 
 csv.field_size_limit(2**31 - 1)  # a cell may be a whole document
 
-Record = tuple[int, Mapping[str, Any]]  # number of the line, cells by column
+_Record = tuple[int, Mapping[str, Any] | ValueError]  # number of the line; why there are no cells
+
+
+class Record(NamedTuple):
+    """Row of a table, the number of its line, of Parquet of the row, and its place for messages."""
+
+    line: int
+    where: str
+    cells: Mapping[str, Any]
+
+
+def content(path: pathlib.Path) -> str | None:
+    """Return the text of a table, None of Parquet and Arrow; ValueError as `files.read_text`."""
+    return None if path.is_file() and arrow.is_arrow(path) else files.read_text(path)
 
 
 def is_numbered(columns: Sequence[str]) -> bool:
@@ -34,11 +50,13 @@ def is_numbered(columns: Sequence[str]) -> bool:
     return all(column.isdecimal() for column in columns)
 
 
-def has_names(text: str, columns: Sequence[str], *, may_be_lines: bool) -> bool:
+def has_names(text: str | None, columns: Sequence[str], *, may_be_lines: bool) -> bool:
     """Return whether a file names columns: JSON objects, or a first line that does.
 
     With `may_be_lines`, a first line that is not JSON, or only one name, is a text.
     """
+    if text is None:
+        return True
     if text.lstrip().startswith("{"):
         return not may_be_lines or _is_json(text.lstrip().partition("\n")[0])
     cells = [_first(_first_line(text), separator) for separator in _SEPARATORS]
@@ -62,23 +80,36 @@ def places(column: str, names: Sequence[str]) -> list[int]:
     return alike or [i for i, name in enumerate(names) if name.casefold() == column.casefold()]
 
 
-def read_records(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
+def read_records(
+    path: pathlib.Path, text: str | None, wanted: Sequence[str]
+) -> Iterator[Record | BadRow]:
     """Yield the rows of a file, their cells by the names in `wanted` and of the other columns.
 
-    Raise ValueError, naming file and line, if a wanted column is missing, a row has another width,
-    or the file is neither JSON nor CSV.
+    `text` is the file's `content`. A row at fault is a `BadRow`; cells may all be empty. Raise
+    ValueError, naming file and line, if the first line lacks a wanted column, or the file is
+    neither JSON nor CSV.
     """
-    if _JSON.match(text):
+    if text is None:
+        records: Iterator[_Record] = enumerate(arrow.read_rows(path), start=1)
+    elif _JSON.match(text):
         records = _json_objects(path, text)
     else:
         records = _rows(path, _EXCEL.sub("", text, count=1), wanted)
     renamed: dict[str, str] = {}
-    names: Sequence[str] = ()
+    names, lines = list[str](), list[str]()
     for number, cells in records:
-        if list(cells) != names:
-            names = list(cells)
-            renamed = {names[_place(one, names, f"{path}, line {number}")]: one for one in wanted}
-        yield number, {renamed.get(name, name): cell for name, cell in cells.items()}
+        where = f"{path}, {'row' if text is None else 'line'} {number}"
+        try:
+            if isinstance(cells, ValueError):
+                raise cells
+            if (found := list(cells)) != names:
+                renamed = {found[_place(one, found, where)]: one for one in wanted}
+                names = found
+            yield Record(number, where, {renamed.get(key, key): v for key, v in cells.items()})
+        except ValueError as error:
+            lines = lines or (text or "").split("\n")
+            row = dict(cells) if isinstance(cells, Mapping) else {"line": lines[number - 1]}
+            yield BadRow(str(number), str(error), row)
 
 
 def numbered_column(path: pathlib.Path, text: str, number: int) -> Iterator[list[str | None]]:
@@ -104,7 +135,7 @@ def _place(column: str, names: Sequence[str], where: str) -> int:
     return found[0]
 
 
-def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
+def _json_objects(path: pathlib.Path, text: str) -> Iterator[_Record]:
     """Yield the JSON objects of an array or a sequence, and the lines that they begin in."""
     decoder, number, last = json.JSONDecoder(), 1, 0
     is_array = text.lstrip().startswith("[")
@@ -117,14 +148,18 @@ def _json_objects(path: pathlib.Path, text: str) -> Iterator[Record]:
         try:
             found, start = decoder.raw_decode(text, start)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(
+            fault = ValueError(
                 f"{path}, line {number}: not JSON ({error}); a file that begins with a brace must "
                 "have one object after the other, one that begins with a bracket an array of them"
-            ) from None
-        if not isinstance(found, dict):
-            raise ValueError(
-                f"{path}, line {number}: {str(found)[:40]!r} is no JSON object, as each row must be"
             )
+            if is_array:
+                raise fault from None
+            yield number, fault
+            start = (text.find("\n", start) + 1) or len(text)
+            continue
+        if not isinstance(found, dict):
+            what = f"{str(found)[:40]!r} is no JSON object, as each row must be"
+            found = ValueError(f"{path}, line {number}: {what}")
         yield number, found
 
 
@@ -133,13 +168,18 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
     return found.end() if found else start
 
 
-def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Record]:
+def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[_Record]:
     """Yield the rows of a file of columns, each as wide as the first one."""
     separator = _separator(path, text, wanted)
     names: list[str] | None = None
-    for number, cells in _split(path, text, separator):
+    for number, cells in _split(path, text, separator, goes_on=True):
+        if isinstance(cells, ValueError):
+            yield number, cells
+            continue
         where = f"{path}, line {number}"
         cells = [cell.strip() for cell in cells]
+        if not any(cells) and len(cells) != len(names or ()):
+            continue
         if names is None:
             numbers = [str(place) for place in range(1, len(cells) + 1)]
             names = numbers if is_numbered(wanted) else cells
@@ -147,13 +187,14 @@ def _rows(path: pathlib.Path, text: str, wanted: Sequence[str]) -> Iterator[Reco
                 _place(column, names, where)
             if not is_numbered(wanted):
                 continue
-        if len(cells) != len(names):
-            raise ValueError(
-                f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
-                f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
-                "cells that hold a separator or a line end"
-            )
-        yield number, dict(zip(names, cells, strict=True))
+        if len(cells) == len(names):
+            yield number, dict(zip(names, cells, strict=True))
+            continue
+        yield number, ValueError(
+            f"{where}: {len(cells)} columns, expected {len(names)} as in the first line, "
+            f"separated by {_SEPARATORS[separator]}; correct or remove the row, and quote "
+            "cells that hold a separator or a line end"
+        )  # fmt: skip
 
 
 def _first_line(text: str) -> str:
@@ -187,10 +228,14 @@ def _separator(path: pathlib.Path, text: str, wanted: Sequence[str]) -> str:
 def _width(path: pathlib.Path, text: str, separator: str) -> int:
     """Return the number of columns of all rows; 0 if it differs or this is no CSV."""
     try:
-        widths = {len(cells) for _, cells in _split(path, text, separator)}
+        widths = {len(cells) for _, cells in _split(path, text, separator) if _has_text(cells)}
     except ValueError:
         return 0
     return widths.pop() if len(widths) == 1 else 0
+
+
+def _has_text(cells: Sequence[str]) -> bool:
+    return any(map(str.strip, cells))
 
 
 def _first(line: str, separator: str) -> list[str]:
@@ -201,27 +246,34 @@ def _first(line: str, separator: str) -> list[str]:
     return [cell.strip() for cell in cells]
 
 
-def _split(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield first line number and cells of each non-empty row; ValueError for broken quotes."""
+def _split(
+    path: pathlib.Path, text: str, separator: str, *, goes_on: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """Yield first line number and cells of each row, also empty ones; ValueError for broken quotes.
+
+    If it `goes_on`, yield that in place of the row, unless its quotes end nowhere.
+    """
     if separator != "\t":
-        yield from _split_csv(path, text, separator)
+        yield from _split_csv(path, text, separator, goes_on)
         return
     lines = [
         (number, [_unquoted(cell) for cell in line.split("\t")])
         for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
+        if line.strip(" ")
     ]
-    if len({len(cells) for _, cells in lines}) > 1 and '"' in text:
+    if len({len(cells) for _, cells in lines if _has_text(cells)}) > 1 and '"' in text:
         try:
             rows = list(_split_csv(path, text, separator))
         except ValueError:
             rows = []
-        if len({len(cells) for _, cells in rows}) == 1:
+        if len({len(cells) for _, cells in rows if _has_text(cells)}) == 1:
             lines = rows
     yield from lines
 
 
-def _split_csv(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _split_csv(
+    path: pathlib.Path, text: str, separator: str, goes_on: bool = False
+) -> Iterator[tuple[int, Any]]:
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
     )
@@ -230,13 +282,18 @@ def _split_csv(path: pathlib.Path, text: str, separator: str) -> Iterator[tuple[
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise ValueError(
+            fault = ValueError(
                 f"{path}, line {number}: not CSV of {_SEPARATORS[separator]} ({error}); put a cell "
                 "with a separator, line end or quotation mark in quotation marks, those in it twice"
-            ) from None
+            )
+            if not goes_on or number == 1 or "end of data" in str(error):
+                raise fault from None
+            yield number, fault
+            number = reader.line_num + 1
+            continue
         if cells is None:
             return
-        if any(cell.strip() for cell in cells):
+        if cells:
             yield number, cells
         number = reader.line_num + 1
 

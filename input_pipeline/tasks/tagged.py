@@ -1,12 +1,16 @@
-"""Sentences with a tag for each word: CoNLL in columns, the same of WikiANN, and CoNLL-U."""
+"""Sentences with a tag for each word: CoNLL, the same of WikiANN, CoNLL-U, and lists of words.
+
+Lists are those of JSON lines, Parquet and Arrow, a sentence a row, as `datasets` has them.
+"""
 
 import logging
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from input_pipeline.tasks import files, unlabelled
-from input_pipeline.tasks.examples import TaggedExample
+from input_pipeline.tasks import delimited, files, tables, unlabelled
+from input_pipeline.tasks.examples import BadRow, TaggedExample
 from input_pipeline.tasks.tasks import NO_SPAN, Task, is_span_tag
 
 _CONLLU_COLUMNS = 10
@@ -21,15 +25,26 @@ _PREFIX = re.compile(r"[a-z]{2,}(-[a-z]+)*:")  # of a word of WikiANN: its langu
 _NOTHING = "_"
 _DOCUMENT = "-DOCSTART-"  # first cell of a line between documents, CoNLL-2003
 _CONLL = (".conll", ".conllu", ".iob", ".bio")
-# Names of columns, in a first line that is no word.
-_WORD_NAMES = ("word", "words", "token", "tokens", "form")
-_TAG_NAMES = ("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "upos")
+# Names of columns, of lists the best first, or in a first line that is no word.
+_WORD_NAMES = ("tokens", "words", "token", "word", "form")
+_TAG_NAMES = ("tags", "ner_tags", "labels", "ner", "pos_tags", "upos", "tag", "label", "ner_tag",
+              "pos")  # fmt: skip
 
 _Word = tuple[str, str, str | None]  # where, word, tag
 
 
-def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedExample]]:
-    """Yield (None, example) of each sentence of a file, with the id "".
+class _Sentence(NamedTuple):
+    """Words of a sentence; `line` is the number of its first line, or of its row."""
+
+    line: int
+    words: Sequence[_Word]
+    language: str | None = None
+    cells: Mapping[str, Any] = {}
+    prefix: str = ""
+
+
+def read_tagged(path: pathlib.Path, task: Task) -> delimited.Found:
+    """Yield (language, example) of each sentence; language None unless a column names it.
 
     A file of ten columns is CoNLL-U. Otherwise a line has a word first and its tag last, or in the
     columns that the task names by number. A file with one column has no tags. Tabs separate
@@ -37,82 +52,134 @@ def read_tagged(path: pathlib.Path, task: Task) -> Iterator[tuple[None, TaggedEx
     comment if it has another number of columns than words have, or, for a task on spans, no tag of
     a span. A language code and a colon before all words, as in the original WikiANN, are removed.
 
-    Raise ValueError for any other line, a tag that the task does not have, tags on some lines only,
-    or words that are running numbers.
+    A `BadRow` stands for a sentence with any other line, with a tag that the task does not have, or
+    with tags on some lines only. Raise ValueError if words are running numbers.
     """
-    sentences = _checked(path, task)
-    has_tags, prefix = sentences[0][0][2] is not None, _prefix(sentences)
-    for sentence in sentences:
+
+    def example(one: _Sentence) -> TaggedExample:
+        words = one.words
         if task.skips_underscores:
-            sentence = [word for word in sentence if _NOTHING not in word[1:]]
-        named = [(_named_tag(word), word[0]) for word in sentence] if has_tags else []
-        tags = [task.class_index(*one) for one in named]
-        texts = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
-        if texts:
-            yield None, TaggedExample("", texts, tuple(tags))
+            words = [word for word in words if _NOTHING not in word[1:]]
+        has_tags = any(tag is not None for _, _, tag in words)
+        tags = [task.class_index(_named_tag(word), word[0]) for word in words if has_tags]
+        name, group = (delimited.identity(task, one.cells, is_group=way) for way in (False, True))
+        return TaggedExample(
+            name, tuple(word.removeprefix(one.prefix) for _, word, _ in words), tuple(tags), group
+        )
+
+    found = _found(path, task, example)
+    return ((language, one) for language, one in found if isinstance(one, BadRow) or one.words)
 
 
-def read_tags(path: pathlib.Path, task: Task) -> Iterator[tuple[None, str]]:
-    """Yield (None, tag) of each word of a file; as `read_tagged`, of any tag."""
-    for sentence in _checked(path, task):
-        for word in sentence:
+def read_tags(path: pathlib.Path, task: Task) -> delimited.Found:
+    """Yield (language, tag) of each word of a file; as `read_tagged`, of any tag."""
+    for language, words in _found(path, task, lambda one: one.words):
+        if isinstance(words, BadRow):
+            yield None, words
+            continue
+        for word in words:
             tag = _named_tag(word)
             if task.has_spans and not is_span_tag(tag):
                 raise ValueError(
-                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column"
+                    f"{word[0]}: {tag[:40]!r} is {NO_SPAN}; or correct it or task.label_column; "
+                    "if numbers stand for tags, list these in their order in task.labels"
                 )
-            yield None, tag
+            yield language, tag
 
 
-def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample]:
-    """Read sentences to predict on: one per line, words separated by blanks, or CoNLL.
+def read_untagged(path: pathlib.Path, task: Task) -> list[TaggedExample | BadRow]:
+    """Read sentences to predict on: one per line, words separated by blanks, CoNLL, or lists.
 
-    A file is CoNLL if it has tabs, all lines end with a tag, or its name says so (*.conll,
-    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are numbers of (first) lines, from 1. Raise
-    ValueError if there is no file, a line of CoNLL is malformed, or only some lines have tabs.
+    A file is CoNLL if most lines have tabs, all lines end with a tag, or its name says so (*.conll,
+    *.conllu, *.iob, *.bio). Its tags are ignored. Ids are those of the task's column, or numbers of
+    (first) lines, from 1. Raise ValueError if there is no file.
     """
-    if not path.is_file() or not _is_conll(path, task):
+    if not path.is_file() or not (_has_lists(path) or _is_conll(path, task)):
         return unlabelled.read_words(path, task)
-    sentences, found = _checked(path, task, has_tags=False), []
-    logging.info("%s: read as CoNLL, %d sentences", path, len(sentences))
-    prefix = _prefix(sentences)
-    for sentence in sentences:
-        number = sentence[0][0].rpartition(" ")[2]
-        words = tuple(word.removeprefix(prefix) for _, word, _ in sentence)
-        found.append(TaggedExample(number, words, ()))
-    return found
+
+    def example(one: _Sentence) -> TaggedExample:
+        name = delimited.identity(task, one.cells) or str(one.line)
+        return TaggedExample(
+            name,
+            tuple(word.removeprefix(one.prefix) for _, word, _ in one.words),
+            (),
+            cells=one.cells,
+        )
+
+    found = [one for _, one in _found(path, task, example, has_tags=False)]
+    logging.info("%s: %d sentences, with columns or lists", path, len(found))
+    return delimited.numbered(found, task)
+
+
+def _found(
+    path: pathlib.Path, task: Task, make: Callable[[_Sentence], Any], *, has_tags: bool = True
+) -> delimited.Found:
+    """Yield what is made of the sentences of a file; `has_tags` unless tags may be missing."""
+    if is_of_lists := _has_lists(path):
+        found: list[Any] = list(tables.read_records(path, tables.content(path), ()))
+    else:
+        found = list(_sentences(path, task, has_tags))
+    if not found:
+        raise ValueError(f"{path}: no words; add sentences or remove the file")
+    words = [] if is_of_lists else [one.words for one in found if not isinstance(one, BadRow)]
+    prefix = _checked_prefix(words) if words else ""
+    for one in found:
+        if isinstance(one, BadRow):
+            yield None, one
+            continue
+        try:
+            read = _of_lists(one, task) if is_of_lists else one
+            yield read.language, make(read._replace(prefix=prefix))
+        except ValueError as error:
+            name = delimited.identity(task, one.cells) or str(one.line)
+            yield None, BadRow(name, str(error), one.cells)
+
+
+def _has_lists(path: pathlib.Path) -> bool:
+    if delimited.is_called(path, ".json", ".jsonl"):
+        return True
+    return tables.has_names(tables.content(path), (), may_be_lines=True)
+
+
+def _of_lists(row: tables.Record, task: Task) -> _Sentence:
+    line, where, cells = row
+    words, tags = (_list(cells, place, task, where) for place in (0, 1))
+    if not words or (tags and len(tags) != len(words)):
+        raise ValueError(f"{where}: {len(words)} words, {len(tags)} tags; correct the row")
+    named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
+    return _Sentence(line, named, delimited.language_of(cells, where), cells)
+
+
+def _list(cells: Mapping[str, Any], place: int, task: Task, where: str) -> list[str]:
+    """Return the words, or the tags by name, of a row; no tags without their column."""
+    given = (task.columns.text, task.columns.label)[place] if task.columns else ()
+    known = (_WORD_NAMES, _TAG_NAMES)[place] if not given or _NUMBER.fullmatch(given[0]) else given
+    column = next((one for one in known if one in cells), None)
+    if column is None and place:
+        return []
+    found = cells[column] if column else None
+    if not isinstance(found, list) or not all(isinstance(one, str | int) for one in found):
+        raise ValueError(
+            f"{where}: {' or '.join(known)} must be a list of {('words', 'tags')[place]}; the "
+            f"columns there are {', '.join(cells)}: set task.text_column and task.label_column"
+        )
+    # Numbers stand for tags by their order, unless they are the tags.
+    tags = dict(enumerate(task.labels)) if place else {}
+    return [str(one) if str(one) in task.labels else tags.get(one, str(one)) for one in found]
 
 
 def _is_conll(path: pathlib.Path, task: Task) -> bool:
     if any(suffix.lower() in _CONLL for suffix in path.suffixes):
         return True
-    lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
-    if any("\t" in line for _, line in lines):
-        _check_tabs(lines)
+    lines = [line for _, line in files.numbered_lines(path) if line.strip()]
+    of_words = [line for line in lines if not line.startswith(("#", _DOCUMENT))]
+    if 2 * sum("\t" in line for line in of_words) > len(of_words):
         return True
-    words = [line.split() for _, line in lines]
-    return all(len(one) > 1 and (one[-1] in task.labels) for one in words)
+    return all(len(words := line.split()) > 1 and words[-1] in task.labels for line in lines)
 
 
-def _check_tabs(lines: list[tuple[str, str]]) -> None:
-    """Raise ValueError if only some lines have tabs: the file may be CoNLL, or sentences."""
-    tabbed = next(where for where, line in lines if "\t" in line)
-    for where, line in lines:
-        if "\t" not in line and not line.startswith(("#", _DOCUMENT)):
-            raise ValueError(
-                f"{tabbed}: has a tab, as words in CoNLL have, but line "
-                f"{where.rpartition(' ')[2]} has none; write a blank, or call CoNLL *.conll"
-            )
-
-
-def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[list[_Word]]:
-    """Return the words of the sentences of a file; tags may be missing unless it `has_tags`.
-
-    Raise ValueError if there are none, or they are names of columns, or running numbers.
-    """
-    sentences = list(_sentences(path, task, has_tags))
-    if not sentences:
-        raise ValueError(f"{path}: no words; add sentences or remove the file")
+def _checked_prefix(sentences: Sequence[Sequence[_Word]]) -> str:
+    """Return the prefix of each word of WikiANN, or ""; ValueError for words that are none."""
     where, text, tag = sentences[0][0]
     if text.casefold() in _WORD_NAMES and (tag or "").casefold() in _TAG_NAMES:
         raise ValueError(f"{where}: {text!r} and {tag!r} are names of columns; remove the line")
@@ -123,11 +190,6 @@ def _checked(path: pathlib.Path, task: Task, *, has_tags: bool = True) -> list[l
             f"{where}: the words are running numbers; set task.text_column to the column of the "
             "words (--config.task.text_column=2)"
         )
-    return sentences
-
-
-def _prefix(sentences: list[list[_Word]]) -> str:
-    """Return the prefix of each word of a WikiANN file: its language and a colon, or ""."""
     first = _PREFIX.match(sentences[0][0][1])
     is_of_all = first and all(word[1].startswith(first[0]) for one in sentences for word in one)
     return first[0] if first and is_of_all else ""
@@ -161,7 +223,7 @@ def _named_tag(word: _Word) -> str:
     if not tag:
         raise ValueError(
             f"{where}: {text[:40]!r} has no tag; a line must be a word, a tab or blank, and its "
-            "tag (CSV and JSON are not read as tags)"
+            "tag, or a row of JSON or Parquet two lists (CSV is not read as tags)"
         )
     return tag
 
@@ -181,9 +243,10 @@ def _check_columns(columns: tuple[int, int], width: int, where: str, has_tags: b
         )
 
 
-def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[_Word]]:
+def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[_Sentence | BadRow]:
     columns = _columns(task)
     sentence: list[_Word] = []
+    fault: ValueError | None = None  # the first one of the sentence
     has_tabs, lines = _cells(path)
     lines_of_words = [line for line in lines if line[1] and not line[1][0].startswith(_DOCUMENT)]
     filled = [line for line in lines_of_words if not _may_be_comment(line[1])]
@@ -194,17 +257,21 @@ def _sentences(path: pathlib.Path, task: Task, has_tags: bool) -> Iterator[list[
         columns = columns[0] or _FORM, _UPOS if columns[1] == -1 else columns[1]
     if width > 1:
         _check_columns(columns, width, filled[0][0], has_tags)
-    for where, cells in lines:
+    for where, cells in [*lines, ("", [])]:
         if not cells or cells[0].startswith(_DOCUMENT):
             if sentence:
-                yield sentence
-            sentence = []
-        elif is_conllu:
-            sentence += _conllu_word(cells, where, columns)
-        elif sentence or not _is_comment(cells, width, columns, task):
-            sentence.append(_word(cells, width, columns, where))
-    if sentence:
-        yield sentence
+                number = int(sentence[0][0].rpartition(" ")[2])
+                yield BadRow(str(number), str(fault)) if fault else _Sentence(number, sentence)
+            sentence, fault = [], None
+            continue
+        try:
+            if is_conllu:
+                sentence += _conllu_word(cells, where, columns)
+            elif sentence or not _is_comment(cells, width, columns, task):
+                sentence.append(_word(cells, width, columns, where))
+        except ValueError as error:
+            sentence.append((where, "", None))
+            fault = fault or error
 
 
 def _cells(path: pathlib.Path) -> tuple[bool, list[tuple[str, list[str]]]]:

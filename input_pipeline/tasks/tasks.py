@@ -25,19 +25,24 @@ _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
 _NAMED = 20  # labels that a message names
 NO_SPAN = (
-    'no tag of a span such as O, B-NAME, I-NAME; to score each word on its own, write "words," '
+    'no tag of a span such as O, B, I or B-NAME; to score each word on its own, write "words," '
     "before the folder: --config=configs/finetune/tags.py:words,DATA"
 )
 # Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
-_SPAN_TAG = re.compile("O|[BIESLUM]-.+")
+_SPAN_TAG = re.compile("O|[BIESLUM](-.+)?")
 
 
 class Columns(NamedTuple):
-    """Names that the columns of a TSV file may have, the best first; `pair` is () for one text."""
+    """Names that the columns of a file may have, the best first; `pair` is () for one text.
+
+    `id` and `group` are of a user's own files, () without.
+    """
 
     text: tuple[str, ...]
     pair: tuple[str, ...]
     label: tuple[str, ...]
+    id: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

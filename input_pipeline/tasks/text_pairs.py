@@ -4,46 +4,33 @@ One reader for all: the task says what its columns may be called, and which colu
 header have. Cells are never quoted: in these datasets a quotation mark is text.
 """
 
-import logging
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from input_pipeline.tasks import files
-from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.examples import BadRow, TextExample
 from input_pipeline.tasks.tasks import Task
 
 _LANGUAGE = "language"
 # Examples of SNLI and MNLI on whose label the annotators did not agree.
 _NO_AGREEMENT = "-"
-# Share of the lines of a file that may be broken, of tasks that have such.
-_MAX_BROKEN = 0.01
 
 
-def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, TextExample]]:
+def read_text_pairs(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, Any]]:
     """Yield (language, example) of a file, with the id ""; language None unless a column names it.
 
-    Rows labelled "-" are left out, and broken rows of QQP and PAWS-X, up to one in a hundred. Raise
-    ValueError for a header without the task's columns, a row of another width or an unknown label.
+    Rows labelled "-" are left out. A `BadRow` stands for a row of another width, or with an unknown
+    label. Raise ValueError for a header without the task's columns.
     """
     lines = [(where, line) for where, line in files.numbered_lines(path) if line.strip()]
     width, places, has_header = _columns(*lines[0], task)
-    rows = lines[has_header:]
-    broken = []
-    for where, line in rows:
+    for where, line in lines[has_header:]:
         try:
-            found = _example(line.split("\t"), width, places, task, where)
+            if found := _example(line.split("\t"), width, places, task, where):
+                yield found
         except ValueError as error:
-            if not task.has_broken_lines:
-                raise
-            broken.append(str(error))
-            continue
-        if found:
-            yield found
-    if broken:
-        message = f"{path}: {len(broken)} broken rows of {len(rows)}, the first one: {broken[0]}"
-        if len(broken) > _MAX_BROKEN * len(rows):
-            raise ValueError(message)
-        logging.warning("%s; they are left out", message)
+            yield None, BadRow("", str(error), {"line": line})
 
 
 def _columns(where: str, line: str, task: Task) -> tuple[int, dict[str, int], bool]:

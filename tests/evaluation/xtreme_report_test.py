@@ -70,6 +70,22 @@ class ReadTest(Case):
         names = ("data […intents/data ['test.]", "data […topics/data ['test.{]", "mood")
         self.assertEqual(tables, [f"text_classes: {name}" for name in names])
 
+    def test_tables_hold_no_other_labels_nor_other_test_files(self):
+        of_all = {"en": "1", "de": "2"}
+        for name, scored, labels in (
+            ("a", of_all, "xy"), ("b", {"en": "1"}, "xy"), ("c", {"en": "9"}, "xy"),
+            ("d", of_all, "xyz"),
+        ):  # fmt: skip
+            self.own(name, 0.5, f"/{name}/data", dataset="data", model=name, scored=scored)
+            settings = {"task": {"dataset": "data", "labels": [*labels]}}
+            (self.folder / name / "settings.json").write_text(json.dumps(settings))
+        found = {one.model: one.table for one in self.variants()}
+        self.assertLen(set(found.values()), 3)
+        self.assertEqual(found["a"], found["b"])  # as far as both were scored
+        self.assertRegex(found["c"], r"^text_classes: data \[labels x, y, files \w+\]$")
+        self.assertRegex(found["d"], r"^text_classes: data \[labels x, y, z, files \w+\]$")
+        self.assertEqual({one.table for one in self.variants(of="[ab]")}, {"text_classes: data"})
+
 
 class AverageTest(Case):
     def test_seeds_are_put_together(self):

@@ -39,7 +39,7 @@ def _files() -> Iterator[Case]:
     one_label, two_ways = write(own, "text,label\na,pos\nb,pos\n"), write(own, _ROWS + "a,Pos\n")
     yield _case("text", "one label", one_label, "labels are pos", "label_column")
     yield _case("text", "labels in two ways", two_ways, "'pos' .4 times", "'Pos'", "alike")
-    yield _case("text", "no language", write("data/train.csv", _ROWS), r"train\.csv", "rename")
+    yield _case("text", "no language", write("data/Train.csv", _ROWS), r"Train\.csv", "rename")
     folder = write(f"{own}/part", _ROWS)
     yield _case("text", "a folder as file", folder, r"train\.en\.csv: is a folder")
 

@@ -11,15 +11,16 @@ on a user's own texts (configs/finetune/text.py) also takes CSV, TSV or JSON wit
 Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
 translations; --language then takes the threshold of a run of BUCC.
 
-The output has one JSON object per line, with probabilities of classes, tags and answers. Ids are
-line numbers, or those of objects if JSON has several on a line. A run that translates writes one
+The output has one JSON object per row of the input, with probabilities of classes, tags and
+answers, or the error of a row that cannot be read. Ids are those of task.id_column, or line
+numbers, or those of objects if JSON has several on a line. --columns=NAME,NAME copies columns of
+the input, --text its text. A run that translates writes one
 line of text for each line of FILE, in the direction --language if it has several. Rerun the command
 to resume. On several hosts, start the same command on each with the flags that train.py has; the
 first writes. docs/fine_tuning.md and docs/translation.md have more.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from ml_collections import ConfigDict, config_flags
 
 from input_pipeline.tasks import unlabelled
 from xlm.common import artifacts, outputs, places
+from xlm.evaluation.task_results import dumped
 from xlm.evaluation.tasks import Line
 from xlm.experiment import prediction, run_folder, task_schema
 from xlm.experiment.task_settings import task_settings
@@ -41,6 +43,8 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py."
 _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
 _OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
 _LANGUAGE = flags.DEFINE_string("language", "", "Language of the input, or a direction, en-de.")
+_COLUMNS = flags.DEFINE_list("columns", [], "Columns of the input to copy into the output.")
+_TEXT = flags.DEFINE_bool("text", False, "Copy the text, or texts, into the output.")
 _join_hosts = hosts.define_flags()
 # Files read in the folders of runs and encoders, which may also hold outputs.
 _READ = (run_folder.BEST, run_folder.RESULTS, run_folder.TOKENIZER, "settings.json", "config.json",
@@ -81,10 +85,14 @@ def main(_) -> None:
 
 def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
     count = 0
-    with open(aside, "w", encoding="utf-8") as file:
+    bad: list[str] = []
+    with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:
         for lines in chunks:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            file.writelines(map(dumped, lines))
             count += len(lines)
+            bad += [line["error"] for line in lines if "error" in line]
+    if bad:
+        logging.warning("%d of %d rows have no prediction, the first: %s", len(bad), count, bad[0])
     return count
 
 
@@ -92,7 +100,7 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
     model = prediction.FineTuned(workdir)
     examples = model.read(_one(paths))
     with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
-        for lines in model(examples, _LANGUAGE.value):
+        for lines in model(examples, _LANGUAGE.value, _COLUMNS.value, with_text=_TEXT.value):
             bar.update(len(lines))
             yield lines
 

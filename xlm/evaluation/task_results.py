@@ -58,6 +58,8 @@ class Results(Artefact, frozen=True, kw_only=True):
     signatures: dict[Name, dict[str, str]] = {}
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
+    bad_rows: Count = 0
+    scored: dict[Name, str] = {}
     ceilings: dict[str, dict[Name, _Score]] = {}
     baselines: dict[str, _Scores] = {}
     classes: dict[Name, dict[str, dict[str, float]]] = {}
@@ -103,8 +105,12 @@ def _problem(found: Mapping[str, Any]) -> str:
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
-    artifacts.write_text(path, text)
+    text = "".join(map(dumped, found))
+    artifacts.write_text(path, text.encode(errors="backslashreplace").decode())
+
+
+def dumped(line: Line) -> str:
+    return json.dumps(line, ensure_ascii=False, default=str) + "\n"
 
 
 def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
@@ -129,7 +135,7 @@ def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(task: Task, results: Mapping[str, Any]) -> str:
-    parts = []
+    parts, name = [], results.get("dataset") or task.name
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):
         scores: Scores = results.get(split) or {}
@@ -139,7 +145,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         marked = on_test if is_reported else set()
         rows: list[tables.Row] = [
             {
-                f"{task.name}, {split}": language,
+                f"{name}, {split}": language,
                 "examples": tables.shown(counts.get(language), ","),
                 **{
                     metric: f"{100 * value:.1f}{_ON_TEST * (language in marked)}"
@@ -155,10 +161,10 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         if rows:
             metrics = next(iter(scores.values()))
             means = {m: 100 * tables.mean_of(v.get(m) for v in scores.values()) for m in metrics}
-            for name, of in baselines.items():
+            for baseline, of in baselines.items():
                 found = [values[task.metrics[0]] for values in of.values()]
-                means[f"{name} {task.metrics[0]}"] = 100 * tables.mean_of(found)
-            rows.append({f"{task.name}, {split}": "mean", **means})
+                means[f"{baseline} {task.metrics[0]}"] = 100 * tables.mean_of(found)
+            rows.append({f"{name}, {split}": "mean", **means})
         parts.append(tables.markdown(rows, ".1f"))
     return tables.page(*parts, "\n".join(_notes(results, on_test))).rstrip("\n")
 
@@ -204,7 +210,9 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
             notes.append(f"training ended early, after step {step:,} (train.patience)")
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
-        notes.append(f"no development files: {share} were held out by a hash of their text")
+        notes.append(f"no development files: {share} were held out, of each label and language")
+    if count := results.get("bad_rows"):
+        notes.append(f"{count:,} bad rows were left out: bad_rows.jsonl")
     if seen := results.get("seen_in_training"):
         named = ", ".join(f"{language} {count:,}" for language, count in seen.items())
         notes.append(f"test examples with a text of the training data, by language: {named}")

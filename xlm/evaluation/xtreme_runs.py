@@ -49,7 +49,8 @@ class Run:
       settings: all that scores depend on except the seed, by dotted key, including the digests of
         starting parameters and tokenizer; empty if settings.json is missing.
       table: task, and name of a user's own data: scores are compared and averaged within it.
-      data: identity of a user's own data.
+      data: identity of a user's own data: their place or name, and their labels.
+      scored: digest of a user's own data that were scored, by language.
       majority: scores of the most frequent training label, as `scores`; {} without classes.
     """
 
@@ -67,7 +68,8 @@ class Run:
     selected_on_test: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     table: str = ""
-    data: str = ""
+    data: tuple[str, ...] = ()
+    scored: Mapping[str, str] = dataclasses.field(default_factory=dict)
     majority: Scores = dataclasses.field(default_factory=dict)
 
 
@@ -242,16 +244,27 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
 
 def _with_tables(runs: Sequence[Run]) -> list[Run]:
     """Tell the tables of different data with one name apart."""
-    data: dict[str, list[str]] = collections.defaultdict(list)
-    for table, one in sorted({(run.table, run.data) for run in runs}):
-        data[table].append(one)
+    groups: dict[str, list[list[Run]]] = collections.defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.data):
+        rivals = groups[run.table]
+        alike = [group for group in rivals if all(_is_of_same(run, one) for one in group)]
+        if not alike:
+            rivals.append([])
+        (*alike, rivals[-1])[0].append(run)
+    names: dict[pathlib.Path, str] = {}
+    for table, rivals in groups.items():
+        files = [f"files {artifacts.fingerprint(dict(one[0].scored))}" for one in rivals]
+        found = zip(*(one[0].data for one in rivals), strict=True)
+        differing = [_told_apart(some) for some in (*found, files) if len(set(some)) > 1]
+        for group, *shown in zip(rivals, *differing, strict=True):
+            name = f"{table} [{', '.join(shown)}]" if shown else table
+            names |= dict.fromkeys((run.folder for run in group), name)
+    return [dataclasses.replace(run, table=names[run.folder]) for run in runs]
 
-    def table_of(run: Run) -> str:
-        rivals = data[run.table]
-        shown = _told_apart(rivals)[rivals.index(run.data)]
-        return f"{run.table} [{shown}]" if len(rivals) > 1 else run.table
 
-    return [dataclasses.replace(run, table=table_of(run)) for run in runs]
+def _is_of_same(one: Run, two: Run) -> bool:
+    shared = one.scored.keys() & two.scored.keys()
+    return one.data == two.data and all(one.scored[key] == two.scored[key] for key in shared)
 
 
 def read_run(folder: pathlib.Path) -> Run:
@@ -267,14 +280,15 @@ def read_run(folder: pathlib.Path) -> Run:
     choice = found.get("selected") or {}
     file = folder / SETTINGS_FILE
     settings = dict(_flat(artifacts.read_object(file))) if file.is_file() else {}
-    table, data = found["task"], ""
+    table, data = found["task"], tuple[str, ...]()
     if TASKS[table].is_own:
         keys = _DATA if found["test"] else (*_DATA, "train")
         name = found.get("dataset") or pathlib.PurePath(str(settings.get("task.root", ""))).name
         table = f"{table}: {name}"
         # Identity of the data, unless the user named them.
         where = " ".join(str(settings.get(f"task.{key}", "")) for key in keys)
-        data = settings.get("task.dataset") or where
+        labels = f"labels {', '.join(map(str, settings.get('task.labels', ())))}"
+        data = (settings.get("task.dataset") or where, labels)
     recorded = ("task", "model", "setting", "seed", "hyperparameters")
     return Run(
         folder,
@@ -283,7 +297,8 @@ def read_run(folder: pathlib.Path) -> Run:
         split=split, scores=found[split], examples=found.get("examples", {}).get(split, {}),
         selected_on_test=tuple(found.get("selected_on_test", ())),
         settings={key: one for key, one in settings.items() if key not in _WITHOUT_EFFECT},
-        table=table, data=data, majority=found.get("baselines", {}).get("majority", {}),
+        table=table, data=data, scored=found.get("scored", {}),
+        majority=found.get("baselines", {}).get("majority", {}),
     )  # fmt: skip
 
 

@@ -241,10 +241,9 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
             varied["frozen"] = ", ".join(config.optimizer.frozen)
         if options.reads_mean:
             varied["text_pooling"] = options.text_pooling
-    dataset = options.dataset or pathlib.Path(options.root).absolute().name
     return {
         "task": options.name,
-        **({"dataset": dataset} if options.task.is_own else {}),
+        **({"dataset": options.title} if options.task.is_own else {}),
         "model": f"{name}, random" if config.random_init else name,
         "setting": _setting(options),
         "seed": train.seed,

@@ -8,7 +8,7 @@ import msgspec
 from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
-from input_pipeline.tasks.examples import SentencePairs, Sentences
+from input_pipeline.tasks.examples import BadRow, SentencePairs, Sentences
 from xlm.common import artifacts, declarations
 from xlm.evaluation import task_results
 from xlm.evaluation.tasks import Line
@@ -79,20 +79,53 @@ class FineTuned:
         self._task, self._kind = self._options.task, KINDS[self._options.task.kind]
 
     def read(self, path: pathlib.Path) -> list[Any]:
-        """Read a user's own examples; see `input_pipeline.tasks.unlabelled`."""
+        """Read a user's own examples, and bad rows; see `input_pipeline.tasks.unlabelled`."""
         return self._kind.readers.unlabelled(path, self._task)
 
-    def __call__(self, examples: Sequence[Any], language: str = "") -> Iterator[list[Line]]:
-        """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`."""
-        for start in range(0, len(examples), CHUNK):
-            data = task_data.featured(
-                self._options, self._tokenizer, language, examples[start : start + CHUNK]
+    def __call__(
+        self, examples: Sequence[Any], language: str = "", columns: Sequence[str] = (),
+        *, with_text: bool = False,
+    ) -> Iterator[list[Line]]:  # fmt: skip
+        """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`.
+
+        A bad row has a line as well, with its `error` and no prediction. Lines have `columns` of
+        the input, and the `text` if they are to.
+
+        Raises:
+          ValueError: no example has one of the columns, or all rows are bad.
+        """
+        if examples and all(isinstance(one, BadRow) for one in examples):
+            raise ValueError(f"no row of {len(examples)} can be read: {examples[0].error}")
+        there = dict.fromkeys(name for one in examples for name in getattr(one, "cells", ()))
+        if absent := [name for name in columns if name not in there]:
+            raise ValueError(
+                f"--columns names {absent[0]!r}, but the input's columns are "
+                f"{', '.join(there) or 'none'}; correct it"
             )
-            if not start:
-                task_data.warn_of_unknown("the input", data, self._tokenizer)
-            outputs = self._predictor(self._params, data.features)
-            decided = self._kind.decide(self._options, data, outputs)
-            yield self._kind.lines(self._task, data, outputs, decided, self._threshold)
+        for start in range(0, len(examples), CHUNK):
+            chunk = examples[start : start + CHUNK]
+            good = [one for one in chunk if not isinstance(one, BadRow)]
+            found = iter(self._lines(good, language, is_first=not start) if good else ())
+            lines = []
+            for one in chunk:
+                if isinstance(one, BadRow):
+                    line: Line = {"id": one.id, "prediction": None, "error": one.error}
+                else:
+                    line = next(found)
+                    if with_text:
+                        line["text"] = one.content if len(one.content) > 1 else one.content[0]
+                if columns:
+                    line["columns"] = {name: one.cells.get(name) for name in columns}
+                lines.append(line)
+            yield lines
+
+    def _lines(self, examples: list[Any], language: str, *, is_first: bool) -> list[Line]:
+        data = task_data.featured(self._options, self._tokenizer, language, examples)
+        if is_first:
+            task_data.warn_of_unknown("the input", data, self._tokenizer)
+        outputs = self._predictor(self._params, data.features)
+        decided = self._kind.decide(self._options, data, outputs)
+        return self._kind.lines(self._task, data, outputs, decided, self._threshold)
 
 
 def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:

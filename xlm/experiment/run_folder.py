@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from xlm.evaluation.tasks import Line, TaskData
 
 BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
-TOKENIZER = "spm.model"
+BAD_ROWS, TOKENIZER = "bad_rows.jsonl", "spm.model"
 _BY_LANGUAGE = "best_by_language"
 
 # steps taken -> whether to stop

@@ -12,12 +12,12 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline import exclusion
-from input_pipeline.tasks import loading
-from input_pipeline.tasks.examples import SentencePairs
+from input_pipeline.tasks import held_out, loading
+from input_pipeline.tasks.examples import BadRow, SentencePairs
 from input_pipeline.tasks.tasks import Task
 from input_pipeline.tokenization import unknown_warning
+from xlm.common import artifacts, places, tables
 from xlm.common import languages as names
-from xlm.common import places
 from xlm.evaluation.tasks import TaskData
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import (
@@ -164,8 +164,10 @@ def warn_of_unknown(where: str, data: TaskData, tokenizer: Tokenizer) -> None:
         logging.warning("%s", line)
 
 
-def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[TaskData]:
-    """A split of the task in each of its languages.
+def read_split(
+    options: TaskSettings, tokenizer: Tokenizer, split: str, bad: dict[str, BadRow] | None = None
+) -> list[TaskData]:
+    """A split of the task in each of its languages; rows that are left out are added to `bad`.
 
     Raises:
       ValueError: an example has no label, or no rule scores a language; and see
@@ -177,28 +179,58 @@ def read_split(options: TaskSettings, tokenizer: Tokenizer, split: str) -> list[
         return []
     if split == "validation" and options.task.is_own:
         _tell_undeveloped(options)
-    found = []
+    found, examples = [], {}
     readers = KINDS[options.task.kind].readers
-    # Of a language that selects nothing all is trained on.
-    is_split = split != "test" and holds_out(options)
-    shared = languages(options, "validation") if is_split else ()
-    source = "train" if is_split else split
-    for language in languages(options, split):
+    source = "train" if (is_split := split != "test" and holds_out(options)) else split
+    shared = languages(options, split) if is_split else ()
+    for language in dict.fromkeys((*languages(options, source), *shared)):
         _check_scored(options, split, language)
-        examples = loading.load_examples(readers, options.source(source, language))
-        _check_labels(options, source, language, examples)
-        if language in shared:
-            is_out, where = split == "validation", f"{options.name}, {language}"
-            examples = loading.held_out_part(
-                examples, options.validation_share, held_out=is_out, where=where
-            )
-            if is_out:
-                logging.info("%s: no development file; %d training examples are held out",
-                             where, len(examples))  # fmt: skip
-        found.append(featured(options, tokenizer, language, examples))
-        where = f"{options.name}, {split} data in {names.label(language)}"
+        read = loading.load_examples(readers, options.source(source, language), bad)
+        _check_labels(options, source, language, read)
+        examples[language] = read
+    if is_split:
+        examples = _divided(options, split, examples)
+    for language, some in examples.items():
+        found.append(featured(options, tokenizer, language, some))
+        where = f"{options.title}, {split} data in {names.label(language)}"
         warn_of_unknown(where, found[-1], tokenizer)
+    if split == "validation" and options.task.is_own:
+        _tell_unscored(options, examples)
     return found
+
+
+def _divided(
+    options: TaskSettings, split: str, examples: Mapping[str, list[Any]]
+) -> dict[str, list[Any]]:
+    """The examples to train on, or those held out of them, whose labels are counted in the log."""
+    task, shared = options.task, languages(options, "validation")
+    labels = KINDS[task.kind].classes or (lambda example: [0])
+    found = held_out.held_out(examples, labels, options.validation_share, shared)
+    pairs = {one: list(zip(some, found[one], strict=True)) for one, some in examples.items()}
+    for language in (one for one in found if split == "validation" and any(found[one])):
+        counts = collections.Counter(
+            (i, out) for one, out in pairs[language] for i in {*labels(one)}
+        )
+        named = ", ".join(
+            f"{task.labels[i] if task.labels else 'examples'} {counts[i, True]} of "
+            f"{counts[i, True] + counts[i, False]}"
+            for i in sorted({i for i, _ in counts})
+        )
+        logging.info("%s, %s: no development file; held out of training: %s",
+                     options.title, language, named)  # fmt: skip
+    return {
+        language: [one for one, is_out in pairs[language] if is_out == (split == "validation")]
+        for language in languages(options, split)
+    }
+
+
+def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]]) -> None:
+    """Warn of classes without development examples, on which nothing is selected."""
+    classes = KINDS[options.task.kind].classes or (lambda example: ())
+    there = {label for some in examples.values() for one in some for label in classes(one)}
+    if absent := [name for i, name in enumerate(options.task.labels) if i not in there]:
+        logging.warning("%s: no development examples of %s, so no score says how well these are "
+                        "learnt; add some", options.title, tables.named(absent, 20))  # fmt: skip
 
 
 def _tell_undeveloped(options: TaskSettings) -> None:
@@ -230,6 +262,16 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
             continue
         for language in languages(options, "test" if is_search else split):
             found += loading.matching_files(options.source(split, language))
+    return found
+
+
+def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str, str]:
+    """A digest of a user's own files that are scored, by language, from `digests` by path."""
+    split = "test" if _has_test(options) else "train" if holds_out(options) else "validation"
+    found = {}
+    for language in languages(options, split) if options.task.is_own else ():
+        files = loading.matching_files(options.source(split, language))
+        found[language] = artifacts.fingerprint(sorted(digests[str(path)] for path in files))
     return found
 
 

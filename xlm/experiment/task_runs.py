@@ -10,6 +10,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks.batches import padding_ratio
+from input_pipeline.tasks.examples import BadRow
 from input_pipeline.tasks.tasks import Task
 from xlm.common import artifacts
 from xlm.evaluation import task_report
@@ -29,6 +30,7 @@ from xlm.experiment import (
 )
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import (
+    BAD_ROWS,
     DATA,
     RESULTS,
     TOKENIZER,
@@ -93,6 +95,7 @@ def run(
         if hosts.is_first() and not stage.has_recorded(later):
             stage.record()
         results = {**builders.run_metadata(config), **work()}
+        results |= {"scored": scored} if (scored := task_data.scored_files(options, data)) else {}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
@@ -169,7 +172,8 @@ def _fine_tune(
     task, kind = options.task, KINDS[options.task.kind]
     tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
     encoder = builders.encoder_settings(config, pretrained.settings)  # before the data, for errors
-    data = {split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS}
+    bad: dict[str, BadRow] = {}
+    data = {one: task_data.read_split(options, tokenizer, one, bad) for one in task_data.SPLITS}
     weights = task_data.class_weights(options, data["train"])
     selecting = task_data.selected_on(options, data["validation"])
     seen = task_data.seen_in_training(options, data)
@@ -198,6 +202,9 @@ def _fine_tune(
         )  # fmt: skip
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
+            if bad:
+                rows = ({"error": one.error, "row": dict(one.cells)} for one in bad.values())
+                write_lines(folder / BAD_ROWS, rows)
         with stopping() as should_stop:
             initial = builders.initial_params(
                 objective, pretrained, config.train.seed, random=config.random_init
@@ -218,6 +225,8 @@ def _fine_tune(
             found |= task_analysis.analysed(
                 options, data, labelled, np.array(weights or 1.0), loss(sample, outputs)
             )
+        if bad:
+            found["bad_rows"] = len(bad)
         if seen:
             found["seen_in_training"] = seen
         if weights:

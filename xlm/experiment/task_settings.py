@@ -1,6 +1,7 @@
 """The `task` section of a config, and the tokenizer that a task's texts go through."""
 
 import dataclasses
+import pathlib
 from typing import Any, Literal, get_args
 
 import sentencepiece as spm
@@ -48,6 +49,10 @@ class TaskSettings:
       text_column, pair_column, label_column: of a task of a user's own, see
         `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
         `pair_column` of single texts.
+      id_column: ids of a user's own examples, in predictions; "" for numbers of rows.
+      group_column: rows of a user's own with one value, such as translations or parts of a
+        document, are on one side of a hold-out; "" for `id_column`.
+      max_bad_rows: most rows at fault to leave out, which bad_rows.jsonl then lists.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.
@@ -82,6 +87,9 @@ class TaskSettings:
     text_column: str = schema.key("text")
     pair_column: str = schema.key("")
     label_column: str = schema.key("label")
+    id_column: str = schema.key("")
+    group_column: str = schema.key("")
+    max_bad_rows: int = schema.key(0, at_least=0)
     language_codes: dict[str, str] = schema.key({})
     data_dir: str = schema.key("")
     max_length: int = schema.key(128, at_least=1)
@@ -150,9 +158,16 @@ class TaskSettings:
         task = TASKS[self.name]
         if not task.is_own:
             return task
-        pair = (self.pair_column,) if self.pair_column else ()
-        columns = Columns((self.text_column,), pair, (self.label_column,))
+        optional = self.pair_column, self.id_column, self.group_column
+        pair, *others = ((name,) if name else () for name in optional)
+        columns = Columns((self.text_column,), pair, (self.label_column,), *others)
         return task.with_labels(tuple(map(str, self.labels)), columns)
+
+    @property
+    def title(self) -> str:
+        """Name of the task, or of a user's own data, in tables, plots and messages."""
+        own = self.dataset or pathlib.Path(self.root).absolute().name
+        return own if self.task.is_own else self.name
 
     @property
     def reads_mean(self) -> bool:
@@ -187,7 +202,9 @@ class TaskSettings:
         """Where a split in a language is."""
         root, data_dir = places.fetched(self.root), self.data_dir or None
         patterns = self.patterns(split, language)
-        return Source(self.task, root, patterns, language, self.language_codes, data_dir)
+        return Source(
+            self.task, root, patterns, language, self.language_codes, data_dir, self.max_bad_rows
+        )
 
 
 End = Literal["first", "last"]

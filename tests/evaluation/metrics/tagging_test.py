@@ -56,6 +56,13 @@ class EntityTest(parameterized.TestCase):
         self.assertAlmostEqual(found["recall"], 2 / 5)
         self.assertEqual(found["precision"], 1)
 
+    def test_tags_without_types_are_those_of_one_type(self):
+        gold, found = [["B", "I", "O", "S", "B", "M", "E"]], [["B", "I", "I", "U", "B", "I", "L"]]
+        typed = ([[tag + "-X" * (tag != "O") for tag in side[0]]] for side in (gold, found))
+        scores = tagging.entity_scores(gold, found)
+        self.assertEqual(scores, tagging.entity_scores(*typed))
+        self.assertAlmostEqual(scores["f1"], 2 / 3)
+
     def test_sentences_that_do_not_fit_are_told(self):
         with self.assertRaisesRegex(ValueError, "1 tagged sentences for 2"):
             entities("O | O", "O")

@@ -2,12 +2,12 @@
 
 import dataclasses
 import gzip
+from collections.abc import Iterable
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.tasks import delimited, tagged
-from input_pipeline.tasks.examples import TaggedExample, TextExample
-from input_pipeline.tasks.loading import held_out_part
+from input_pipeline.tasks.examples import BadRow, TaggedExample, TextExample
 from input_pipeline.tasks.tasks import TASKS, Columns
 from tests.folders import FolderTest
 
@@ -15,6 +15,16 @@ LABELS = ("neg", "pos")
 NAMED = Columns(("text",), (), ("label",))
 PAIRS = Columns(("a",), ("b",), ("label",))
 NUMBERED = Columns(("2",), (), ("1",))
+
+
+def good(found: Iterable) -> list:
+    """What a reader found; ValueError for the first bad row."""
+    found = list(found)
+    for one in found:
+        row = one[1] if isinstance(one, tuple) else one
+        if isinstance(row, BadRow):
+            raise ValueError(row.error)
+    return found
 
 
 class Case(FolderTest):
@@ -25,7 +35,7 @@ class Case(FolderTest):
     def read(self, text: str, columns: Columns = NAMED, labels=LABELS) -> list:
         self.path.write_text(text, encoding="utf-8")
         task = TASKS["text_classes"].with_labels(labels, columns)
-        return list(delimited.read_texts(self.path, task))
+        return good(delimited.read_texts(self.path, task))
 
     def texts(self, text: str, columns: Columns = NAMED) -> list[tuple]:
         found = self.read(text, columns)
@@ -71,10 +81,13 @@ class FormatsTest(Case):
         self.assertEqual(self.texts(text), [('A "b"\nc\td', 1), ("Bad", 0)])
         ((text, _), _) = self.texts(f"text,label\n{'a ' * 500_000},pos\nb,neg\n")
         self.assertLen(text, 999_999)
-        for content, error in ((b"PK\3\4\0\0", "zip archive, as .xlsx"), (b"PAR1\0", "Parquet")):
+        for content, error in (
+            (b"PK\3\4\0\0", "zip archive, as .xlsx.*CSV"),
+            (b"PAR1\0", "cut off"),
+        ):
             self.path.write_bytes(content)
-            with self.assertRaisesRegex(ValueError, f"mine.csv: is .*{error}.*CSV"):
-                list(delimited.read_labels(self.path, TASKS["text_classes"]))
+            with self.assertRaisesRegex(ValueError, f"mine.csv: .*{error}"):
+                good(delimited.read_labels(self.path, TASKS["text_classes"]))
 
     @parameterized.parameters(
         'pos,"One, or two"\nneg,Bad\n', "pos\tOne\tx\nneg\tBad; worse, still\ty\n",
@@ -111,7 +124,7 @@ class FormatsTest(Case):
         self.assertEqual(found, [-1.0, 2.5])
         self.path.write_text("text,label\na,many\n")
         with self.assertRaisesRegex(ValueError, "line 2: the score 'many' is no number"):
-            list(delimited.read_texts(self.path, task))
+            good(delimited.read_texts(self.path, task))
 
     def test_labels_before_they_are_known(self):
         self.path.write_text("text,label\na,x\nb,1.0\nc,True\n")
@@ -128,7 +141,7 @@ class FormatsTest(Case):
         ):  # fmt: skip
             self.path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
-                list(delimited.read_labels(self.path, task))
+                good(delimited.read_labels(self.path, task))
         for name, labels, message in (
             ("text_classes", ("x",), "labels are x; they must be two or more"),
             ("tag_spans", ("NOUN", "O"), "'NOUN' is no tag of a span .*tags.py:words,DATA"),
@@ -174,7 +187,7 @@ class UnlabelledTest(Case):
         self.path = self.path.with_name(name)
         self.path.write_text(text)
         task = TASKS["text_classes"].with_labels(LABELS, columns)
-        return delimited.read_unlabelled(self.path, task)
+        return good(delimited.read_unlabelled(self.path, task))
 
     def test_columns_or_plain_lines(self):
         expected = [TextExample("2", "a, b", None, None), TextExample("4", "c", None, None)]
@@ -226,7 +239,7 @@ class TagsTest(Case):
         self.path.write_text(text)
         word, tag = columns
         task = TASKS["tag_spans"].with_labels(labels, Columns((word,), (), (tag,)))
-        return [one for _, one in tagged.read_tagged(self.path, task)]
+        return [one for _, one in good(tagged.read_tagged(self.path, task))]
 
     @parameterized.parameters(
         ("-DOCSTART- -X- O\n\nAbe NNP B-X\nLee NNP I-X\n\nruns VB O\n", ("1", "-1")),
@@ -257,7 +270,7 @@ class TagsTest(Case):
             self.read_tags(text)
 
     @parameterized.parameters(
-        ("the cat\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("3", ("runs", "O"))]),
+        ("the cat\nruns O\n", "t.txt", [("1", ("the", "cat")), ("2", ("runs", "O"))]),
         ("en:the\tO\nen:cat\tO\n\nen:runs\tO\n", "t.txt",
          [("1", ("the", "cat")), ("4", ("runs",))]),
         ("the O\ncat B-X\n\nruns O\n", "t.txt", [("1", ("the", "cat")), ("4", ("runs",))]),
@@ -273,18 +286,14 @@ class TagsTest(Case):
 
     def untagged(self, path, columns=("1", "-1")) -> list:
         task = TASKS["tag_spans"].with_labels(("B-X", "O"), Columns(columns[:1], (), columns[1:]))
-        return [(one.id, one.words) for one in tagged.read_untagged(path, task)]
+        return [(one.id, one.words) for one in good(tagged.read_untagged(path, task))]
 
-    @parameterized.parameters(
-        ("Abe\tLee runs\nthe cat\na b\n", "line 1: has a tab, .* but line 2 has none; write a bl"),
-        ("the cat\n\nAbe\tLee runs\n", "line 3: has a tab, .* but line 1 has none"),
-        ("the cat\t\na b\n", "line 1: has a tab, .* but line 2 has none"),
-    )
-    def test_a_tab_in_some_sentences_alone(self, text, error):
+    def test_a_tab_in_some_sentences_alone(self):
         path = self.path.with_name("t.txt")
-        path.write_text(text)
-        with self.assertRaisesRegex(ValueError, f"t.txt, {error}"):
-            self.untagged(path)
+        path.write_text("Abe\tLee runs\nthe cat\n")  # a line is a sentence, whatever is in it
+        self.assertEqual(
+            self.untagged(path), [("1", ("Abe", "Lee", "runs")), ("2", ("the", "cat"))]
+        )
         path.write_text("1\tthe\n2\tcat\n")  # words to predict on need no column of tags
         self.assertEqual(self.untagged(path, ("2", "-1")), [("1", ("the", "cat"))])
 
@@ -297,11 +306,11 @@ class TagsTest(Case):
         self.assertEqual([tag for _, tag in tagged.read_tags(self.path, words)], ["X", "Y", "X"])
         for text, message in (
             ("Abe B-X\nLee ORG\n", "mine.csv, line 2: 'ORG' is no tag of a span"),
-            ("word,tag\nAbe,B-X\n", "line 1: .* has no tag; .*CSV and JSON are not"),
+            ("word,tag\nAbe,B-X\n", "line 1: .* has no tag; .*CSV is not read"),
         ):
             self.path.write_text(text)
             with self.assertRaisesRegex(ValueError, message):
-                list(tagged.read_tags(self.path, spans))
+                good(tagged.read_tags(self.path, spans))
 
     @parameterized.parameters(
         ("Abe B-X\nLee\n", ("1", "-1"), "line 2: 'Lee' has no tag"),
@@ -331,33 +340,6 @@ class TagsTest(Case):
         self.path.write_text("O O\nB-X B-X\n")
         task = TASKS["tag_words"].with_labels((), Columns(columns[:1], (), columns[1:]))
         with self.assertRaisesRegex(ValueError, error):
-            list(tagged.read_tags(self.path, task))
+            good(tagged.read_tags(self.path, task))
         with self.assertRaisesRegex(ValueError, error):
             self.read_tags("O O\nB-X B-X\n", columns)
-
-
-class HeldOutTest(absltest.TestCase):
-    def test_a_share_that_depends_on_the_texts_alone(self):
-        examples = [TextExample(str(i), f"text {i % 500}", None, i % 3) for i in range(1000)]
-        out = held_out_part(examples, 0.1, held_out=True, where="")
-        rest = held_out_part(examples, 0.1, held_out=False, where="")
-        self.assertLen({one.text for one in out}, 50)
-        self.assertLen(out, 100)  # each text is there twice, with other labels
-        self.assertEqual({*out, *rest}, {*examples})
-        self.assertEmpty({one.text for one in out} & {one.text for one in rest})
-        # In another order and with other labels it is the same part, and of fewer texts most of it.
-        other = [dataclasses.replace(one, id="", label=None) for one in reversed(examples)]
-        again = {one.text for one in held_out_part(other, 0.1, held_out=True, where="")}
-        self.assertEqual(again, {one.text for one in out})
-        fewer = held_out_part(examples[:450], 0.1, held_out=True, where="")
-        self.assertGreater(len({one.text for one in fewer} & again), 38)
-
-    def test_few_texts(self):
-        examples = [TaggedExample(str(i), (f"w{i}",), (0,)) for i in range(3)]
-        self.assertLen(held_out_part(examples, 0.1, held_out=True, where=""), 1)
-        for count, share, message in (
-            (1, 0.5, "mine, en: .* of 1 different training texts .* 0 to"),
-            (3, 0.0, "validation_share is 0.0, must be between 0 and 1"),
-        ):
-            with self.assertRaisesRegex(ValueError, message):
-                held_out_part(examples[:count], share, held_out=True, where="mine, en")

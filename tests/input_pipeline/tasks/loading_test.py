@@ -138,7 +138,7 @@ class TextPairsTest(Folder):
         ("rte", ("sentence1 | sentence2 | label", "A. | B."), "line 2: 2 columns, expected 3"),
         ("rte", ("sentence1 | sentence2 | label", "A. | B. | C. | 1"), "line 2: 4 columns"),
         ("rte", ("sentence1 | sentence2 | label", "A. | B. | maybe"), "line 2: rte has no label"),
-        ("pawsx", ("sentence1 | sentence2 | label", "A. | B. | 0", "A."), "1 broken rows of 2"),
+        ("pawsx", ("sentence1 | sentence2 | label", "A. | B. | 0", "A."), "line 3: 1 col"),
     )
     def test_faults(self, task, rows, message):
         with self.assertRaisesRegex(ValueError, f"f.tsv.*{message}"):

@@ -19,8 +19,8 @@ Tags = Sequence[Sequence[str]]
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return micro-averaged "f1", "precision" and "recall" over entities; 0 if there are none.
 
-    Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES. Raises ValueError if
-    there are no sentences, or gold and predictions differ in number or length.
+    Tags are "O", "B-PER", "I-PER", ..., or those of BIOES, BILOU and BMES, with a type or without.
+    Raises ValueError if there are no sentences, or gold and predictions differ in number or length.
     """
     _check(gold, predicted)
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -58,9 +58,10 @@ def _accuracy(gold: Tags, predicted: Tags) -> float:
 
 
 def _as_iobes(sentences: Tags) -> list[list[str]]:
-    """Tags with the letters that seqeval's default mode knows: I for M, E for L, S for U."""
+    """Tags with a type, of letters that seqeval's default mode knows: I for M, E for L, S for U."""
     other = {"M-": "I-", "L-": "E-", "U-": "S-"}
-    return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in sentences]
+    typed = [[tag if "-" in tag or tag == "O" else f"{tag}-_" for tag in one] for one in sentences]
+    return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in typed]
 
 
 def _as_chunks(sentences: Tags) -> list[list[str]]:
