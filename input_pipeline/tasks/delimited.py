@@ -90,7 +90,7 @@ def is_called(path: pathlib.Path, *suffixes: str) -> bool:
 
 
 def _example(task: Task, row: tables.Record, texts: list[str], label: str) -> TextExample:
-    text, second = texts if task.is_of_pairs else (*texts, None)
+    text, second = texts[0], texts[1] if task.is_of_pairs else None
     name = identity(task, row.cells)
     if not label:
         return TextExample(name or str(row.line), text, second, None, cells=row.cells)

@@ -146,7 +146,7 @@ def _of_lists(row: tables.Record, task: Task) -> _Sentence:
     words, tags = (_list(cells, place, task, where) for place in (0, 1))
     if not words or (tags and len(tags) != len(words)):
         raise ValueError(f"{where}: {len(words)} words, {len(tags)} tags; correct the row")
-    named = [(where, *one) for one in zip(words, tags or [None] * len(words), strict=True)]
+    named = [(where, word, tags[i] if tags else None) for i, word in enumerate(words)]
     return _Sentence(line, named, delimited.language_of(cells, where), cells)
 
 

@@ -38,7 +38,9 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | exa
     if ".json" in path.suffixes:
         return [example for _, example in questions.read_questions(_existing(path), task)]
     wanted = "question and context with one tab between them"
-    return _cells(path, task, 2, wanted, lambda *cells: QuestionExample(*cells, ()))
+    return _cells(
+        path, task, 2, wanted, lambda name, *both: QuestionExample(name, *both, answers=())
+    )
 
 
 def read_sentences(path: pathlib.Path) -> Sentences:

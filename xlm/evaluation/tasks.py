@@ -91,8 +91,8 @@ def mean_loss(
     for shape, rows in by_shape.items():
         length = shape[0] if len(shape) > 1 else longest  # scores of tokens, or of a text
         arrays = [features[row].arrays(length, pad) for row in rows]
-        batch = {name: np.stack([one[name] for one in arrays]) for name in arrays[0]}
-        batch["weights"] = np.ones(len(rows), np.float32)
+        batch = {name: jax.numpy.stack([one[name] for one in arrays]) for name in arrays[0]}
+        batch["weights"] = jax.numpy.ones(len(rows))
         found = loss(jax.numpy.stack([outputs[row] for row in rows]), batch)["loss"]
         total, weight = total + float(found[0]), weight + float(found[1])
     return total / max(weight, 1.0)

@@ -203,8 +203,8 @@ def _fine_tune(
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
             if bad:
-                rows = ({"error": one.error, "row": dict(one.cells)} for one in bad.values())
-                write_lines(folder / BAD_ROWS, rows)
+                lines = ({"error": one.error, "row": dict(one.cells)} for one in bad.values())
+                write_lines(folder / BAD_ROWS, lines)
         with stopping() as should_stop:
             initial = builders.initial_params(
                 objective, pretrained, config.train.seed, random=config.random_init

@@ -270,7 +270,7 @@ class ReplacedToken(OnMaskedLM):
         chosen = jnp.take_along_axis(states, masked.positions[:, :, None], axis=1)
         own = params[DISCRIMINATOR]
         hidden = self.encoder.apply({"params": own}, chosen, method="predict")
-        table = sum(tables) if isinstance(tables, tuple) else tables
+        table = tables[0] + tables[1] if isinstance(tables, tuple) else tables
         losses = layer.loss(
             hidden, masked.targets, masked.weights, table, own["head"]["bias"],
             plan.generator.sample,
