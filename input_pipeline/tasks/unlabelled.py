@@ -39,8 +39,9 @@ def read_questions(path: pathlib.Path, task: Task) -> list[QuestionExample | exa
         return [example for _, example in questions.read_questions(_existing(path), task)]
     wanted = "question and context with one tab between them"
     return _cells(
-        path, task, 2, wanted, lambda name, *both: QuestionExample(name, *both, answers=())
-    )
+        path, task, 2, wanted,
+        lambda name, question, context: QuestionExample(name, question, context, ()),
+    )  # fmt: skip
 
 
 def read_sentences(path: pathlib.Path) -> Sentences:
