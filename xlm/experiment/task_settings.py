@@ -48,6 +48,12 @@ class TaskSettings:
       text_column, pair_column, label_column: of a task of a user's own, see
         `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
         `pair_column` of single texts.
+      negative_columns: of embeddings, columns of passages that do not belong to the query.
+      query_prefix, passage_prefix: of embeddings, text before each query and each passage.
+      temperature: of embeddings, by which cosines are divided in the loss.
+      contrast_margin: of pairs, taken off the cosine of a pair before its comparison with others.
+      dimensions: of embeddings, numbers of first dimensions that shall do as vectors of their own
+        (Matryoshka); () for whole vectors.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.
@@ -58,7 +64,8 @@ class TaskSettings:
         other by the cross-attention of the encoder, see `xlm.objectives.fine_tuning`; for
         classification and regression of pairs.
       pooling: of tagging, see `xlm.models.heads.TaggingHead`.
-      text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`.
+      text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`;
+        of embeddings, "mean" of a text's tokens without special ones, or "first".
       layer: of retrieval and mining, whose states make a sentence's vector.
       margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
@@ -81,6 +88,12 @@ class TaskSettings:
     text_column: str = schema.key("text")
     pair_column: str = schema.key("")
     label_column: str = schema.key("label")
+    negative_columns: tuple[str, ...] = schema.key(())
+    query_prefix: str = schema.key("")
+    passage_prefix: str = schema.key("")
+    temperature: float = schema.key(0.05, above=0)
+    contrast_margin: float = schema.key(0.0, at_least=0)
+    dimensions: tuple[int, ...] = schema.key(())
     language_codes: dict[str, str] = schema.key({})
     data_dir: str = schema.key("")
     max_length: int = schema.key(128, at_least=1)
@@ -149,7 +162,7 @@ class TaskSettings:
         task = TASKS[self.name]
         if not task.is_own:
             return task
-        pair = (self.pair_column,) if self.pair_column else ()
+        pair = (self.pair_column, *self.negative_columns) if self.pair_column else ()
         columns = Columns((self.text_column,), pair, (self.label_column,))
         return task.with_labels(tuple(map(str, self.labels)), columns)
 

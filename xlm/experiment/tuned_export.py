@@ -11,7 +11,7 @@ from xlm.experiment import model_card, objectives, prediction
 from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
 from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import TaskSettings, task_settings
-from xlm.interop import huggingface, model_folder
+from xlm.interop import huggingface, model_folder, sentence_folder
 from xlm.interop.params_file import read_params
 from xlm.interop.task_heads import TaskHead
 
@@ -48,9 +48,10 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
     with declarations.of_file(workdir / BEST):
         encoder = builders.encoder_of_notes(notes.encoder)
         params = objectives.checked_params(builders.with_head(config, encoder), params)
-        head = task_head(options, params["task"])
+        head = task_head(options, params.get("task", {}))
+    written = None if options.task.is_embedding else head
     sizes = dataclasses.asdict(encoder)
-    reason = model_folder.why_not_transformers(sizes, task_head=head)
+    reason = model_folder.why_not_transformers(sizes, task_head=written)
     facts = model_card.Facts(
         config=config,
         options=options,
@@ -64,9 +65,19 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
         form=form,
     )
     model_folder.write_model(
-        output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)
+        output, params["encoder"], sizes, tokenizer, task_head=written, card=model_card.text(facts)
     )
+    if form == "sentence_transformers":
+        sentence_folder.add(
+            output, max_length=options.max_length, reads_first=options.text_pooling == "first",
+            prompts={"query": options.query_prefix, "document": options.passage_prefix},
+        )  # fmt: skip
     return reason
+
+
+def is_embedding(workdir: pathlib.Path) -> bool:
+    """Whether a finished run of finetune.py is of embeddings."""
+    return task_settings(prediction.run_config(workdir)).task.is_embedding
 
 
 def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
