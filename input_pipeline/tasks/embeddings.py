@@ -12,7 +12,8 @@ import sentencepiece as spm
 
 from input_pipeline.packed_dataset import SpecialIds
 from input_pipeline.tasks import files, tables, translation
-from input_pipeline.tasks.features import sentence_features, token_arrays
+from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.features import text_features, token_arrays
 from input_pipeline.tasks.tasks import Task
 
 # One side of two aligned files, as OPUS names them: train.de-en.de and train.de-en.en.
@@ -66,11 +67,11 @@ def embedding_features(
 ) -> list[EmbeddingFeature]:  # fmt: skip
     """Return a feature of each example; texts that are too long are cut, with a warning."""
     texts = [
-        (passage_prefix if place else query_prefix) + text
+        TextExample(one.id, (passage_prefix if place else query_prefix) + text, None, None)
         for one in examples
         for place, text in enumerate(one.texts)
     ]
-    rows = iter(sentence_features(texts, processor, special, max_length))
+    rows = iter(text_features(texts, processor, special, max_length))
     found = []
     for number, one in enumerate(examples):
         own = tuple(next(rows).tokens for _ in one.texts)

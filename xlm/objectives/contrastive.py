@@ -147,19 +147,17 @@ def pair_loss(
     the first `dimensions` are averaged (Matryoshka, arXiv 2205.13147); accuracy is of the last.
     """
     ids, weights, count = batch["text_ids"], batch["weights"], len(vectors)
-    # [M], passages of pairs first
-    of_candidates = jnp.concatenate([ids[:, 1], ids[:, 2:].reshape(-1)])
-    own = jnp.eye(count, len(of_candidates), dtype=bool)
-    is_same = (of_candidates == ids[:, 1:2]) | (of_candidates == ids[:, :1])
-    of_partners = jnp.pad(ids[:, :1] == ids[:, 0], ((0, 0), (0, len(of_candidates) - count)))
-    allowed = own | ~(is_same | of_partners)
+    pairs, others = ids[:, :2], ids[:, 2:].reshape(1, 1, -1)
+    shares = (pairs[:, None, :, None] == pairs[None, :, None]).any(axis=(2, 3))
+    is_same = jnp.concatenate([shares, (pairs[:, :, None] == others).any(axis=1)], axis=1)
+    own = jnp.eye(*is_same.shape, dtype=bool)
     sizes, places = dimensions or vectors.shape[2:], jnp.arange(count)
     losses = jnp.zeros(count)
     for size in sizes:
         queries, hits = vectors[:, 0, :size], jnp.zeros(count)
         passages = jnp.concatenate([vectors[:, 1], vectors[:, 2:].reshape(-1, vectors.shape[2])])
         cosines = _cosines(queries, passages[:, :size]) - contrast_margin * own
-        scores = jnp.where(allowed, cosines / temperature, _ABSENT)
+        scores = jnp.where(own | ~is_same, cosines / temperature, _ABSENT)
         for one in (scores, scores[:, :count].T):
             found = optax.softmax_cross_entropy_with_integer_labels(one, places)
             losses += found / (2 * len(sizes))
