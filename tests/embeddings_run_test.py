@@ -48,19 +48,16 @@ class EmbeddingsRunTest(folders.FolderTest):
 
     def test_training_selects_what_finds_partners(self):
         results = artifacts.read_json(learned() / "results.json")
-        scores = results["test"]["de-en"]
-        self.assertGreater(scores["mrr"], 0.7)
-        self.assertEqual(results["selected"]["metric"], "mrr")
+        self.assertGreater(results["test"]["de-en"]["mrr"], 0.7)
         self.assertEqual(results["selected"]["value"], results["validation"]["de-en"]["mrr"])
 
     def test_encoded_files_are_found(self):
         texts, queries = ([one[side] for one in pairs(9, 1)] for side in (1, 0))
         texts[4] = ""
-        (self.folder / "texts").write_text("\n".join(texts) + "\n")
-        (self.folder / "queries").write_text("\n".join(queries) + "\n")
-        output = self.folder / "vectors.npy"
-        run = f"--workdir={learned()}"
-        encode = ("encode", run, f"--input={self.folder / 'texts'}", f"--output={output}")
+        of_texts = self.write("texts", "\n".join(texts) + "\n")
+        of_queries = self.write("queries", "\n".join(queries) + "\n")
+        output, run = self.folder / "vectors.npy", f"--workdir={learned()}"
+        encode = ("encode", run, f"--input={of_texts}", f"--output={output}")
         with tiny_tasks.quick():
             expected = encoding.TextEncoder(learned())(texts)
         parts, encoder = [expected[:4] / 2, expected[4:8], expected[8:]], encoding.TextEncoder
@@ -76,37 +73,32 @@ class EmbeddingsRunTest(folders.FolderTest):
         self.assertFalse(found[4].any())
         self.run_command(*encode, "--overwrite", "--precision=int8", "--dimension=8")
         printed = self.run_command(
-            "search", run, f"--vectors={output}", f"--queries={self.folder / 'queries'}", "--k=3",
-            f"--texts={self.folder / 'texts'}",
-        )  # fmt: skip
+            "search", run, f"--vectors={output}", f"--queries={of_queries}", f"--texts={of_texts}"
+        )
         lines = list(map(json.loads, printed.splitlines()))
         for line, query in zip(lines, queries, strict=True):
-            self.assertEqual((line["query"], len(line["hits"])), (query, 3))
+            self.assertEqual((line["query"], len(line["hits"])), (query, 9))
             self.assertEqual(line["hits"][0]["text"], texts[line["hits"][0]["line"] - 1])
         right = [line["hits"][0]["line"] == number for number, line in enumerate(lines, 1)]
         self.assertGreater(np.mean(right), 0.3)
 
     def test_refusals(self):
-        (self.folder / "texts").write_text("the cat\n")
-        texts, output = self.folder / "texts", self.folder / "out"
+        texts, output = self.write("texts", "the cat\n"), self.folder / "out"
         for command, flags, error in (
             ("predict", (f"--workdir={learned()}", f"--input={texts}"), "xlm encode gives its"),
-            ("encode", (f"--workdir={learned()}", f"--input={texts}", "--dimension=17"), "at most 16"),
+            ("encode", (f"--workdir={learned()}", f"--input={texts}", "--dimension=17"), "most 16"),
             ("search", (f"--vectors={texts}", f"--queries={texts}"), "no array of vectors"),
-        ):  # fmt: skip
-            with self.subTest(command):
-                told = self.run_command(command, *flags, f"--output={output}", status=2)
-                self.assertRegex(told, error)
+        ):
+            told = self.run_command(command, *flags, f"--output={output}", status=2)
+            self.assertRegex(told, error)
 
     @absltest.skipUnless(HAS_LIBRARY, "sentence-transformers is not installed")
     def test_exported_vectors_are_those_of_the_run(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # theirs, about each other
+        with warnings.catch_warnings(action="ignore"):  # theirs, about each other
             from sentence_transformers import SentenceTransformer
         output = self.folder / "model"
         flags = f"--workdir={learned()}", f"--output={output}", "--format=sentence_transformers"
         self.run_command("export_model", *flags)
-        self.assertIn("SentenceTransformer(", (output / "README.md").read_text())
         model, texts = SentenceTransformer(str(output), device="cpu"), [a for a, _ in pairs(9, 2)]
         with tiny_tasks.quick():
             encoder = encoding.TextEncoder(learned())

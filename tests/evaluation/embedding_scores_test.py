@@ -30,9 +30,8 @@ class RankingTest(absltest.TestCase):
         self.assertAlmostEqual(found["mrr"], expected)
         self.assertAlmostEqual(found["accuracy"], np.mean(np.equal(ranks, 1)))
 
-    def test_zero_vectors_find_nothing(self):
-        found = retrieval.ranking_scores(np.zeros((2, 3)), np.eye(3), [{0}, {1}])
-        self.assertEqual(found, {"accuracy": 0.0, "mrr": 0.0, "ndcg": 0.0})
+        nothing = retrieval.ranking_scores(np.zeros((2, 3)), np.eye(3), [{0}, {1}])
+        self.assertEqual(nothing, {"accuracy": 0.0, "mrr": 0.0, "ndcg": 0.0})
 
 
 class PairScoresTest(absltest.TestCase):
@@ -66,15 +65,7 @@ class TopKTest(parameterized.TestCase):
 
     def test_int8_is_near(self):
         vectors = unit(np.random.default_rng(0).normal(size=(50, 64))).astype(np.float32)
-        vectors[3] = 0
-        found = encoding.compressed(vectors, "int8")
-        self.assertEqual((found.dtype, np.abs(found[0]).max()), (np.int8, 127))
-        self.assertFalse(found[3].any())
-        there = np.arange(50) != 3
-        cosines = (unit(found[there].astype(float)) * vectors[there]).sum(axis=1)
+        found = encoding.compressed(np.append(vectors, 0 * vectors[:1], axis=0), "int8")
+        self.assertEqual((found.dtype, np.abs(found[0]).max(), found[50].any()), (np.int8, 127, 0))
+        cosines = (unit(found[:50].astype(float)) * vectors).sum(axis=1)
         self.assertGreater(cosines.min(), 0.9995)
-        self.assertEqual(encoding.compressed(vectors, "float16").dtype, np.float16)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -28,13 +28,9 @@ CHUNK = 4096
 class TextEncoder:
     """Texts -> vectors of length 1, with the pooling and the prefixes of a run.
 
-    Args:
-      folder: a finished run of embeddings; or a working directory of train.py or a model's folder,
-        which give the mean of the last states.
-      dimension: number of first dimensions to keep, 0 for all.
-
-    Raises:
-      ValueError: the folder is none of these, is damaged, or has fewer dimensions.
+    `folder` is a finished run of embeddings; or a working directory of train.py or a model's
+    folder, which give the mean of the last states. `dimension` first dimensions are kept, 0 for
+    all. Raises ValueError if the folder is none of these, is damaged, or has fewer.
     """
 
     def __init__(self, folder: pathlib.Path, dimension: int = 0):
@@ -87,8 +83,7 @@ class TextEncoder:
     ) -> Iterator[int]:
         """Write the vectors of lines as an array [N, D]; yield the number of lines after each part.
 
-        Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
-        same call resumes after the last of them.
+        Parts are kept beside the output, as those of translations; the same call resumes.
         """
         key = artifacts.fingerprint(self._identity, role, precision, lines)
         parts = [outputs.parts(aside, key) / f"{i}.npy" for i in range(0, len(lines), CHUNK)]
@@ -108,8 +103,7 @@ class TextEncoder:
 def compressed(vectors: np.ndarray, precision: str) -> np.ndarray:
     """Return vectors [N, D] in a precision of `PRECISIONS`.
 
-    In int8 the largest number of a vector becomes 127. A vector of length 1 is its row divided by
-    the row's length, so that no scale is needed.
+    In int8 the largest number of a row is 127. The row divided by its length is the vector again.
     """
     if precision != "int8":
         return vectors.astype(precision)
@@ -126,10 +120,11 @@ def read_lines(paths: Sequence[pathlib.Path]) -> list[str]:
 
 def read_vectors(path: pathlib.Path) -> np.ndarray:
     """Map a file of vectors [N, D]; ValueError if it is none."""
+    remedy = "name a file of xlm encode"
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: no array of vectors ({error}); write it by xlm encode") from None
-    if found.ndim != 2 or found.dtype.name not in PRECISIONS or not len(found):
-        raise ValueError(f"{path}: {found.dtype} {found.shape}, no vectors; write it by xlm encode")
+        raise ValueError(f"{path}: no array of vectors ({error}); {remedy}") from None
+    if found.ndim != 2 or found.dtype.name not in PRECISIONS:
+        raise ValueError(f"{path}: no vectors, but {found.dtype} of {found.shape}; {remedy}")
     return found

@@ -149,9 +149,9 @@ def train_functions(
     optimizer = settings(
         OptimizerSettings, config.optimizer, warmup_steps=warmup_steps(config.optimizer, num_steps)
     )
-    # Parts of a contrast are no batches of their own: the objective takes them together.
-    parts = getattr(fine_tuning, "num_parts", 0)
-    accumulation = Accumulation(1 if parts else config.train.accumulation_steps, warmup_steps=0)
+    # A contrast takes the parts together, in the objective.
+    is_whole = isinstance(fine_tuning, SentenceEmbedding)
+    accumulation = Accumulation(1 if is_whole else config.train.accumulation_steps, warmup_steps=0)
     return make_train_functions(
         fine_tuning, optimizer, MESH, mesh, num_steps=num_steps, accumulation=accumulation
     )

@@ -101,8 +101,7 @@ class SentenceEmbedding(FineTuning):
     num_parts: int = 1
 
     def example_axes(self, plan: Batch, num_shards: int) -> None:
-        """Return None: a loss depends on all examples."""
-        return
+        """Return None: the loss compares all examples."""
 
     def outputs(
         self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None,
@@ -154,17 +153,14 @@ def pair_loss(
     sizes, places = dimensions or vectors.shape[2:], jnp.arange(count)
     losses = jnp.zeros(count)
     for size in sizes:
-        queries, hits = vectors[:, 0, :size], jnp.zeros(count)
-        passages = jnp.concatenate([vectors[:, 1], vectors[:, 2:].reshape(-1, vectors.shape[2])])
-        cosines = _cosines(queries, passages[:, :size]) - contrast_margin * own
-        scores = jnp.where(own | ~is_same, cosines / temperature, _ABSENT)
+        first, hits = vectors[:, :, :size], jnp.zeros(count)
+        queries, *passages = map(_unit, (first[:, 0], first[:, 1], first[:, 2:].reshape(-1, size)))
+        cosines = jnp.matmul(queries, jnp.concatenate(passages).T, precision="highest")
+        scores = (cosines - contrast_margin * own) / temperature
+        scores = jnp.where(own | ~is_same, scores, _ABSENT)
         for one in (scores, scores[:, :count].T):
             found = optax.softmax_cross_entropy_with_integer_labels(one, places)
             losses += found / (2 * len(sizes))
             hits += (jnp.argmax(one, axis=1) == places) / 2
     total = weights.sum()
     return {"loss": ((losses * weights).sum(), total), "accuracy": ((hits * weights).sum(), total)}
-
-
-def _cosines(one: jax.Array, two: jax.Array) -> jax.Array:
-    return jnp.matmul(_unit(one), _unit(two).T, precision=jax.lax.Precision.HIGHEST)
