@@ -75,11 +75,6 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
     return reason
 
 
-def is_embedding(workdir: pathlib.Path) -> bool:
-    """Whether a finished run of finetune.py is of embeddings."""
-    return task_settings(prediction.run_config(workdir)).task.is_embedding
-
-
 def task_head(options: TaskSettings, params: dict[str, Any]) -> TaskHead:
     """Return the head of a task with its parameters.
 

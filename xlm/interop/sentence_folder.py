@@ -21,8 +21,7 @@ def add(
 ) -> None:  # fmt: skip
     """Add the library's files to a folder of `write_model`; ValueError if it has no tokenizer.
 
-    `prompts`, by name, are of a run of embeddings, whose vectors have length 1. `reads_first` makes
-    the state of `<s>` the vector.
+    `prompts` by name are of a run of embeddings, for length 1. `reads_first`: the state of `<s>`.
     """
     if not (folder / "tokenizer.json").exists():
         raise ValueError("--format=sentence_transformers: it needs a tokenizer.json; leave it out")
