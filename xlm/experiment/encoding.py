@@ -17,7 +17,6 @@ from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import BEST
 from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop.params_file import read_params
-from xlm.training import hosts
 from xlm.training.sharding import replicated
 
 PRECISIONS, ROLES = ("float32", "float16", "int8"), ("query", "passage")
@@ -87,10 +86,9 @@ class TextEncoder:
         """
         key = artifacts.fingerprint(self._identity, role, precision, lines)
         parts = [outputs.parts(aside, key) / f"{i}.npy" for i in range(0, len(lines), CHUNK)]
-        there = hosts.as_on_first([part.exists() for part in parts])
-        for number, (part, is_there) in enumerate(zip(parts, there, strict=True)):
+        for number, part in enumerate(parts):
             some = lines[number * CHUNK : (number + 1) * CHUNK]
-            if not is_there:
+            if not part.exists():
                 np.save(buffer := io.BytesIO(), compressed(self(some, role), precision))
                 artifacts.write_bytes(part, buffer.getvalue())
             yield number * CHUNK + len(some)

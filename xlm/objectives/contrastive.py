@@ -111,19 +111,13 @@ class SentenceEmbedding(FineTuning):
         texts = {name: array for name, array in batch.items() if array.ndim == 3}  # [B, S, L]
         if dropout_key is None or self.num_parts == 1:
             return self._vectors(params, texts, dropout_key, rows)
-        count = len(texts["tokens"])
-        if count % self.num_parts:
-            raise ValueError(
-                f"train.accumulation_steps is {self.num_parts}, must divide train.batch_size, "
-                f"which is {count}"
-            )
         parts = jax.tree.map(
             lambda x: jnp.moveaxis(x.reshape(-1, self.num_parts, *x.shape[1:]), 1, 0), texts
         )
         keys = jax.random.split(dropout_key, self.num_parts)
         encoded = jax.checkpoint(lambda part, key: self._vectors(params, part, key, rows))
         found = jax.lax.map(lambda of_part: encoded(*of_part), (parts, keys))  # [A, B / A, S, D]
-        return jnp.moveaxis(found, 0, 1).reshape(count, *found.shape[2:])
+        return jnp.moveaxis(found, 0, 1).reshape(-1, *found.shape[2:])
 
     def _vectors(
         self, params: Any, texts: dict[str, jax.Array], key: jax.Array | None,
