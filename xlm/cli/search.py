@@ -61,7 +61,7 @@ def _hits(place: pathlib.Path, asked: pathlib.Path, *shown: pathlib.Path) -> Ite
     found = zip(*search.top_k(queries, vectors, _K.value), strict=True)
     for number, (cosines, rows) in enumerate(found):
         hits = [
-            {"line": row + 1, "score": x}
+            {"line": row + 1, "score": round(x, 6)}
             for x, row in zip(cosines.tolist(), rows.tolist(), strict=True)
         ]
         for hit in hits if texts else ():
