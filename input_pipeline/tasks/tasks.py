@@ -17,6 +17,8 @@ _NLI = ("entailment", "neutral", "contradiction")
 _TWO_WAY_NLI = ("entailment", "not_entailment")
 _YES_NO = ("0", "1")
 _TRANSLATION_METRICS = ("bleu", "chrf", "tokenized_bleu")
+_WAYS = ("forward", "backward")  # from the query to the passage, and back
+_RANKING = ("mrr", *(f"{x}_{y}" for x in _WAYS for y in ("accuracy", "mrr", "ndcg")))
 _SPLITS = ("train", "validation", "test")
 # The translations of MNLI that come with XNLI call this label so.
 _OTHER_SPELLINGS = {"contradictory": "contradiction"}
@@ -92,7 +94,7 @@ class Task:
     @property
     def is_of_pairs(self) -> bool:
         """Whether it is classification or regression of pairs of texts."""
-        return self.columns is not None and bool(self.columns.pair)
+        return self.is_of_texts and self.columns is not None and bool(self.columns.pair)
 
     @property
     def is_of_texts(self) -> bool:
@@ -108,6 +110,11 @@ class Task:
     def is_translation(self) -> bool:
         """Whether an encoder and decoder translate text, see `xlm.experiment.translation`."""
         return self.kind == "translation"
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether an encoder learns sentence vectors from texts that belong together."""
+        return self.kind == "embedding"
 
     @property
     def has_spans(self) -> bool:
@@ -352,6 +359,7 @@ _ALL = [
     _own("text_numbers", "regression", ("pearson", "spearman"), **_OWN_TEXTS),
     _own("tag_spans", "tagging", ("f1", "precision", "recall")),
     _own("tag_words", "tagging", ("macro_f1", "accuracy"), scorer="words"),
+    _own("text_pairs", "embedding", _RANKING),
 ]  # fmt: skip
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

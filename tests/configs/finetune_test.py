@@ -25,8 +25,9 @@ TRANSLATIONS = ("multi30k", "translation", "wmt14")  # tests/translation_test.py
 # tests/own_task_test.py
 OWN = [
     (name, f"{one},") for name, module in (("text", text), ("tags", tags)) for one in module.TASKS
-]
-ALL = [(name, "") for name in NAMES if name not in ("glue", "squad", "text", "tags", *TRANSLATIONS)]
+] + [("embeddings", "")]  # tests/embeddings_run_test.py
+OTHERS = ("embeddings", "glue", "squad", "text", "tags", *TRANSLATIONS)
+ALL = [(name, "") for name in NAMES if name not in OTHERS]
 ALL += [("glue", f"{task},") for task in glue.TASKS] + [("squad", f"{v},") for v in squad.TASKS]
 
 

@@ -25,8 +25,9 @@ import pathlib
 
 from absl import flags, logging
 
+from input_pipeline.tasks.tasks import TASKS
 from xlm.common import outputs, places
-from xlm.experiment import model_card, tuned_export
+from xlm.experiment import model_card, prediction, tuned_export
 from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.experiment.pretrained import read_pretrained, run_config
@@ -61,7 +62,8 @@ def main(_) -> None:
     is_folder = (source / "config.json").exists()
     is_fine_tuned = not is_folder and tuned_export.is_fine_tuned(source)
     head = model_folder.read_task_head(source) if is_folder else None
-    has_task_head = is_fine_tuned or head is not None
+    is_embedding = is_fine_tuned and TASKS[prediction.run_config(source).task.name].is_embedding
+    has_task_head = (is_fine_tuned and not is_embedding) or head is not None
     if part != "encoder" and (has_task_head or (is_folder and part == "generator")):
         raise ValueError(f"--part is {part}, but {source} has one part; leave out --part")
     if _FORMAT.value != "transformers" and part == "encoder_decoder":
@@ -76,7 +78,7 @@ def main(_) -> None:
         if _FORMAT.value == "onnx":
             by_head = has_task_head or part in ("masked_lm", "generator")
             onnx_folder.convert(aside, by_head=by_head)
-        elif _FORMAT.value == "sentence_transformers":
+        elif _FORMAT.value == "sentence_transformers" and not is_embedding:
             sentence_folder.add(aside)
     logging.info("wrote the model to %s", output)
     if reason and _FORMAT.value != "onnx":

@@ -16,6 +16,8 @@ VERBS = {
     "evaluate": "evaluate",
     "finetune": "finetune",
     "predict": "predict",
+    "encode": "encode",
+    "search": "search",
     "fetch": "fetch_text",
     "inspect": "inspect_text",
     "clean": "clean_text",

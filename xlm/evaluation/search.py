@@ -1,16 +1,21 @@
-"""Retrieval of translations by an encoder without fine-tuning: Tatoeba and BUCC 2018."""
+"""Search by sentence vectors: Tatoeba and BUCC 2018, pairs of one's own, and files of vectors."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from input_pipeline.tasks.embeddings import EmbeddingExample
 from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.features import Feature
 from xlm.evaluation.metrics import retrieval
 from xlm.evaluation.retrieval import mean_states
 from xlm.evaluation.tasks import Line, Predictor
 from xlm.models.encoder import Encoder
+
+_QUERIES = 1024  # at once
 
 
 class SentenceEncoder:
@@ -88,3 +93,70 @@ def mined(
     kept = [line for line in found if line["score"] >= threshold]
     predicted = [(line["source"], line["target"]) for line in kept]
     return retrieval.mining_scores(known, predicted), kept, threshold
+
+
+def pair_scores(
+    examples: Sequence[EmbeddingExample], vectors: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """Score the search of passages by queries ("forward") and back, of vectors [S, D] by example.
+
+    Equal texts are one text, and belong to all texts that any example names. Wrong passages are
+    among those to find. See `retrieval.ranking_scores`; "mrr" is the mean of both ways.
+    """
+    texts: list[dict[str, tuple[np.ndarray, set[str]]]] = [{}, {}]  # vector and partners, by text
+    for one, (query, *passages) in zip(examples, vectors, strict=True):
+        texts[0].setdefault(one.texts[0], (query, set()))[1].add(one.texts[1])
+        for text, vector in zip(one.texts[1:], passages, strict=True):
+            texts[1].setdefault(text, (vector, set()))
+        texts[1][one.texts[1]][1].add(one.texts[0])
+    found: dict[str, float] = {}
+    for way, own, others in (("forward", *texts), ("backward", *reversed(texts))):
+        rows = {text: row for row, text in enumerate(others)}
+        gold = [{rows[text] for text in partners} for _, partners in own.values() if partners]
+        queries = np.stack([vector for vector, partners in own.values() if partners])
+        candidates = np.stack([vector for vector, _ in others.values()])
+        scores = retrieval.ranking_scores(queries, candidates, gold)
+        found |= {f"{way}_{name}": value for name, value in scores.items()}
+    return {"mrr": (found["forward_mrr"] + found["backward_mrr"]) / 2, **found}
+
+
+def cosine(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the cosine of two vectors [D]; 0 if one is zero."""
+    return float(one @ two / max(np.linalg.norm(one) * np.linalg.norm(two), 1e-12))
+
+
+def top_k(
+    queries: np.ndarray, vectors: np.ndarray, k: int, block: int = 1 << 16
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find exactly the `k` nearest of vectors [M, D], float or int8, to queries [N, D].
+
+    Returns cosines [N, k] float32 and rows [N, k] int32, best first; ties go to the first row. It
+    reads a `block` of vectors at a time, such as of a memory map.
+    """
+    found = []
+    for start in range(0, len(queries), _QUERIES):
+        some = _unit(queries[start : start + _QUERIES])
+        shape = len(some), min(k, len(vectors))
+        best = jnp.full(shape, -jnp.inf), jnp.zeros(shape, jnp.int32)
+        for first in range(0, len(vectors), block):
+            best = _merged(*best, some, _unit(vectors[first : first + block]), first)
+        found.append(jax.device_get(best))
+    cosines, rows = (np.concatenate(one) for one in zip(*found, strict=True))
+    return cosines, rows
+
+
+@jax.jit
+def _unit(vectors: jax.Array) -> jax.Array:
+    vectors = vectors.astype(jnp.float32)
+    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+@jax.jit
+def _merged(
+    best: jax.Array, rows: jax.Array, queries: jax.Array, block: jax.Array, first: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Merge the best cosines and rows [N, k] with those of a block, from row `first` on."""
+    scores = jnp.matmul(queries, block.T, precision=jax.lax.Precision.HIGHEST)
+    numbers = jnp.broadcast_to(first + jnp.arange(len(block), dtype=jnp.int32), scores.shape)
+    best, places = jax.lax.top_k(jnp.concatenate([best, scores], axis=1), best.shape[1])
+    return best, jnp.take_along_axis(jnp.concatenate([rows, numbers], axis=1), places, axis=1)

@@ -33,6 +33,7 @@ from xlm.experiment.task_settings import TaskSettings, Tokenizer, task_settings
 from xlm.interop.params_file import Encoder as Encoding
 from xlm.interop.params_file import read_params, write_params
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
+from xlm.objectives.contrastive import SentenceEmbedding
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
 from xlm.training import hosts
 from xlm.training.accumulation import Accumulation
@@ -64,8 +65,19 @@ def with_head(
             'no cross-attention; start from a run of objective "veco", or its export with '
             "--part=encoder_decoder, or set task.cross_attention to False"
         )
-    made = CrossPairFineTuning if options.cross_attention else FineTuning
+    made: Callable[..., FineTuning] = FineTuning
+    if options.cross_attention:
+        made = CrossPairFineTuning
+    elif options.task.is_embedding:
+        made = functools.partial(SentenceEmbedding, num_parts=config.train.accumulation_steps)
+    if wrong := [one for one in options.dimensions if not 1 <= one <= encoder.hidden_size]:
+        raise ValueError(
+            f"task.dimensions has {wrong[0]}, must be from 1 to the {encoder.hidden_size} of the "
+            "encoder's vectors; correct it"
+        )
     loss: TaskLoss = kind.loss
+    if given := {name: getattr(options, name) for name in kind.loss_keys}:
+        loss = functools.partial(loss, **given)
     if class_weights:  # of a kind with classes
         loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
     by_rows = config.optimizer.embedding_update == "rows"
@@ -158,7 +170,9 @@ def train_functions(
     optimizer = settings(
         OptimizerSettings, config.optimizer, warmup_steps=warmup_steps(config.optimizer, num_steps)
     )
-    accumulation = Accumulation(config.train.accumulation_steps, warmup_steps=0)
+    # A contrast takes the parts together, in the objective.
+    is_whole = isinstance(fine_tuning, SentenceEmbedding)
+    accumulation = Accumulation(1 if is_whole else config.train.accumulation_steps, warmup_steps=0)
     return make_train_functions(
         fine_tuning, optimizer, MESH, mesh, num_steps=num_steps, accumulation=accumulation
     )
@@ -173,7 +187,7 @@ def initial_params(
 
     def make() -> Any:
         encoder = {name: value for name, value in pretrained.params.items() if name != "head"}
-        return {"encoder": encoder, "task": fine_tuning.init_head(jax.random.key(seed))}
+        return fine_tuning.joined(encoder, fine_tuning.init_head(jax.random.key(seed)))
 
     return make
 

@@ -207,8 +207,10 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     parts = tuple(one for one in powers if batch // shards % one == 0)
     examples = tuple(batch // shards // one for one in parts)
     sizes, lengths = objective.encoder.settings, options.lengths
+    texts = 2 + len(options.negative_columns) if options.task.is_embedding else 1  # of an example
+    rows = [one * texts for one in examples]
     activations = tuple(
-        tuple(activation_bytes(sizes, one, length) for length in lengths) for one in examples
+        tuple(activation_bytes(sizes, one, length) for length in lengths) for one in rows
     )
     return Estimate(state, examples, parts, lengths, activations)
 

@@ -347,9 +347,12 @@ def _metadata(facts: Facts) -> str:
     suffix = facts.head.class_suffix
     name, base = facts.options.name, facts.results["model"]
     task = _PIPELINES[suffix] if suffix else facts.head.kind.replace("_", "-")
+    is_known = bool(suffix) or facts.options.task.is_embedding
+    if facts.options.task.is_embedding:
+        task = "sentence-similarity"
     return _front(
-        _trained_on(facts), facts.form if suffix else "onnx", base=base,
-        pipeline_tag=task if suffix and not facts.tokenizer_reason else "",
+        _trained_on(facts), facts.form if is_known else "onnx", base=base,
+        pipeline_tag=task if is_known and not facts.tokenizer_reason else "",
         metrics=list(dict.fromkeys(name for scores in scored.values() for name in scores)),
         index=_model_index(f"{base}, fine-tuned on {name}", task, name, scored),
     )  # fmt: skip
@@ -390,6 +393,8 @@ def _task(facts: Facts) -> str:
 
 def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
+    if options.task.is_embedding:
+        return _loading(facts.form, "", facts.reason, facts.tokenizer_reason) + "```\n"
     if not suffix:
         return _OWN_FORM.format(reason=facts.reason)
     code, note = _loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""

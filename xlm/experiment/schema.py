@@ -44,7 +44,8 @@ LOGICAL_AXES = (
 )  # fmt: skip
 # Tuples of names without commas: "en,sw" is one text to ml_collections, though 100,200 two numbers.
 _NAMES = ("languages", "compare", "train_languages", "validation_languages", "test_languages",
-          "frozen", "user_defined_symbols", "control_symbols", "required_chars")  # fmt: skip
+          "negative_columns", "frozen", "user_defined_symbols", "control_symbols",
+          "required_chars")  # fmt: skip
 
 
 class _PreTraining:

@@ -15,6 +15,7 @@ import numpy as np
 
 from input_pipeline.tasks import (
     delimited,
+    embeddings,
     features,
     questions,
     tagged,
@@ -31,9 +32,9 @@ from xlm.evaluation.metrics.questions import normalizer
 from xlm.evaluation.tasks import Line, TaskData
 from xlm.experiment.task_settings import TaskSettings
 from xlm.interop import task_heads
-from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
+from xlm.models.heads import ClassificationHead, PoolingHead, SpanHead, TaggingHead
 from xlm.models.settings import EncoderSettings
-from xlm.objectives import fine_tuning
+from xlm.objectives import contrastive, fine_tuning
 from xlm.objectives.fine_tuning import TaskLoss
 
 
@@ -48,6 +49,7 @@ class TaskKind:
       head: (options, settings of the encoder) -> module like those of `xlm.models.heads`.
       loss: of the head's outputs and a batch's arrays; of kinds with `classes` it takes
         `class_weights` too.
+      loss_keys: keys of the `task` section that the loss takes as well, by name.
       decide: (options, data, outputs by row) -> a decision on each example.
       score: (task, data, decisions, threshold) -> the task's metrics, by name.
       line: (task, example, decision, threshold) -> its prediction, besides the id.
@@ -83,6 +85,7 @@ class TaskKind:
     decision: Callable[[Any], Any] = tuple
     check_scored: Callable[[Task, str], Any] = lambda *_: None
     threshold: Callable[[Task, TaskData, Sequence[Any]], float | None] = lambda *_: None
+    loss_keys: tuple[str, ...] = ()
     target: str = "label"
     capitals_count: bool = False
     class_suffix: str = ""
@@ -179,6 +182,21 @@ KINDS: dict[str, TaskKind] = {
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
         classes=None,
         logits=None,
+    ),
+    "embedding": TaskKind(
+        readers=Readers(
+            embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
+        ),
+        is_labelled=lambda task, example: True,
+        features=lambda options, *args: embeddings.embedding_features(
+            *args, options.query_prefix, options.passage_prefix, options.text_pooling == "first"
+        ),
+        head=lambda options, encoder: PoolingHead(),
+        loss=contrastive.pair_loss,
+        loss_keys=("temperature", "dimensions", "contrast_margin"),
+        decide=lambda options, data, outputs: list(outputs),
+        score=lambda task, data, vectors, _: search.pair_scores(data.examples, vectors),
+        line=lambda task, example, vectors, _: {"score": search.cosine(*vectors[:2])},
     ),
     "tagging": TaskKind(
         readers=Readers(

@@ -53,6 +53,12 @@ class TaskSettings:
       group_column: rows of a user's own with one value, such as translations or parts of a
         document, are on one side of a hold-out; "" for `id_column`.
       max_bad_rows: most rows at fault to leave out, which bad_rows.jsonl then lists.
+      negative_columns: of embeddings, columns of passages that do not belong to the query.
+      query_prefix, passage_prefix: of embeddings, text before each query and each passage.
+      temperature: of embeddings, by which cosines are divided in the loss.
+      contrast_margin: of pairs, taken off the cosine of a pair before its comparison with others.
+      dimensions: of embeddings, numbers of first dimensions that shall do as vectors of their own
+        (Matryoshka); () for whole vectors.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.
@@ -64,7 +70,8 @@ class TaskSettings:
         classification and regression of pairs.
       pooling: of tagging, see `xlm.models.heads.TaggingHead`.
       text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`;
-        "by_width" for "mean" of encoders narrower than XLM-R Base, else "first".
+        of embeddings, "mean" of a text's tokens without special ones, or "first". "by_width" is
+        "mean" of encoders narrower than XLM-R Base, else "first".
       layer: of retrieval and mining, whose states make a sentence's vector.
       margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
@@ -90,6 +97,12 @@ class TaskSettings:
     id_column: str = schema.key("")
     group_column: str = schema.key("")
     max_bad_rows: int = schema.key(0, at_least=0)
+    negative_columns: tuple[str, ...] = schema.key(())
+    query_prefix: str = schema.key("")
+    passage_prefix: str = schema.key("")
+    temperature: float = schema.key(0.05, above=0)
+    contrast_margin: float = schema.key(0.0, at_least=0)
+    dimensions: tuple[int, ...] = schema.key(())
     language_codes: dict[str, str] = schema.key({})
     data_dir: str = schema.key("")
     max_length: int = schema.key(128, at_least=1)
@@ -158,8 +171,9 @@ class TaskSettings:
         task = TASKS[self.name]
         if not task.is_own:
             return task
-        optional = self.pair_column, self.id_column, self.group_column
-        pair, *others = ((name,) if name else () for name in optional)
+        optional = self.id_column, self.group_column
+        others = ((name,) if name else () for name in optional)
+        pair = (self.pair_column, *self.negative_columns) if self.pair_column else ()
         columns = Columns((self.text_column,), pair, (self.label_column,), *others)
         return task.with_labels(tuple(map(str, self.labels)), columns)
 

@@ -13,7 +13,7 @@ from xlm.experiment import model_card, objectives, prediction, translation
 from xlm.experiment.run_folder import BEST, RESULTS, TOKENIZER
 from xlm.experiment.task_kinds import KINDS
 from xlm.experiment.task_settings import TaskSettings, task_settings
-from xlm.interop import huggingface, model_folder, translation_folder
+from xlm.interop import huggingface, model_folder, sentence_folder, translation_folder
 from xlm.interop.params_file import read_params
 from xlm.interop.task_heads import TaskHead
 
@@ -52,9 +52,10 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
     with declarations.of_file(workdir / BEST):
         encoder = builders.encoder_of_notes(notes.encoder)
         params = objectives.checked_params(builders.with_head(config, encoder), params)
-        head = task_head(options, params["task"])
+        head = task_head(options, params.get("task", {}))
+    written = None if options.task.is_embedding else head
     sizes = dataclasses.asdict(encoder)
-    reason = model_folder.why_not_transformers(sizes, task_head=head)
+    reason = model_folder.why_not_transformers(sizes, task_head=written)
     facts = model_card.Facts(
         config=config,
         options=options,
@@ -68,8 +69,13 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
         form=form,
     )
     model_folder.write_model(
-        output, params["encoder"], sizes, tokenizer, task_head=head, card=model_card.text(facts)
+        output, params["encoder"], sizes, tokenizer, task_head=written, card=model_card.text(facts)
     )
+    if form == "sentence_transformers":
+        sentence_folder.add(
+            output, max_length=options.max_length, reads_first=options.text_pooling == "first",
+            prompts={"query": options.query_prefix, "document": options.passage_prefix},
+        )  # fmt: skip
     return reason
 
 

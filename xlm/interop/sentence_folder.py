@@ -5,6 +5,7 @@ all that the attention mask has, so its WordWeights comes before and gives speci
 """
 
 import pathlib
+from collections.abc import Mapping
 
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID
 from xlm.common import artifacts
@@ -14,25 +15,38 @@ from xlm.interop import model_folder
 _MODULES = {"Transformer": "", "WordWeights": "1_WordWeights", "Pooling": "2_Pooling"}
 
 
-def add(folder: pathlib.Path) -> None:
-    """Add the library's files to a folder of `write_model`; ValueError if it has no tokenizer."""
+def add(
+    folder: pathlib.Path, *, max_length: int = 0, reads_first: bool = False,
+    prompts: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Add the library's files to a folder of `write_model`; ValueError if it has no tokenizer.
+
+    `prompts` by name are of a run of embeddings, for length 1. `reads_first`: the state of `<s>`.
+    """
     if not (folder / "tokenizer.json").exists():
         raise ValueError("--format=sentence_transformers: it needs a tokenizer.json; leave it out")
-    sizes = model_folder.read_sizes(folder)
+    sizes, names = model_folder.read_sizes(folder), dict(_MODULES)
+    if reads_first:
+        del names["WordWeights"]
+    if prompts is not None:
+        names["Normalize"] = "3_Normalize"
     files = {
         "modules.json": [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (name, path) in enumerate(_MODULES.items())
+            for i, (name, path) in enumerate(names.items())
         ],
-        "sentence_bert_config.json": {"max_seq_length": sizes["max_length"]},
-        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        "sentence_bert_config.json": {"max_seq_length": max_length or sizes["max_length"]},
+        "config_sentence_transformers.json": {
+            "similarity_fn_name": "cosine", "prompts": prompts or {}
+        },
         # Ids for words: WordWeights folds the case of words that it does not find.
         "1_WordWeights/config.json": {
             "vocab": [str(i) for i in range(sizes["vocab_size"])], "unknown_word_weight": 1.0,
             "word_weights": {str(i): 0.0 for i in (BOS_ID, PAD_ID, EOS_ID, MASK_ID)},
         },
         "2_Pooling/config.json": {
-            "word_embedding_dimension": sizes["hidden_size"], "pooling_mode_mean_tokens": True,
+            "word_embedding_dimension": sizes["hidden_size"],
+            "pooling_mode_mean_tokens": not reads_first, "pooling_mode_cls_token": reads_first,
         },
     }  # fmt: skip
     for name, content in files.items():

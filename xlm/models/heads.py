@@ -47,6 +47,17 @@ class ClassificationHead(nn.Module):
         return _dense(self.num_outputs, "output")(dropout(x))
 
 
+class PoolingHead(nn.Module):
+    """Vector of each text: the mean of its states that are `pooled`; no parameters."""
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
+    ) -> jax.Array:
+        """Map hidden [B, L, D] and `pooled` [B, L] bool to [B, D] float32."""
+        return mean_state(hidden, batch["pooled"])
+
+
 class TaggingHead(nn.Module):
     """Scores of each word's tags: "mean" or "first" `pooling` of its tokens, dropout, dense."""
 

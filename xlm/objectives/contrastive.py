@@ -1,15 +1,18 @@
-"""Cross-lingual contrastive learning of sentence vectors, beside masked LM."""
+"""Contrastive learning of sentence vectors, beside masked LM and from pairs of texts."""
 
 import dataclasses
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from xlm.models.segments import segment_means
+from xlm.objectives.fine_tuning import FineTuning
 from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, Plan
-from xlm.objectives.objective import LossAndMetrics
+from xlm.objectives.objective import Batch, LossAndMetrics
 from xlm.objectives.settings import ContrastSettings
 
 # Score of a pair that is not there.
@@ -84,3 +87,74 @@ def contrastive_loss(
 def _unit(vectors: jax.Array) -> jax.Array:
     squares = jnp.sum(vectors**2, axis=1, keepdims=True)
     return vectors * jax.lax.rsqrt(squares + _EPSILON)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SentenceEmbedding(FineTuning):
+    """Loss of all vectors of a batch, on features of `input_pipeline.tasks.embeddings`.
+
+    A batch is encoded in `num_parts` A parts, and again for the gradients, so that memory holds the
+    states of one part, and the loss compares all vectors (GradCache, arXiv 2101.06983). Part i has
+    the examples i, i + A and so on, a slice of each device's, and a dropout key of its own.
+    """
+
+    num_parts: int = 1
+
+    def example_axes(self, plan: Batch, num_shards: int) -> None:
+        """Return None: the loss compares all examples."""
+
+    def outputs(
+        self, params: Any, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None,
+        rows: jax.Array | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """Return vectors [B, S, D] float32 of the S texts of each example."""
+        texts = {name: array for name, array in batch.items() if array.ndim == 3}  # [B, S, L]
+        if dropout_key is None or self.num_parts == 1:
+            return self._vectors(params, texts, dropout_key, rows)
+        parts = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(-1, self.num_parts, *x.shape[1:]), 1, 0), texts
+        )
+        keys = jax.random.split(dropout_key, self.num_parts)
+        encoded = jax.checkpoint(lambda part, key: self._vectors(params, part, key, rows))
+        found = jax.lax.map(lambda of_part: encoded(*of_part), (parts, keys))  # [A, B / A, S, D]
+        return jnp.moveaxis(found, 0, 1).reshape(-1, *found.shape[2:])
+
+    def _vectors(
+        self, params: Any, texts: dict[str, jax.Array], key: jax.Array | None,
+        rows: jax.Array | None,
+    ) -> jax.Array:  # fmt: skip
+        first_axes = texts["tokens"].shape[:2]
+        flat = {name: array.reshape(-1, array.shape[2]) for name, array in texts.items()}
+        return super().outputs(params, flat, key, rows).reshape(*first_axes, -1)
+
+
+def pair_loss(
+    vectors: jax.Array, batch: Mapping[str, jax.Array], *, temperature: float,
+    contrast_margin: float = 0.0, dimensions: tuple[int, ...] = (),
+) -> LossAndMetrics:  # fmt: skip
+    """Return the loss of finding passages by queries, and queries by passages; accuracy of both.
+
+    The InfoNCE loss over cosines, that of the pair less `contrast_margin`, by `temperature`.
+    `vectors` [B, S, D] are of a query, its passage, and wrong passages, negatives of all queries. A
+    text is no negative if it or its partner equals one of the pair, by `text_ids` [B, S]. Losses of
+    the first `dimensions` are averaged (Matryoshka, arXiv 2205.13147); accuracy is of the last.
+    """
+    ids, weights, count = batch["text_ids"], batch["weights"], len(vectors)
+    pairs, others = ids[:, :2], ids[:, 2:].reshape(1, 1, -1)
+    shares = (pairs[:, None, :, None] == pairs[None, :, None]).any(axis=(2, 3))
+    is_same = jnp.concatenate([shares, (pairs[:, :, None] == others).any(axis=1)], axis=1)
+    own = jnp.eye(*is_same.shape, dtype=bool)
+    sizes, places = dimensions or vectors.shape[2:], jnp.arange(count)
+    losses = jnp.zeros(count)
+    for size in sizes:
+        first, hits = vectors[:, :, :size], jnp.zeros(count)
+        queries, *passages = map(_unit, (first[:, 0], first[:, 1], first[:, 2:].reshape(-1, size)))
+        cosines = jnp.matmul(queries, jnp.concatenate(passages).T, precision="highest")
+        scores = (cosines - contrast_margin * own) / temperature
+        scores = jnp.where(own | ~is_same, scores, _ABSENT)
+        for one in (scores, scores[:, :count].T):
+            found = optax.softmax_cross_entropy_with_integer_labels(one, places)
+            losses += found / (2 * len(sizes))
+            hits += (jnp.argmax(one, axis=1) == places) / 2
+    total = weights.sum()
+    return {"loss": ((losses * weights).sum(), total), "accuracy": ((hits * weights).sum(), total)}

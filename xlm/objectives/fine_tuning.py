@@ -46,7 +46,11 @@ class FineTuning(Objective):
         encoder_key, head_key = jax.random.split(key)
         encoder = init_params(self.encoder, encoder_key)
         del encoder["head"]
-        return {"encoder": encoder, "task": self.init_head(head_key)}
+        return self.joined(encoder, self.init_head(head_key))
+
+    def joined(self, encoder: Any, head: Any) -> dict[str, Any]:
+        """Join the parameters of both, without those of a head that has none."""
+        return {"encoder": encoder, **({"task": head} if head else {})}
 
     @property
     def head_width(self) -> int:
@@ -59,7 +63,7 @@ class FineTuning(Objective):
         # Only shapes matter, and all arrays that a head reads are [B, L].
         row = jnp.zeros((1, 1), jnp.int32)
         batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
-        return self.head.init(key, hidden, batch, deterministic=True)["params"]
+        return self.head.init(key, hidden, batch, deterministic=True).get("params", {})
 
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
@@ -90,7 +94,7 @@ class FineTuning(Objective):
         hidden = self.hidden(params["encoder"], batch, keys[0], rows)
         rngs = None if keys[1] is None else {"dropout": keys[1]}
         return self.head.apply(
-            {"params": params["task"]}, hidden, batch, deterministic=rngs is None, rngs=rngs
+            {"params": params.get("task", {})}, hidden, batch, deterministic=rngs is None, rngs=rngs
         )
 
     def hidden(

@@ -156,3 +156,25 @@ def mining_scores(
         "precision": right / len(found) if found else 0.0,
         "recall": right / len(wanted),
     }
+
+
+def ranking_scores(
+    queries: np.ndarray, candidates: np.ndarray, gold: Sequence[Collection[int]], k: int = 10
+) -> dict[str, float]:
+    """Return "accuracy" at 1, and "mrr" and "ndcg" at `k`, of N queries [N, D], ranked by cosine.
+
+    `gold` are the rows of `candidates` [M, D] that belong to each query, at least one. All of them
+    gain 1. Zero vectors find nothing.
+    """
+    _, found = nearest_neighbours(queries, candidates, k)
+    there = np.linalg.norm(queries, axis=1) > 0
+    hits = np.array([np.isin(rows, [*one]) for rows, one in zip(found, gold, strict=True)])
+    hits &= there[:, None]
+    ranks = np.arange(1, hits.shape[1] + 1)
+    best = np.cumsum(1 / np.log2(ranks + 1))  # gain of so many candidates at the top
+    ideal = best[np.minimum([len(one) for one in gold], len(ranks)) - 1]
+    return {
+        "accuracy": float(hits[:, 0].mean()),
+        "mrr": float((hits / ranks).max(axis=1).mean()),
+        "ndcg": float(((hits / np.log2(ranks + 1)).sum(axis=1) / ideal).mean()),
+    }

@@ -1,0 +1,25 @@
+"""Sentence vectors, learned from pairs of your own texts: translations, questions and passages.
+
+    python finetune.py --config=configs/finetune/embeddings.py:DATA --workdir=DIR \\
+        --config.init_from=CHECKPOINT
+
+DATA has `train.{language}.*`, and optionally `dev` and `test`, in a language or pair of languages
+or several. A file has columns `query` and `passage`, or two columns between tabs, or is one of two
+line-aligned files, `train.de-en.de` and `train.de-en.en`. Each text finds its partner among those
+of the batch. Equal texts are never negatives of each other. --config.task.negative_columns names
+columns of wrong passages. --config.train.accumulation_steps encodes a large batch in parts, and
+contrasts all of it. xlm encode and xlm search use the vectors; see docs/embeddings.md.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.finetune.text import own
+
+
+# Batch, rate and temperature are usual ones of small encoders, not tuned here.
+def get_config(arg: str = "") -> ConfigDict:
+    config = own("text_pairs", arg)
+    config.task.update(text_column="query", pair_column="passage", text_pooling="mean")
+    config.optimizer.learning_rate = 1e-4
+    config.train.update(batch_size=128, epochs=3.0, evaluations=6)
+    return config

@@ -1,0 +1,115 @@
+"""Texts that belong together, to learn sentence vectors from: examples, their files, features."""
+
+import dataclasses
+import pathlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+
+from input_pipeline.packed_dataset import SpecialIds
+from input_pipeline.tasks import files, tables, translation
+from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks.features import text_features, token_arrays
+from input_pipeline.tasks.tasks import Task
+
+# One side of two aligned files, as OPUS names them: train.de-en.de and train.de-en.en.
+_ALIGNED = re.compile(r"(.*\.([^.-]+)-([^.-]+)\.)(\2|\3)((?:\.(?:gz|xz|bz2|zst))?)")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingExample:
+    """A query, its passage, and passages that are wrong for it: `texts`."""
+
+    id: str
+    texts: tuple[str, ...]
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        return self.texts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddingFeature:
+    """The texts of an example, S rows `<s> text </s>` of int32 ids.
+
+    `ids` [S] int32 are equal for equal texts. The vector is the mean over a text's tokens or, with
+    `reads_first`, the state of `<s>`.
+    """
+
+    example: int
+    rows: tuple[np.ndarray, ...]
+    ids: np.ndarray
+    reads_first: bool
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Ids of the longest text."""
+        return max(self.rows, key=len)
+
+    def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
+        """Return arrays [S, length] as of other features; `pooled` marks the tokens to average."""
+        made = [token_arrays(row, length, pad) for row in self.rows]
+        arrays = {name: np.stack([one[name] for one in made]) for name in made[0]}
+        index, sizes = np.arange(length), np.array([len(row) for row in self.rows])[:, None]
+        is_text = (index > 0) & (index < sizes - 1)
+        pooled = np.broadcast_to(index == 0, is_text.shape) if self.reads_first else is_text
+        return {**arrays, "pooled": pooled, "text_ids": self.ids}
+
+
+def embedding_features(
+    examples: Sequence[EmbeddingExample], processor: spm.SentencePieceProcessor,
+    special: SpecialIds, max_length: int, query_prefix: str = "", passage_prefix: str = "",
+    reads_first: bool = False,
+) -> list[EmbeddingFeature]:  # fmt: skip
+    """Return a feature of each example; texts that are too long are cut, with a warning."""
+    texts = [
+        TextExample(one.id, (passage_prefix if place else query_prefix) + text, None, None)
+        for one in examples
+        for place, text in enumerate(one.texts)
+    ]
+    rows = iter(text_features(texts, processor, special, max_length))
+    found = []
+    for number, one in enumerate(examples):
+        own = tuple(next(rows).tokens for _ in one.texts)
+        ids = np.array([zlib.crc32(text.encode()) for text in one.texts], np.uint32)
+        found.append(EmbeddingFeature(number, own, ids.view(np.int32), reads_first))
+    return found
+
+
+def read_examples(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, EmbeddingExample]]:
+    """Yield (language, example) of a file; the language is None unless a column names it.
+
+    A file is a table of `tables`. If its first line does not name the task's columns and has tabs,
+    they are the first ones. Or it is one of two line-aligned files, read with the first of them.
+    Raise ValueError if a column or the other file is missing, or a text is empty.
+    """
+    if match := _ALIGNED.fullmatch(path.name):
+        stem, *codes, _, packed = match.groups()
+        sides = [path.with_name(f"{stem}{one}{packed}") for one in codes]
+        if missing := [one for one in sides if not one.is_file()]:
+            raise ValueError(f"{path}: the other side, {missing[0]}, does not exist; add it")
+        pairs = files.read_pairs(sides) if path == sides[0] else []
+        for pair in translation.without_empty(pairs, f"{sides[0]} and {sides[1]}", "line", 1):
+            yield None, EmbeddingExample("", pair)
+        return
+    text, columns = files.read_text(path), task.columns
+    assert columns is not None, f"{task.name} is not read from columns"
+    names = [*columns.text, *columns.pair]
+    has_names = tables.has_names(text, names, may_be_lines=False)
+    if "\t" in text.partition("\n")[0] and not has_names:
+        names = [str(number) for number in range(1, len(names) + 1)]
+    for line, cells in tables.read_records(path, text, names):
+        texts = tuple(str(cells[name] or "").strip() for name in names)
+        if not all(texts):
+            empty = names[texts.index("")]
+            raise ValueError(f"{path}, line {line}: column {empty!r} is empty; remove the row")
+        yield cells.get("language"), EmbeddingExample("", texts)
+
+
+def refuse_unlabelled(path: pathlib.Path, task: Task) -> list[Any]:
+    """Raise ValueError: such a run predicts nothing."""
+    raise ValueError(f"{path}: {task.name} predicts no labels; xlm encode gives its vectors")

@@ -1,0 +1,128 @@
+"""Vectors of texts by a run of configs/finetune/embeddings.py, or by an encoder as it is."""
+
+import dataclasses
+import io
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from input_pipeline.tasks import files
+from input_pipeline.tasks.embeddings import EmbeddingExample
+from xlm.common import artifacts, declarations, outputs
+from xlm.experiment import fine_tuning as builders
+from xlm.experiment import objectives, prediction, schema, task_data, task_schema, tuned_export
+from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.run_folder import BEST
+from xlm.experiment.task_settings import Tokenizer, task_settings
+from xlm.interop.params_file import read_params
+from xlm.training.sharding import replicated
+
+PRECISIONS, ROLES = ("float32", "float16", "int8"), ("query", "passage")
+# Lines of a part: enough for batches of similar lengths, few enough to lose little.
+CHUNK = 4096
+
+
+class TextEncoder:
+    """Texts -> vectors of length 1, with the pooling and the prefixes of a run.
+
+    `folder` is a finished run of embeddings; or a working directory of train.py or a model's
+    folder, which give the mean of the last states. `dimension` first dimensions are kept, 0 for
+    all. Raises ValueError if the folder is none of these, is damaged, or has fewer.
+    """
+
+    def __init__(self, folder: pathlib.Path, dimension: int = 0):
+        if tuned_export.is_fine_tuned(folder) and not (folder / "config.json").exists():
+            config = prediction.run_config(folder)
+            if not task_settings(config).task.is_embedding:
+                raise ValueError(
+                    f"{folder} is a run of {config.task.name}, which has no vectors; name one of "
+                    "configs/finetune/embeddings.py, or an encoder"
+                )
+            params, notes = read_params(folder / BEST)
+            self._tokenizer = prediction.read_tokenizer(folder, notes.tokenizer)
+            encoder = builders.encoder_of_notes(notes.encoder)
+        else:
+            found = read_pretrained(str(folder))
+            encoder, self._tokenizer = found.settings, Tokenizer(found.tokenizer)
+            params = {"encoder": {k: v for k, v in found.params.items() if k != "head"}}
+            config = schema.default_config(task_schema.FINE_TUNING)
+            config.task.update(
+                name="text_pairs", text_pooling="mean", max_length=encoder.max_length
+            )
+        if not 0 <= dimension <= encoder.hidden_size:
+            raise ValueError(
+                f"--dimension is {dimension}, must be at most {encoder.hidden_size}, or 0 for all"
+            )
+        with declarations.of_file(folder):
+            objective = builders.with_head(config, encoder)
+            params = objectives.checked_params(objective, params)
+        self._dimension, self._options = dimension or encoder.hidden_size, task_settings(config)
+        pad, mesh = self._tokenizer.special.pad, builders.mesh()
+        self._predictor = builders.predictor(config, objective, pad, mesh)
+        self._params = jax.device_put(params, replicated(mesh))
+        digests = Pretrained(encoder, params, b"").digests()
+        self._identity = [self._dimension, config.task.to_dict(), digests["parameters"]]
+
+    def __call__(self, texts: Sequence[str], role: str = "passage") -> np.ndarray:
+        """Return [N, D] float32 vectors, zeros for empty texts; `role` chooses the prefix."""
+        options = self._options
+        if role == "passage":  # the only text of an example is its first one
+            options = dataclasses.replace(options, query_prefix=options.passage_prefix)
+        examples = [EmbeddingExample(str(number), (text,)) for number, text in enumerate(texts, 1)]
+        data = task_data.featured(options, self._tokenizer, "", examples)
+        found = np.stack(self._predictor(self._params, data.features))[:, 0, : self._dimension]
+        found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        found[[not text.strip() for text in texts]] = 0  # whatever the prefix
+        return found
+
+    def encode_lines(
+        self, lines: Sequence[str], aside: pathlib.Path, role: str, precision: str
+    ) -> Iterator[int]:
+        """Write the vectors of lines as an array [N, D]; yield the number of lines after each part.
+
+        Parts are kept beside the output, as those of translations; the same call resumes.
+        """
+        key = artifacts.fingerprint(self._identity, role, precision, lines)
+        parts = [outputs.parts(aside, key) / f"{i}.npy" for i in range(0, len(lines), CHUNK)]
+        for number, part in enumerate(parts):
+            some = lines[number * CHUNK : (number + 1) * CHUNK]
+            if not part.exists():
+                np.save(buffer := io.BytesIO(), compressed(self(some, role), precision))
+                artifacts.write_bytes(part, buffer.getvalue())
+            yield number * CHUNK + len(some)
+        whole = np.lib.format.open_memmap(aside, "w+", precision, (len(lines), self._dimension))
+        for number, part in enumerate(parts):
+            whole[number * CHUNK : (number + 1) * CHUNK] = np.load(part, allow_pickle=False)
+        whole.flush()
+
+
+def compressed(vectors: np.ndarray, precision: str) -> np.ndarray:
+    """Return vectors [N, D] in a precision of `PRECISIONS`.
+
+    In int8 the largest number of a row is 127. The row divided by its length is the vector again.
+    """
+    if precision != "int8":
+        return vectors.astype(precision)
+    largest = np.abs(vectors).max(axis=1, keepdims=True)
+    return np.rint(vectors * (127 / np.maximum(largest, 1e-12))).astype(np.int8)
+
+
+def read_lines(paths: Sequence[pathlib.Path]) -> list[str]:
+    """Read the lines of text files, in order, empty ones too; ValueError if one is no text file."""
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ValueError(f"{missing[0]}: no such file; correct the name")
+    return [line for path in paths for _, line in files.numbered_lines(path)]
+
+
+def read_vectors(path: pathlib.Path) -> np.ndarray:
+    """Map a file of vectors [N, D]; ValueError if it is none."""
+    remedy = "name a file of xlm encode"
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: no array of vectors ({error}); {remedy}") from None
+    if found.ndim != 2 or found.dtype.name not in PRECISIONS:
+        raise ValueError(f"{path}: no vectors, but {found.dtype} of {found.shape}; {remedy}")
+    return found
