@@ -15,10 +15,12 @@ from ml_collections import ConfigDict
 
 from configs.finetune.text import own
 
+TASKS = ("text_pairs",)
+
 
 # Batch, rate and temperature are usual ones of small encoders, not tuned here.
 def get_config(arg: str = "") -> ConfigDict:
-    config = own("text_pairs", arg)
+    config = own(*TASKS, arg)
     config.task.update(text_column="query", pair_column="passage", text_pooling="mean")
     config.optimizer.learning_rate = 1e-4
     config.train.update(batch_size=128, epochs=3.0, evaluations=6)

@@ -4,15 +4,15 @@ import dataclasses
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import sentencepiece as spm
 
 from input_pipeline.packed_dataset import SpecialIds
-from input_pipeline.tasks import files, tables, translation
-from input_pipeline.tasks.examples import TextExample
+from input_pipeline.tasks import delimited, files, tables, translation
+from input_pipeline.tasks.examples import BadRow, TextExample
 from input_pipeline.tasks.features import text_features, token_arrays
 from input_pipeline.tasks.tasks import Task
 
@@ -22,10 +22,14 @@ _ALIGNED = re.compile(r"(.*\.([^.-]+)-([^.-]+)\.)(\2|\3)((?:\.(?:gz|xz|bz2|zst))
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingExample:
-    """A query, its passage, and passages that are wrong for it: `texts`."""
+    """A query, its passage, and passages that are wrong for it: `texts`.
+
+    Examples of one `group` are on one side of a hold-out.
+    """
 
     id: str
     texts: tuple[str, ...]
+    group: str = dataclasses.field(default="", compare=False)
 
     @property
     def content(self) -> tuple[str, ...]:
@@ -80,12 +84,13 @@ def embedding_features(
     return found
 
 
-def read_examples(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, EmbeddingExample]]:
+def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
     """Yield (language, example) of a file; the language is None unless a column names it.
 
     A file is a table of `tables`. If its first line does not name the task's columns and has tabs,
     they are the first ones. Or it is one of two line-aligned files, read with the first of them.
-    Raise ValueError if a column or the other file is missing, or a text is empty.
+    A `BadRow` stands for a row of another width or with an empty text. Raise ValueError if a column
+    or the other file is missing.
     """
     if match := _ALIGNED.fullmatch(path.name):
         stem, *codes, _, packed = match.groups()
@@ -96,18 +101,26 @@ def read_examples(path: pathlib.Path, task: Task) -> Iterator[tuple[str | None, 
         for pair in translation.without_empty(pairs, f"{sides[0]} and {sides[1]}", "line", 1):
             yield None, EmbeddingExample("", pair)
         return
-    text, columns = files.read_text(path), task.columns
+    text, columns = tables.content(path), task.columns
     assert columns is not None, f"{task.name} is not read from columns"
     names = [*columns.text, *columns.pair]
     has_names = tables.has_names(text, names, may_be_lines=False)
-    if "\t" in text.partition("\n")[0] and not has_names:
+    if text is not None and "\t" in text.partition("\n")[0] and not has_names:
         names = [str(number) for number in range(1, len(names) + 1)]
-    for line, cells in tables.read_records(path, text, names):
-        texts = tuple(str(cells[name] or "").strip() for name in names)
-        if not all(texts):
+    needed = list(dict.fromkeys([*names, *columns.id, *columns.group]))
+    for row in tables.read_records(path, text, needed):
+        if isinstance(row, BadRow):
+            yield None, row
+            continue
+        texts = tuple(str(row.cells[name] or "").strip() for name in names)
+        name, group = (delimited.identity(task, row.cells, is_group=way) for way in (False, True))
+        if all(texts):
+            language = delimited.language_of(row.cells, row.where)
+            yield language, EmbeddingExample(name, texts, group)
+        else:
             empty = names[texts.index("")]
-            raise ValueError(f"{path}, line {line}: column {empty!r} is empty; remove the row")
-        yield cells.get("language"), EmbeddingExample("", texts)
+            error = f"{row.where}: column {empty!r} is empty; remove the row"
+            yield None, BadRow(name or str(row.line), error, row.cells)
 
 
 def refuse_unlabelled(path: pathlib.Path, task: Task) -> list[Any]:

@@ -110,7 +110,8 @@ def pair_scores(
             texts[1].setdefault(text, (vector, set()))
         texts[1][one.texts[1]][1].add(one.texts[0])
     found: dict[str, float] = {}
-    for way, own, others in (("forward", *texts), ("backward", *reversed(texts))):
+    for way, place in (("forward", 0), ("backward", 1)):
+        own, others = texts[place], texts[1 - place]
         rows = {text: row for row, text in enumerate(others)}
         gold = [{rows[text] for text in partners} for _, partners in own.values() if partners]
         queries = np.stack([vector for vector, partners in own.values() if partners])

@@ -10,6 +10,7 @@ import numpy as np
 
 from input_pipeline.tasks import files
 from input_pipeline.tasks.embeddings import EmbeddingExample
+from input_pipeline.tasks.tasks import TASKS
 from xlm.common import artifacts, declarations, outputs
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import objectives, prediction, schema, task_data, task_schema, tuned_export
@@ -22,6 +23,7 @@ from xlm.training.sharding import replicated
 PRECISIONS, ROLES = ("float32", "float16", "int8"), ("query", "passage")
 # Lines of a part: enough for batches of similar lengths, few enough to lose little.
 CHUNK = 4096
+_TASK = next(name for name, task in TASKS.items() if task.is_embedding)
 
 
 class TextEncoder:
@@ -48,9 +50,7 @@ class TextEncoder:
             encoder, self._tokenizer = found.settings, Tokenizer(found.tokenizer)
             params = {"encoder": {k: v for k, v in found.params.items() if k != "head"}}
             config = schema.default_config(task_schema.FINE_TUNING)
-            config.task.update(
-                name="text_pairs", text_pooling="mean", max_length=encoder.max_length
-            )
+            config.task.update(name=_TASK, text_pooling="mean", max_length=encoder.max_length)
         if not 0 <= dimension <= encoder.hidden_size:
             raise ValueError(
                 f"--dimension is {dimension}, must be at most {encoder.hidden_size}, or 0 for all"

@@ -35,7 +35,7 @@ from xlm.interop import task_heads
 from xlm.models.heads import ClassificationHead, PoolingHead, SpanHead, TaggingHead
 from xlm.models.settings import EncoderSettings
 from xlm.objectives import contrastive, fine_tuning
-from xlm.objectives.fine_tuning import TaskLoss
+from xlm.objectives.objective import LossAndMetrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TaskKind:
     is_labelled: Callable[[Task, Any], bool]
     features: Callable[..., Sequence[Feature]]
     head: Callable[[TaskSettings, EncoderSettings], nn.Module]
-    loss: TaskLoss
+    loss: Callable[..., LossAndMetrics]
     decide: Callable[[TaskSettings, TaskData, Sequence[np.ndarray]], list[Any]]
     score: Callable[[Task, TaskData, Sequence[Any], float | None], dict[str, float]]
     line: Callable[[Task, Any, Any, float | None], Line]
@@ -188,9 +188,17 @@ KINDS: dict[str, TaskKind] = {
             embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
         ),
         is_labelled=lambda task, example: True,
-        features=lambda options, *args: embeddings.embedding_features(
-            *args, options.query_prefix, options.passage_prefix, options.text_pooling == "first"
-        ),
+        features=lambda options, examples, processor, special, length: (
+            embeddings.embedding_features(
+                examples,
+                processor,
+                special,
+                length,
+                options.query_prefix,
+                options.passage_prefix,
+                options.text_pooling == "first",
+            )
+        ),  # fmt: skip
         head=lambda options, encoder: PoolingHead(),
         loss=contrastive.pair_loss,
         loss_keys=("temperature", "dimensions", "contrast_margin"),

@@ -197,7 +197,7 @@ def _fine_tune(
         records = read_metrics(folder / "metrics.jsonl")
         selection = Selection(
             task.metrics[0], selecting, predictor, score, keep, kept, by_language=by_language,
-            loss=loss, patience=config.train.patience,
+            loss=None if task.is_embedding else loss, patience=config.train.patience,
             history={int(one["step"]): one[name] for one in records if name in one},
         )  # fmt: skip
         if hosts.is_first():

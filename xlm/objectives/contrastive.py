@@ -143,7 +143,7 @@ def pair_loss(
     pairs, others = ids[:, :2], ids[:, 2:].reshape(1, 1, -1)
     shares = (pairs[:, None, :, None] == pairs[None, :, None]).any(axis=(2, 3))
     is_same = jnp.concatenate([shares, (pairs[:, :, None] == others).any(axis=1)], axis=1)
-    own = jnp.eye(*is_same.shape, dtype=bool)
+    own = jnp.eye(count, is_same.shape[1], dtype=bool)
     sizes, places = dimensions or vectors.shape[2:], jnp.arange(count)
     losses = jnp.zeros(count)
     for size in sizes:

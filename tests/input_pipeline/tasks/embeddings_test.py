@@ -8,6 +8,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from input_pipeline.tasks import embeddings
+from input_pipeline.tasks.examples import BadRow
 from input_pipeline.tasks.tasks import TASKS, Columns
 from input_pipeline.tokenization import special_ids
 from tests import folders, tiny_tasks
@@ -60,8 +61,11 @@ class ReadTest(folders.FolderTest):
         ("a.jsonl", '{"query": null, "passage": "a"}\n', "line 1: column 'query' is empty"),
     )
     def test_malformed(self, name, text, error):
-        with self.assertRaisesRegex(ValueError, error):
-            self.read(name, text)
+        path = self.write(name, text)
+        ((_, bad),) = [
+            one for one in embeddings.read_examples(path, task()) if isinstance(one[1], BadRow)
+        ]
+        self.assertRegex(bad.error, error)
 
 
 class FeaturesTest(folders.FolderTest):
