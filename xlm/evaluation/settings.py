@@ -20,6 +20,14 @@ class DecodingSettings:
       early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
         of when none that is unfinished can score better than the worst of K. With one beam it
         always does.
+      samples: hypotheses that are drawn at random in place of the search; 0 to search. What is
+        drawn for a sentence depends on the seed and on its number, not on its batch.
+      temperature: divisor of the logits of samples; above 1 they are more varied.
+      top_k: samples are of the k most probable tokens; 0 for all.
+      top_p: samples are of the fewest most probable tokens that have this probability together.
+      seed: random seed of samples.
+      mbr: whether the best hypothesis is the one with the largest mean chrF against the others
+        (minimum Bayes risk), in place of the largest score.
     """
 
     beams: int = schema.key(5, at_least=1, at_most=1 << 10)
@@ -27,9 +35,20 @@ class DecodingSettings:
     length_penalty: float = schema.key(1.0)
     no_repeat_ngram: int = schema.key(0, at_least=0)
     early_stop: bool = schema.key(False)
+    samples: int = schema.key(0, at_least=0, at_most=1 << 10)
+    temperature: float = schema.key(1.0, above=0)
+    top_k: int = schema.key(0, at_least=0)
+    top_p: float = schema.key(1.0, above=0, at_most=1)
+    seed: int = schema.key(0, at_least=0, below=2**31)
+    mbr: bool = schema.key(False)
 
     def __post_init__(self):
         schema.check(self, "decoding")
+
+    @property
+    def hypotheses(self) -> int:
+        """Number of hypotheses of a sentence."""
+        return self.samples or self.beams
 
 
 @dataclasses.dataclass(frozen=True)

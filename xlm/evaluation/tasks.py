@@ -1,6 +1,7 @@
 """Decisions of a fine-tuned model on a task's examples, their scores, and the model selection."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,18 +61,18 @@ class Predictor:
 def in_order(
     batches: Iterable[tuple[dict[str, np.ndarray], np.ndarray]],
     layout: BatchLayout,
-    run: Callable[[dict[str, Any]], jax.Array],
-) -> list[np.ndarray]:
-    """Return the outputs [B, ...] of `run` by feature, in order; all leave the devices at once."""
+    run: Callable[[dict[str, Any]], Any],
+) -> list[Any]:
+    """Return the outputs of `run`, a pytree of [B, ...], by feature; all are fetched at once."""
     waiting, places = [], []
     for batch, numbers in batches:
         placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
         waiting.append(run(placed))
         places.append(numbers)
     rows = {
-        int(number): row
+        int(number): jax.tree.map(operator.itemgetter(row), outputs)
         for outputs, numbers in zip(jax.device_get(waiting), places, strict=True)
-        for row, number in zip(outputs, numbers, strict=True)
+        for row, number in enumerate(numbers)
         if number >= 0
     }
     return [rows[number] for number in range(len(rows))]
