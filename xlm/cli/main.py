@@ -16,6 +16,7 @@ VERBS = {
     "evaluate": "evaluate",
     "finetune": "finetune",
     "predict": "predict",
+    "translate": "translate",
     "fetch": "fetch_text",
     "inspect": "inspect_text",
     "clean": "clean_text",

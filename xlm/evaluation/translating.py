@@ -28,10 +28,11 @@ _SOURCE = ("tokens", "segments", "positions", "first_token", "number")
 
 
 class Hypothesis(NamedTuple):
-    """Tokens [n] of a hypothesis without `</s>`, and its score."""
+    """Tokens [n] of a hypothesis without `</s>`, its score, and its text once that is known."""
 
     tokens: np.ndarray
     score: float
+    text: str = ""
 
 
 @dataclasses.dataclass
@@ -75,7 +76,7 @@ class Translator:
             lambda params, batch: hypotheses(objective, params, batch, settings, ids)
         )
         self._token_scores = self._layout.jit(objective.token_log_probs)
-        self._max_length = settings.max_length
+        self.settings = settings
         self._eos, self._compiled = ids.eos, set[tuple[int, ...]]()  # shapes of batches
         self.throughput = Throughput()
 
@@ -89,10 +90,10 @@ class Translator:
         Each begins with the target of its feature, if it has one, without `</s>`.
         """
         prefixes = [0 if one.target is None else len(one.target) - 1 for one in features]
-        if max(prefixes, default=0) >= self._max_length:
+        if max(prefixes, default=0) >= self.settings.max_length:
             raise ValueError(
                 f"a prefix has {max(prefixes)} tokens, but decoding.max_length is "
-                f"{self._max_length}, with </s>; shorten it, or raise decoding.max_length"
+                f"{self.settings.max_length}, with </s>; shorten it, or raise decoding.max_length"
             )
         shapes: set[tuple[int, ...]] = set()
 

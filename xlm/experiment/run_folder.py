@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from xlm.evaluation.tasks import Line, TaskData
 
 BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
+MODEL = "model.json"  # of a run that translates, to read its checkpoints by
 TOKENIZER = "spm.model"
 _BY_LANGUAGE = "best_by_language"
 
