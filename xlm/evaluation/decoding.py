@@ -1,5 +1,6 @@
 """Beam search, greedy decoding and sampling inside `jit`, with a cache and static shapes."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from xlm.evaluation.settings import DecodingSettings
 
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
-# (logits [B K V] of the tokens that may come next, all logits, index) -> further limited ones
+# (logits [B K V] of tokens that may come next, all logits, index) -> the former, limited further
 Limit = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Fewer tokens are not worth a loop of their own.
@@ -24,7 +25,7 @@ class TokenIds(NamedTuple):
 
     Hypotheses end with `eos`, then `pad` follows. `forbidden` ids, such as `<s>`, `<pad>` and
     `<mask>`, are never generated. Table rows from `num_classes` on are no classes of the softmax.
-    `unk` is generated for sources that have it, whose unknown parts can be copied; -1 for never.
+    `unk` is left to sources that have it themselves, to be copied from; -1 for none.
     """
 
     eos: int
@@ -67,7 +68,7 @@ class _State(NamedTuple):
 def beam_search(
     step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
     cache_axes: Any = 0, grown: Callable[[Any, int], Any] | None = None,
-    limit: Limit = lambda allowed, logits, index: allowed,
+    limit: Limit = lambda allowed, logits, index: allowed, keys: jax.Array | None = None,
 ) -> Hypotheses:  # fmt: skip
     """Search for the K best continuations of each sentence's first token; traceable by `jax.jit`.
 
@@ -85,109 +86,60 @@ def beam_search(
         arrays that all hypotheses share, such as a length.
       grown: gives a cache room for a number of tokens, one of `capacities`, when the search needs
         it; None if the cache has room for T tokens.
-      limit: leaves fewer logits than the settings do, such as of a prefix that is given.
+      limit: leaves fewer tokens than the settings do, such as those of a prefix.
+      keys: [B] random keys to draw the only hypothesis of each sentence by; None to search.
     """
-    state = _first_state(len(first_tokens), settings, ids, cache)
-    # All hypotheses begin alike, so only one of them may be continued.
-    state = state._replace(log_probs=state.log_probs.at[:, 1:].set(-jnp.inf))
-
-    def advance(logits: jax.Array, state: _State) -> _State:
-        log_probs, tokens = _best_of_each(logits, state, settings, ids, limit)
-        return _extended(state, log_probs, tokens, settings, ids, cache_axes)
-
-    return _run(
-        step, advance, lambda one: _is_done(one, settings), state, first_tokens, settings, grown
+    batch, beams = len(first_tokens), settings.beams
+    empty = jnp.full((batch, beams, settings.max_length), ids.pad, jnp.int32)
+    none = jnp.full((batch, beams), -jnp.inf)
+    state = _State(
+        length=jnp.int32(0),
+        tokens=empty,
+        # All hypotheses begin alike, so only one of them may be continued.
+        log_probs=none.at[:, 0].set(0),
+        finished=Hypotheses(empty, none, jnp.zeros((batch, beams), jnp.int32)),
+        cache=cache,
     )
 
-
-def sample(
-    step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
-    keys: jax.Array, grown: Callable[[Any, int], Any] | None = None,
-    limit: Limit = lambda allowed, logits, index: allowed,
-) -> Hypotheses:  # fmt: skip
-    """Draw continuations of each sentence's first token, sorted by score; see `beam_search`.
-
-    `keys` [B] are random keys. What a sentence gets depends on its key alone, not on its batch.
-    Scores are of the model's own probabilities, without temperature.
-    """
-    state = _first_state(len(first_tokens), settings, ids, cache)
-    count = settings.hypotheses
-    keys = jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)
-
-    def advance(logits: jax.Array, state: _State) -> _State:
-        logits, largest, log_sums = _of_classes(logits, ids)
-        allowed = _truncated(_allowed(logits, state, settings, ids, limit), settings)
-        now = jax.vmap(lambda key: jax.random.fold_in(key, state.length))(keys)
-        drawn = jax.vmap(jax.random.categorical)(now, allowed).astype(jnp.int32)[:, None]
-        log_probs = (_take(logits, drawn) - largest - log_sums).reshape(-1, count)
-        old, drawn = state.finished, drawn.reshape(-1, count)
-        is_live = old.lengths == 0
-        total = state.log_probs + jnp.where(is_live, log_probs, 0)
-        length = state.length + 1
-        is_new = is_live & (drawn == ids.eos)
-        tokens = state.tokens.at[:, :, state.length].set(jnp.where(is_live, drawn, ids.pad))
-        finished = Hypotheses(
-            tokens,
-            jnp.where(is_new, total / _penalties(settings)[length], old.scores),
-            jnp.where(is_new, length, old.lengths),
-        )
-        return _State(length, tokens, total, finished, state.cache)
-
-    def is_done(state: _State) -> jax.Array:
-        return (state.finished.lengths > 0).all(axis=1)
-
-    found = _run(step, advance, is_done, state, first_tokens, settings, grown)
-    order = jnp.argsort(-found.scores, axis=1, stable=True)
-    tokens = jnp.take_along_axis(found.tokens, order[:, :, None], axis=1)
-    return Hypotheses(tokens, _take(found.scores, order), _take(found.lengths, order))
-
-
-def _truncated(logits: jax.Array, settings: DecodingSettings) -> jax.Array:
-    """Return logits [N, V] over the temperature, -inf for those that top_k and top_p leave out."""
-    logits = logits / settings.temperature
-    if settings.top_k:
-        kept, _ = jax.lax.top_k(logits, min(settings.top_k, logits.shape[-1]))
-        logits = jnp.where(logits < kept[:, -1:], -jnp.inf, logits)
-    if settings.top_p < 1:
-        largest = jnp.sort(logits, axis=-1, descending=True)
-        probabilities = jax.nn.softmax(largest, axis=-1)
-        is_kept = jnp.cumsum(probabilities, axis=-1) - probabilities < settings.top_p
-        least = jnp.where(is_kept, largest, jnp.inf).min(axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return logits
-
-
-def _first_state(batch: int, settings: DecodingSettings, ids: TokenIds, cache: Any) -> _State:
-    count = settings.hypotheses
-    empty = jnp.full((batch, count, settings.max_length), ids.pad, jnp.int32)
-    none = jnp.full((batch, count), -jnp.inf)
-    finished = Hypotheses(empty, none, jnp.zeros((batch, count), jnp.int32))
-    return _State(jnp.int32(0), empty, jnp.zeros_like(none), finished, cache)
-
-
-def _run(
-    step: Step, advance: Callable[[jax.Array, _State], _State],
-    is_done: Callable[[_State], jax.Array], state: _State, first_tokens: jax.Array,
-    settings: DecodingSettings, grown: Callable[[Any, int], Any] | None,
-) -> Hypotheses:  # fmt: skip
-    """Take steps until all sentences are done; `advance` maps logits [B K, V] and the state."""
-
-    def advanced(state: _State) -> _State:
+    def advance(state: _State) -> _State:
         before = jax.lax.dynamic_index_in_dim(
             state.tokens, jnp.maximum(state.length - 1, 0), axis=2, keepdims=False
         )
         inputs = jnp.where(state.length == 0, first_tokens[:, None], before)
         logits, cache = step(inputs.reshape(-1), state.cache, state.length)
-        return advance(logits, state._replace(cache=cache))
+        log_probs, tokens = _best_of_each(logits, state, settings, ids, limit, keys)
+        state = state._replace(cache=cache)
+        return _extended(state, log_probs, tokens, settings, ids, cache_axes)
 
     def is_under_way(capacity: int, state: _State) -> jax.Array:
-        return (state.length < capacity) & ~is_done(state).all()
+        return (state.length < capacity) & ~_is_done(state, settings).all()
 
     for capacity in capacities(settings.max_length) if grown else (settings.max_length,):
         if grown is not None:
             state = state._replace(cache=grown(state.cache, capacity))
-        state = jax.lax.while_loop(functools.partial(is_under_way, capacity), advanced, state)
+        state = jax.lax.while_loop(functools.partial(is_under_way, capacity), advance, state)
     return state.finished
+
+
+def sample(
+    step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
+    keys: jax.Array, grown: Callable[[Any, int], Any] | None, limit: Limit,
+) -> Hypotheses:  # fmt: skip
+    """Draw continuations of each sentence's first token, sorted by score; see `beam_search`.
+
+    `keys` [B] are random keys. What a sentence gets depends on its key and not on its batch. Scores
+    are of the model's own probabilities, without temperature.
+    """
+    batch, count = len(first_tokens), settings.samples
+    each = jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)
+    found = beam_search(
+        step, jnp.repeat(first_tokens, count), cache, dataclasses.replace(settings, beams=1), ids,
+        None, grown, limit, each,
+    )  # fmt: skip
+    found = jax.tree.map(lambda x: x.reshape(batch, count, *x.shape[2:]), found)
+    scores, order = jax.lax.top_k(found.scores, count)
+    tokens = jnp.take_along_axis(found.tokens, order[:, :, None], axis=1)
+    return Hypotheses(tokens, scores, _take(found.lengths, order))
 
 
 def capacities(max_length: int) -> list[int]:
@@ -206,50 +158,55 @@ def repeat(tree: Any, beams: int) -> Any:
 
 
 def _best_of_each(
-    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds, limit: Limit
-) -> tuple[jax.Array, jax.Array]:
+    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds, limit: Limit,
+    keys: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return log probabilities [B, K, N] float32 and ids [B, K, N] int32 of the best next tokens.
 
     Of logits [B K, V], ordered as log probabilities, only the chosen are normalised. N is min(2 K,
     V): each hypothesis can end in one way, so K of the best 2 K continuations do not end. Tokens
-    that are no class or must not come next have -inf.
+    that are no class or must not come next have -inf. With keys [B] it is one token that is drawn.
     """
     batch, beams = state.log_probs.shape
-    logits, largest, log_sums = _of_classes(logits, ids)
-    best, tokens = jax.lax.top_k(
-        _allowed(logits, state, settings, ids, limit), min(2 * beams, logits.shape[-1])
-    )
-    log_probs = best - largest - log_sums
-    log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
-    return log_probs.reshape(batch, beams, -1), tokens.reshape(batch, beams, -1)
-
-
-def _of_classes(logits: jax.Array, ids: TokenIds) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return float32 logits [B K, V], -inf for no class and NaN; their largest and log sums."""
     is_class = np.arange(logits.shape[-1])[None] < ids.num_classes
     logits = logits.astype(jnp.float32)
     logits = jnp.where(is_class & ~jnp.isnan(logits), logits, -jnp.inf)
     largest = logits.max(axis=-1, keepdims=True)
     log_sums = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
-    return logits, largest, log_sums
+    allowed = limit(_allowed(logits, state, settings, ids), logits, state.length)
+    if keys is None:
+        best, tokens = jax.lax.top_k(allowed, min(2 * beams, logits.shape[-1]))
+    else:
+        now = jax.vmap(lambda key: jax.random.fold_in(key, state.length))(keys)
+        tokens = jax.vmap(jax.random.categorical)(now, _truncated(allowed, settings))[:, None]
+        best = _take(allowed, tokens)
+    log_probs = best - largest - log_sums
+    log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
+    return log_probs.reshape(batch, beams, -1), tokens.reshape(batch, beams, -1)
+
+
+def _truncated(logits: jax.Array, settings: DecodingSettings) -> jax.Array:
+    """Return logits [B, V] over the temperature, -inf for those that top_k and top_p leave out."""
+    logits = logits / settings.temperature
+    largest = jnp.sort(logits, axis=-1, descending=True)
+    probabilities = jax.nn.softmax(largest, axis=-1)
+    is_kept = jnp.cumsum(probabilities, axis=-1) - probabilities < settings.top_p
+    is_kept &= np.arange(logits.shape[-1])[None] < (settings.top_k or logits.shape[-1])
+    least = jnp.where(is_kept, largest, jnp.inf).min(axis=-1, keepdims=True)
+    return jnp.where(logits < least, -jnp.inf, logits)
 
 
 def _allowed(
-    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds, limit: Limit
+    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
 ) -> jax.Array:
     """Return logits [B K, V] with -inf for tokens that must not come next."""
     tokens = np.arange(logits.shape[-1])[None]
     is_last = state.length == settings.max_length - 1
     is_allowed = ~np.isin(tokens, ids.forbidden) & ((tokens == ids.eos) | ~is_last)
-    allowed = jnp.where(is_allowed, logits, -jnp.inf)
-    if 0 < settings.no_repeat_ngram < settings.max_length:
-        allowed = _without_repetitions(allowed, state, settings)
-    return limit(allowed, logits, state.length)
-
-
-def _without_repetitions(logits: jax.Array, state: _State, settings: DecodingSettings) -> jax.Array:
-    """Return logits [B K, V] with -inf for tokens that would end an n-gram for the second time."""
+    logits = jnp.where(is_allowed, logits, -jnp.inf)
     size = settings.no_repeat_ngram
+    if not 0 < size < settings.max_length:
+        return logits
     sequences = state.tokens.reshape(-1, settings.max_length)
     starts = np.arange(settings.max_length - size + 1)
     is_repeated = jnp.broadcast_to(starts + size <= state.length, (len(sequences), len(starts)))

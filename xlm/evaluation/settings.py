@@ -45,11 +45,6 @@ class DecodingSettings:
     def __post_init__(self):
         schema.check(self, "decoding")
 
-    @property
-    def hypotheses(self) -> int:
-        """Number of hypotheses of a sentence."""
-        return self.samples or self.beams
-
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:

@@ -84,15 +84,20 @@ class Translator:
         """Return tokens [n] of the best hypothesis for each feature, in order, without `</s>`."""
         return [one[0].tokens for one in self.n_best(params, features)]
 
-    def n_best(self, params: Any, features: Sequence[TranslationFeature]) -> list[list[Hypothesis]]:
+    def n_best(
+        self, params: Any, features: Sequence[TranslationFeature], *, has_prefixes: bool = False
+    ) -> list[list[Hypothesis]]:
         """Return the hypotheses for each feature, in order, the best one first; at least one.
 
-        Each begins with the target of its feature, if it has one, without `</s>`.
+        With prefixes, each begins with the target of its feature, without `</s>`.
         """
-        prefixes = [0 if one.target is None else len(one.target) - 1 for one in features]
-        if max(prefixes, default=0) >= self.settings.max_length:
+        names = (*_SOURCE, *(("target_outputs",) if has_prefixes else ()))
+        if not has_prefixes:
+            features = [dataclasses.replace(one, target=None) for one in features]
+        longest = max((len(one.target) for one in features if one.target is not None), default=1)
+        if longest > self.settings.max_length:
             raise ValueError(
-                f"a prefix has {max(prefixes)} tokens, but decoding.max_length is "
+                f"a prefix has {longest - 1} tokens, but decoding.max_length is "
                 f"{self.settings.max_length}, with </s>; shorten it, or raise decoding.max_length"
             )
         shapes: set[tuple[int, ...]] = set()
@@ -101,9 +106,6 @@ class Translator:
             shapes.add(batch["tokens"].shape)
             return self._search(params, {name: batch[name] for name in names})
 
-        names = (*_SOURCE, *(("target_outputs",) if any(prefixes) else ()))
-        if not any(prefixes):
-            features = [dataclasses.replace(one, target=None) for one in features]
         start = time.monotonic()
         found = self._in_order(features, searched)
         if shapes <= self._compiled:
@@ -176,7 +178,7 @@ def hypotheses(
     keys and values of the tokens before and of the source. Only the logits and the choice among
     them cost more with a larger vocabulary.
     """
-    mask, beams = context_mask(batch), settings.hypotheses
+    mask, beams = context_mask(batch), settings.samples or settings.beams
     decoder, decoder_params = objective.decoder, objective.decoder_params(params)
     table, bias = objective.output_table(params)
     states = objective.states(params, batch)

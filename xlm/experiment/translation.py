@@ -83,7 +83,7 @@ class TranslationModel:
 class Translated(Pretrained):
     """A finished run of translation, `params` as of `Translation`."""
 
-    decoder: EncoderSettings | None = None
+    decoder_layers: int = 0
     symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -108,7 +108,9 @@ def read_start(config: ConfigDict) -> Pretrained:
         with declarations.of_file(folder / BEST):
             found = model_of_notes(notes, tokenizer)
         model = tokenizer.processor.serialized_model_proto()
-        return Translated(found.encoder, params, model, None, found.decoder, found.symbols)
+        return Translated(
+            found.encoder, params, model, None, found.decoder.num_layers, found.symbols
+        )
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
@@ -225,19 +227,20 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
 
     Raises:
       ValueError: rows or hypotheses are longer than the positions, a decoder has more layers than
-        what it starts from, or another number than a run that is continued, a language has no
-        piece of its own, or cross-attention is missing and needed.
+        what it starts from, a language has no piece of its own, or cross-attention is missing and
+        needed.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
     check_search(config, found)
-    continued = pretrained if isinstance(pretrained, Translated) else None
-    if pretrained.params and not config.random_init:
-        _check_start(config, chosen, pretrained)
+    known, num_layers = {}, chosen.decoder_layers
+    if isinstance(pretrained, Translated) and not config.random_init:
+        known, num_layers = dict(pretrained.symbols), pretrained.decoder_layers
+    elif pretrained.params and not config.random_init and chosen.decoder_from != "random":
+        _check_start(config, chosen, pretrained.settings)
     tokenizer = Tokenizer(pretrained.tokenizer)
     num_pieces = tokenizer.processor.get_piece_size()
     targets = [translation.direction(one)[1] for one in directions(options, "train")]
-    known = {} if continued is None or config.random_init else dict(continued.symbols)
     pieces = {code: one for code, one in chosen.language_pieces.items() if code not in known}
     symbols = known | language_symbols(
         [one for one in targets if one not in known],
@@ -246,7 +249,7 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     )  # fmt: skip
     num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
     encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
-    decoder = dataclasses.replace(encoder, num_layers=chosen.decoder_layers, cross_attention=True)
+    decoder = dataclasses.replace(encoder, num_layers=num_layers, cross_attention=True)
     return TranslationModel(encoder, decoder, tokenizer, symbols)
 
 
@@ -260,19 +263,7 @@ def check_search(config: ConfigDict, found: EncoderSettings) -> None:
         )
 
 
-def _check_start(config: ConfigDict, chosen: TranslationSettings, start: Pretrained) -> None:
-    found = start.settings
-    if isinstance(start, Translated):
-        assert start.decoder is not None
-        if chosen.decoder_layers != start.decoder.num_layers:
-            raise ValueError(
-                f"translation.decoder_layers is {chosen.decoder_layers}, but the decoder of "
-                f"{config.init_from}, which is continued, has {start.decoder.num_layers}; set it "
-                "to that"
-            )
-        return
-    if chosen.decoder_from == "random":
-        return
+def _check_start(config: ConfigDict, chosen: TranslationSettings, found: EncoderSettings) -> None:
     if chosen.decoder_layers > found.num_layers:
         raise ValueError(
             f"translation.decoder_layers is {chosen.decoder_layers}, but {config.init_from} has "
@@ -468,11 +459,11 @@ def detokenized(
 
 def n_best(
     found: TranslationModel, translator: Translator, params: Any,
-    features: Sequence[TranslationFeature], sources: Sequence[str],
+    features: Sequence[TranslationFeature], sources: Sequence[str], *, has_prefixes: bool = False,
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """Hypotheses for each feature with their texts, the best one first, by score or by chrF."""
-    result = []
-    for some, source in zip(translator.n_best(params, features), sources, strict=True):
+    result, each = [], translator.n_best(params, features, has_prefixes=has_prefixes)
+    for some, source in zip(each, sources, strict=True):
         texts = detokenized(found, [one.tokens for one in some], [source] * len(some))
         some = [one._replace(text=text) for one, text in zip(some, texts, strict=True)]
         if translator.settings.mbr:

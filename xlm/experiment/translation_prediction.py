@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, declarations, outputs
 from xlm.evaluation.translating import Throughput
 from xlm.experiment import fine_tuning, objectives, schema, task_schema
@@ -117,13 +118,20 @@ class TranslationRun:
             dataclasses.replace(one, example=first + n)
             for one, n in zip(data.features, there, strict=True)
         ]
-        found = (self._scored if scores else self._translated)(features, texts, num_best)
+        found = self._scored(features) if scores else self._translated(
+            features, list(filter(None, texts)), num_best, has_prefixes=targets is not None
+        )  # fmt: skip
         by_line = dict(zip(there, found, strict=True))
         return [by_line.get(number, "") for number in range(len(lines))]
 
-    def _translated(self, features, texts: Sequence[str], num_best: int) -> Iterator[str]:
-        sources = list(filter(None, texts))
-        found = builders.n_best(self._model, self._translator, self._params, features, sources)
+    def _translated(
+        self, features: Sequence[TranslationFeature], sources: Sequence[str], num_best: int,
+        *, has_prefixes: bool,
+    ) -> list[str]:  # fmt: skip
+        found = builders.n_best(
+            self._model, self._translator, self._params, features, sources,
+            has_prefixes=has_prefixes,
+        )  # fmt: skip
         best = [some[0].text for some in found]
         unknown = builders.lost_characters(self._model, sources, best)
         if unknown["lost"]:
@@ -132,13 +140,13 @@ class TranslationRun:
                 unknown["lost"], " ".join(unknown["examples"]),
             )  # fmt: skip
         if not num_best:
-            return iter(best)
-        return (
+            return best
+        return [
             _json([{"text": one.text, "score": one.score} for one in some[:num_best]])
             for some in found
-        )
+        ]
 
-    def _scored(self, features, texts: Sequence[str], num_best: int) -> Iterator[str]:
+    def _scored(self, features: Sequence[TranslationFeature]) -> Iterator[str]:
         pieces = self._model.tokenizer.processor.id_to_piece
         rows = self._translator.token_scores(self._params, features)
         for one, row in zip(features, rows, strict=True):

@@ -114,8 +114,7 @@ def prepare(
         results["ceilings"] = ceilings
         metadata = fine_tuning.run_metadata(config)
         if isinstance(pretrained, builders.Translated) and not config.random_init:
-            count_of_layers = config.translation.decoder_layers
-            metadata["hyperparameters"]["decoder"] = f"continued {count_of_layers}"
+            metadata["hyperparameters"]["decoder"] = f"continued {pretrained.decoder_layers}"
         results["hyperparameters"] = metadata["hyperparameters"]
         results["decoding"] = {**config.decoding.to_dict(), **translator.throughput.rates()}
         if hosts.is_first():

@@ -6,6 +6,7 @@ at the end of the model, forms survive the normaliser. A decoder learns where th
 """
 
 import collections
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece as spm
@@ -81,21 +82,13 @@ def for_sources(model: bytes) -> spm.SentencePieceProcessor:
     Pre-trained embeddings are those of normalised text. Characters that were unknown are known.
     """
     proto = vocabulary.parse(model)
-    forms = list(_forms(proto))
-    plain = model_proto.NormalizerSpec()
-    plain.CopyFrom(proto.normalizer_spec)
-    normalizer = spm.SentencePieceNormalizer(
-        model_proto=model_proto.ModelProto(normalizer_spec=plain).SerializeToString()
-    )
-    for piece in forms:
-        if normalizer.normalize(piece.piece).removeprefix(_SPACE) != piece.piece:
+    spec = model_proto.ModelProto(normalizer_spec=proto.normalizer_spec).SerializeToString()
+    normalize = spm.SentencePieceNormalizer(model_proto=spec).normalize
+    for piece in itertools.takewhile(_is_form, reversed(proto.pieces)):
+        if normalize(piece.piece).removeprefix(_SPACE) != piece.piece:
             piece.type = _KINDS.UNUSED
     return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
 
-def _forms(proto: Message) -> Iterator[Message]:
-    """Yield the user-defined pieces at the end of a model."""
-    for piece in reversed(proto.pieces):
-        if piece.type != _KINDS.USER_DEFINED:
-            return
-        yield piece
+def _is_form(piece: Message) -> bool:
+    return piece.type == _KINDS.USER_DEFINED
