@@ -118,7 +118,7 @@ class SearchTest(parameterized.TestCase):
         decoding = DecodingSettings(beams=beams, max_length=8, no_repeat_ngram=1)
         batch = batch_of(features())
         one, values = model(settings), params(settings)
-        found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+        found = jax.jit(lambda *args: search(one, *args, decoding, IDS).tokens[:, 0])(values, batch)
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
         self.assertGreater(len(np.unique(found)), 5)
 
@@ -136,7 +136,9 @@ class SearchTest(parameterized.TestCase):
             mock.patch.object(decoding_of_beams, "_LEAST_CAPACITY", 2),
             mock.patch.object(translating, "Cache", mock.Mock(wraps=Cache, grown=grown)),
         ):
-            found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+            found = jax.jit(lambda *args: search(one, *args, decoding, IDS).tokens[:, 0])(
+                values, batch
+            )
         self.assertEqual(capacities, [2, 4, 8])
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
 

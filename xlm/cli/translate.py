@@ -4,12 +4,9 @@
     xlm translate RUN --input=FILE --output=FILE --references=FILE
 
 RUN is the --workdir of a run of a translation. One that has not ended translates with the best
-parameters that it keeps, or its newest checkpoint. The output has a line for each line of --input.
-Every key of `decoding` can be set: beams, length_penalty, no_repeat_ngram, samples, temperature,
-top_k, top_p, seed, mbr and more (docs/keys.md). Others are those of the run. --n_best writes the
-best hypotheses of each line as JSON, with scores. --prefixes has for each line the beginning of its
-translation. --references has translations to score: log probabilities, by token. Rerun the command
-to resume. docs/translation.md has more.
+parameters that it keeps, or its newest checkpoint. Keys of `decoding` (docs/keys.md) that you leave
+out are those of the run. --references writes log probabilities of translations that you have, as
+JSON. Rerun the command to resume. docs/translation.md has more.
 """
 
 import contextlib
@@ -17,7 +14,6 @@ import dataclasses
 import os
 import pathlib
 
-import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
@@ -58,14 +54,8 @@ def main(argv: list[str]) -> None:
         if hosts.is_first():  # the others compute their shares of every batch
             aside = stack.enter_context(outputs.file(_OUTPUT.value, [*inputs, workdir]))
         run = TranslationRun(workdir, changed)
-        done = run.translate_file(
+        count = run.write(
             inputs[0], aside, _LANGUAGE.value, *inputs[1:], num_best=_N_BEST.value,
             scores=_REFERENCES.value is not None,
         )  # fmt: skip
-        with tqdm.tqdm(desc="translate", unit="line") as bar:
-            for count in done:
-                bar.update(count - bar.n)
-    rates = (
-        f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in run.throughput.rates().items()
-    )
-    logging.info("%d lines, %s: %s", bar.n, ", ".join(rates), _OUTPUT.value)
+    logging.info("%d lines: %s", count, _OUTPUT.value)

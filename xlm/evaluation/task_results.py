@@ -35,14 +35,6 @@ class Selected(Artefact, frozen=True, kw_only=True):
     averaged_steps: list[Count] | None = None
 
 
-class Unknown(Artefact, frozen=True, kw_only=True):
-    """Sources with unknown characters, how many of these the outputs lack, and some of them."""
-
-    sources: Count
-    lost: Count
-    examples: list[str]
-
-
 class Results(Artefact, frozen=True, kw_only=True):
     """The value of results.json of a run; kinds of tasks omit what they lack."""
 
@@ -66,7 +58,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     decoding: dict[str, _Plain] = {}
     dataset: str = ""
     ceilings: dict[str, dict[Name, _Score]] = {}
-    unknown: dict[str, dict[Name, Unknown]] = {}
+    unknown: dict[str, dict[Name, dict[str, Count | list[str]]]] = {}
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class Translator:
         num_shards = self._layout.size
         self._sizes = batch_sizes("evaluation.batch_tokens", batch_tokens, buckets, num_shards)
         self._search = self._layout.jit(
-            lambda params, batch: hypotheses(objective, params, batch, settings, ids)
+            lambda params, batch: search(objective, params, batch, settings, ids)
         )
         self._token_scores = self._layout.jit(objective.token_log_probs)
         self.settings = settings
@@ -94,11 +94,11 @@ class Translator:
         names = (*_SOURCE, *(("target_outputs",) if has_prefixes else ()))
         if not has_prefixes:
             features = [dataclasses.replace(one, target=None) for one in features]
-        longest = max((len(one.target) for one in features if one.target is not None), default=1)
-        if longest > self.settings.max_length:
+        longest = max((len(one.target) for one in features if one.target is not None), default=0)
+        if longest > (most := self.settings.max_length):
             raise ValueError(
-                f"a prefix has {longest - 1} tokens, but decoding.max_length is "
-                f"{self.settings.max_length}, with </s>; shorten it, or raise decoding.max_length"
+                f"a prefix has {longest} tokens with </s>, but decoding.max_length is {most}; "
+                "shorten it, or raise that"
             )
         shapes: set[tuple[int, ...]] = set()
 
@@ -140,16 +140,11 @@ class Translator:
             except Exception as error:
                 least = self._layout.size
                 halves = [max(size // 2 // least * least, least) for size in self._sizes]
-                # Hosts would have to agree on it.
-                if halves == self._sizes or jax.process_count() > 1:
+                # Several hosts would have to agree on it.
+                is_last = halves == self._sizes or jax.process_count() > 1
+                if is_last or not entry_point.out_of_memory(error):
                     raise
-                if not (message := entry_point.out_of_memory(error)):
-                    raise
-                logging.warning(
-                    "memory ran out (%s); going on with batches of %d tokens, half as many; lower "
-                    "evaluation.batch_tokens to begin with them",
-                    message[:80], halves[-1] * self._buckets[-1],
-                )  # fmt: skip
+                logging.warning("memory ran out; resuming with batches of half as many sentences")
                 self._sizes = halves
 
     def _count(self, lengths: Sequence[int], seconds: float) -> None:
@@ -159,14 +154,6 @@ class Translator:
 
 
 def search(
-    objective: Translation, params: Any, batch: dict[str, jax.Array], settings: DecodingSettings,
-    ids: TokenIds,
-) -> jax.Array:  # fmt: skip
-    """Return tokens [B, T] of each source's best hypothesis, with `</s>` and padding at the end."""
-    return hypotheses(objective, params, batch, settings, ids).tokens[:, 0]
-
-
-def hypotheses(
     objective: Translation, params: Any, batch: dict[str, jax.Array], settings: DecodingSettings,
     ids: TokenIds,
 ) -> Hypotheses:  # fmt: skip

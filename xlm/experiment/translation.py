@@ -209,16 +209,11 @@ def with_forms(config: ConfigDict, pretrained: Pretrained, examples: Examples) -
         both = np.concatenate([old[:num_pieces], new, old[num_pieces:]])
         return both.reshape(-1, *rows.shape[1:])
 
-    sizes = dataclasses.replace(
-        pretrained.settings, vocab_size=pretrained.settings.vocab_size + len(parts)
-    )
     params = jax.tree.map_with_path(grown, pretrained.params)
-    found = dataclasses.replace(pretrained, settings=sizes, params=params, tokenizer=tokenizer)
+    found = dataclasses.replace(pretrained, params=params, tokenizer=tokenizer)
     if not isinstance(found, Translated):
         return found
-    moved = {
-        language: row + len(parts) * (row >= num_pieces) for language, row in found.symbols.items()
-    }
+    moved = {code: row + len(parts) * (row >= num_pieces) for code, row in found.symbols.items()}
     return dataclasses.replace(found, symbols=moved)
 
 
@@ -478,9 +473,8 @@ def lost_characters(
 ) -> dict[str, Any]:
     """Unknown parts of sources: how many sources have some, and what of them no output has."""
     unk, count, lost = found.tokenizer.processor.unk_id(), 0, []
-    for source, ids, text in zip(
-        sources, found.of_sources.encode(list(sources)), texts, strict=True
-    ):
+    rows = found.of_sources.encode(list(sources))
+    for source, ids, text in zip(sources, rows, texts, strict=True):
         parts = surface.unknown(found.of_sources, source) if unk in ids else []
         count += len(parts) > 0
         lost += [part for part in parts if part not in text]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -14,7 +15,6 @@ from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, declarations, outputs
-from xlm.evaluation.translating import Throughput
 from xlm.experiment import fine_tuning, objectives, schema, task_schema
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
@@ -65,9 +65,15 @@ class TranslationRun:
         # What the translations depend on, besides the source.
         self._identity = [config.decoding.to_dict(), self._options.max_length, digests]
 
-    @property
-    def throughput(self) -> Throughput:
-        return self._translator.throughput
+    def write(self, source: pathlib.Path, aside: pathlib.Path, *args: Any, **wanted: Any) -> int:
+        """Translate a file, see `translate_file`; log the speed, and return the lines."""
+        with tqdm.tqdm(desc="translate", unit="line") as bar:
+            for count in self.translate_file(source, aside, *args, **wanted):
+                bar.update(count - bar.n)
+        rates = self._translator.throughput.rates()
+        speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
+        logging.info("translated %s", ", ".join(speeds))
+        return bar.n
 
     def direction(self, named: str) -> str:
         """The direction to translate in; by default the one of the run.
@@ -141,17 +147,16 @@ class TranslationRun:
             )  # fmt: skip
         if not num_best:
             return best
-        return [
-            _json([{"text": one.text, "score": one.score} for one in some[:num_best]])
-            for some in found
-        ]
+        lines = ([{"text": x.text, "score": x.score} for x in some[:num_best]] for some in found)
+        return [json.dumps(line, ensure_ascii=False) for line in lines]
 
     def _scored(self, features: Sequence[TranslationFeature]) -> Iterator[str]:
         pieces = self._model.tokenizer.processor.id_to_piece
         rows = self._translator.token_scores(self._params, features)
         for one, row in zip(features, rows, strict=True):
             tokens = list(zip(pieces(one.target.tolist()), row.tolist(), strict=True))
-            yield _json({"log_prob": float(row.sum()), "tokens": tokens})
+            line = {"log_prob": float(row.sum()), "tokens": tokens}
+            yield json.dumps(line, ensure_ascii=False)
 
     def translate_file(
         self, source: pathlib.Path, aside: pathlib.Path, direction: str,
@@ -198,10 +203,6 @@ def _is_whole(part: pathlib.Path, num_lines: int) -> bool:
 
 def _lines(path: pathlib.Path) -> list[str]:
     return [line for _, line in files.numbered_lines(artifacts.existing(path))]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _newest(workdir: pathlib.Path, config: ConfigDict, *built: Any) -> Any:
