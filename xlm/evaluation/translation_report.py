@@ -103,11 +103,16 @@ def some_translations(
 
 
 def _scores(results: Mapping[str, Any]) -> str:
+    ceilings = {
+        split: {direction: 100 * bleu for direction, bleu in found.items()}
+        for split, found in results["ceilings"].items()
+    }
     rows = [
         {
             "": f"{direction}, {split}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
+            "BLEU of a perfect model": ceilings.get(split, {}).get(direction),
         }
         for split in ("validation", "test")
         for direction, values in results[split].items()
