@@ -482,8 +482,7 @@ def translation_features(
             f"no symbol for the target language {', '.join(missing)}; the model was made for "
             f"{', '.join(symbols)}: train on a direction into it, or correct the direction"
         )
-    of_sources = of_sources or processor
-    sources = of_sources.encode([one.source for one in examples], return_type="numpy")
+    sources = (of_sources or processor).encode([one.source for one in examples], return_type="numpy")
     targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
     ids = [one.id for one in examples]
     for what, texts, room in (

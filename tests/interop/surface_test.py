@@ -53,6 +53,12 @@ class SurfaceTest(parameterized.TestCase):
         self.assertCountEqual(surface.missing_forms(model(), texts, 2), ["字", "漢"])
         grown, _ = surface.with_forms(model(), ["字"])
         self.assertEqual(surface.unknown(read(model()), "the 漢 cat 字 x"), ["漢", "字"])
+        # A longer piece with a character goes before it, in targets and sources.
+        tiny, _ = surface.with_forms(tiny_tasks.tokenizer(), ["ч", "ｔ"])
+        twice, _ = surface.with_forms(tiny, ["и", "ｈ"])
+        for processor in (read(tiny), surface.for_sources(twice)):
+            self.assertEqual(processor.encode("чи ч", out_type=str), ["▁", "чи", "▁", "ч"])
+        self.assertEqual(surface.for_sources(twice).encode("ｔｈe"), read(twice).encode("the"))
         # Sources know them, too.
         self.assertEqual(surface.unknown(surface.for_sources(grown), "the 漢 cat 字 x"), ["漢"])
 

@@ -22,7 +22,6 @@ from xlm.evaluation.settings import DecodingSettings
 from xlm.experiment.translation_prediction import TranslationRun
 from xlm.training import compilation, hosts
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "The run, in place of RUN.")
 _INPUT = flags.DEFINE_string("input", None, "The file to translate.")
 _OUTPUT = outputs.define_flags("The file to write.")
 _LANGUAGE = flags.DEFINE_string("language", "", "A direction, en-de, if the run has several.")
@@ -40,12 +39,11 @@ OPTIONS = {"required": ("input", "output")}
 def main(argv: list[str]) -> None:
     compilation.use_cache()
     _join_hosts()
-    runs = [*argv[1:], *filter(None, [_WORKDIR.value])]
-    if len(runs) != 1:
-        raise ValueError(f"{len(runs)} runs are named, must be one: xlm translate RUN")
+    if len(argv) != 2:
+        raise ValueError(f"{len(argv) - 1} runs are named, must be one: xlm translate RUN")
     if _PREFIXES.value and _REFERENCES.value:
         raise ValueError("--prefixes and --references are given; leave out one of them")
-    workdir, targets = places.fetched(runs[0]), _PREFIXES.value or _REFERENCES.value
+    workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
     inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
     changed = config_flags.get_override_values(flags.FLAGS["decoding"])
     with contextlib.ExitStack() as stack:

@@ -127,8 +127,7 @@ def sample(
 ) -> Hypotheses:  # fmt: skip
     """Draw continuations of each sentence's first token, sorted by score; see `beam_search`.
 
-    `keys` [B] are random keys. What a sentence gets depends on its key and not on its batch. Scores
-    are of the model's own probabilities, without temperature.
+    What a sentence gets depends on its key, of `keys` [B]. Scores are without temperature.
     """
     batch, count = len(first_tokens), settings.samples
     each = jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)

@@ -20,13 +20,12 @@ class DecodingSettings:
       early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
         of when none that is unfinished can score better than the worst of K. With one beam it
         always does.
-      samples: hypotheses that are drawn at random in place of the search; 0 to search. What is
-        drawn for a sentence depends on the seed and on its number, not on its batch.
+      samples: hypotheses that are drawn at random, by the sentence's number; 0 to search.
       temperature: divisor of the logits of samples; above 1 they are more varied.
       top_k: samples are of the k most probable tokens; 0 for all.
       top_p: samples are of the fewest most probable tokens that have this probability together.
       seed: random seed of samples.
-      mbr: whether the best hypothesis is the one with the largest mean chrF against the others
+      mbr: whether the best hypothesis is that of the largest mean chrF against all of them
         (minimum Bayes risk), in place of the largest score.
     """
 

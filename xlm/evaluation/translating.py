@@ -87,10 +87,7 @@ class Translator:
     def n_best(
         self, params: Any, features: Sequence[TranslationFeature], *, has_prefixes: bool = False
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses for each feature, in order, the best one first; at least one.
-
-        With prefixes, each begins with the target of its feature, without `</s>`.
-        """
+        """Return hypotheses for each feature, best first, that begin with its target if asked."""
         names = (*_SOURCE, *(("target_outputs",) if has_prefixes else ()))
         if not has_prefixes:
             features = [dataclasses.replace(one, target=None) for one in features]
@@ -130,7 +127,7 @@ class Translator:
         self, features: Sequence[TranslationFeature], run: Callable[[dict[str, Any]], Any]
     ) -> list[Any]:
         """Return the results of `run` by feature, of smaller batches if memory runs out."""
-        # By which samples are drawn, whatever the batch; the last one is of empty rows.
+        # The last one is of empty rows.
         of_features = np.array([one.example for one in features] + [0], np.int32)
         while True:
             batches = token_batches(features, self._sizes, self._buckets, self._pad)
@@ -140,7 +137,6 @@ class Translator:
             except Exception as error:
                 least = self._layout.size
                 halves = [max(size // 2 // least * least, least) for size in self._sizes]
-                # Several hosts would have to agree on it.
                 is_last = halves == self._sizes or jax.process_count() > 1
                 if is_last or not entry_point.out_of_memory(error):
                     raise

@@ -81,10 +81,8 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
 def _unknown(results: Mapping[str, Any]) -> list[str]:
     """Say what became of characters that the vocabulary lacks."""
     return [
-        f"Unknown characters of {direction}, {split}: in {found['sources']:,} sources, "
-        f"{found['lost']:,} of them not copied to the output "
-        f"{tables.escaped(' '.join(found['examples']))}".rstrip()
-        + "."
+        f"Unknown characters of {direction}, {split}: {found['sources']:,} sources have some, of "
+        f"which {found['lost']:,} were not copied: {tables.escaped(' '.join(found['examples']))}"
         for split, directions in results.get("unknown", {}).items()
         for direction, found in directions.items()
     ]
@@ -103,16 +101,12 @@ def some_translations(
 
 
 def _scores(results: Mapping[str, Any]) -> str:
-    ceilings = {
-        split: {direction: 100 * bleu for direction, bleu in found.items()}
-        for split, found in results["ceilings"].items()
-    }
     rows = [
         {
             "": f"{direction}, {split}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
-            "BLEU of a perfect model": ceilings.get(split, {}).get(direction),
+            "BLEU of a perfect model": 100 * results["ceilings"][split][direction],
         }
         for split in ("validation", "test")
         for direction, values in results[split].items()

@@ -35,7 +35,7 @@ from xlm.experiment import fine_tuning
 from xlm.experiment.data import Folders
 from xlm.experiment.prediction import read_tokenizer
 from xlm.experiment.pretrained import Pretrained, read_pretrained
-from xlm.experiment.run_folder import BEST
+from xlm.experiment.run_folder import BEST, TOKENIZER
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, TranslationSettings, task_settings
 from xlm.interop import surface, vocabulary
 from xlm.interop.params_file import Notes, read_params
@@ -104,13 +104,10 @@ def read_start(config: ConfigDict) -> Pretrained:
     folder = places.fetched(config.init_from)
     if (folder / BEST).exists():
         params, notes = read_params(folder / BEST)
-        tokenizer = read_tokenizer(folder, notes.tokenizer)
         with declarations.of_file(folder / BEST):
-            found = model_of_notes(notes, tokenizer)
-        model = tokenizer.processor.serialized_model_proto()
-        return Translated(
-            found.encoder, params, model, None, found.decoder.num_layers, found.symbols
-        )
+            found = model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))
+        model, count = (folder / TOKENIZER).read_bytes(), found.decoder.num_layers
+        return Translated(found.encoder, params, model, None, count, found.symbols)
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
@@ -164,8 +161,8 @@ def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pr
     """
     if isinstance(pretrained, Translated):
         raise ValueError(
-            f"translation.prune is True, but {config.init_from} is a run of translation, whose "
-            "pieces stay; set it to False"
+            f"translation.prune is True, but {config.init_from} is a run of translation; set it to "
+            "False"
         )
     texts = (
         text
@@ -198,7 +195,7 @@ def with_forms(config: ConfigDict, pretrained: Pretrained, examples: Examples) -
     tokenizer, parts = surface.with_forms(pretrained.tokenizer, forms)
     if not parts:
         return pretrained
-    logging.info("%d pieces are added, such as %s", len(parts), " ".join(forms[:10]))
+    logging.info("%d pieces are added: %s", len(parts), " ".join(forms[:10]))
     num_pieces = Tokenizer(pretrained.tokenizer).processor.get_piece_size()
 
     def grown(path: Any, rows: np.ndarray) -> np.ndarray:
@@ -297,48 +294,44 @@ def initial_params(
     """
     if config.random_init:
         return None
-    chosen, params = translation_settings(config), pretrained.params
-    count = chosen.decoder_layers
-    if isinstance(pretrained, Translated):
-        return lambda: _continued(params, found, config.train.seed)
-    part = slice(count) if chosen.decoder_from == "first" else slice(-count, None)
+    params, rows = pretrained.params, found.encoder.vocab_size
 
     def make() -> Any:
-        shared = {name: value for name, value in params.items() if name not in ("head", "layers")}
-        layers = {k: v for k, v in params["layers"].items() if k not in CROSS_ATTENTION}
-        rows = found.encoder.vocab_size
-        pieces = params["embeddings"]["table"][: found.tokenizer.processor.get_piece_size()]
-        table = _with_symbols(pieces, rows, config.train.seed)
-        decoder = {name: value for name, value in shared.items() if name != "embeddings"}
-        decoder["layers"] = jax.tree.map(lambda x: x[part], params["layers"])
-        if "head" in params:
-            # Without those of the rows that pad a run's table; symbols are no classes.
-            bias = params["head"]["bias"][: found.tokenizer.processor.get_piece_size()]
-            decoder["head"] = {**params["head"], "bias": np.pad(bias, (0, rows - len(bias)))}
-        embeddings = {**params["embeddings"], "table": table}
-        encoder = {**shared, "embeddings": embeddings, "layers": layers}
-        # A random decoder is what a model keeps that is given none.
-        random = chosen.decoder_from == "random"
-        return {"encoder": encoder, **({} if random else {"decoder": decoder})}
+        if isinstance(pretrained, Translated):
+            encoder, decoder = params["encoder"], params["decoder"]
+        else:
+            num_pieces = found.tokenizer.processor.get_piece_size()
+            encoder, decoder = _of_checkpoint(params, translation_settings(config), num_pieces)
+        table = encoder["embeddings"]["table"]
+        shape = rows - len(table), table.shape[1]
+        symbols = table.std() * np.random.default_rng(config.train.seed).normal(size=shape)
+        table = np.concatenate([table, symbols]).astype(np.float32)
+        encoder = {**encoder, "embeddings": {**encoder["embeddings"], "table": table}}
+        if head := decoder.get("head"):  # symbols are no classes
+            bias = np.pad(head["bias"], (0, rows - len(head["bias"])))
+            decoder = {**decoder, "head": {**head, "bias": bias}}
+        # What is left out stays random.
+        return {"encoder": encoder, **({"decoder": decoder} if decoder else {})}
 
     return make
 
 
-def _continued(params: Any, found: TranslationModel, seed: int) -> Any:
-    """Parameters of a run, with rows for new symbols, random ones, and their unused biases."""
-    rows, bias = found.encoder.vocab_size, params["decoder"]["head"]["bias"]
-    table = _with_symbols(params["encoder"]["embeddings"]["table"], rows, seed)
-    encoder, decoder = params["encoder"], params["decoder"]
-    head = {**decoder["head"], "bias": np.pad(bias, (0, rows - len(bias)))}
-    embeddings = {**encoder["embeddings"], "table": table}
-    return {"encoder": {**encoder, "embeddings": embeddings}, "decoder": {**decoder, "head": head}}
-
-
-def _with_symbols(table: np.ndarray, num_rows: int, seed: int) -> np.ndarray:
-    """Embeddings that are there, and random ones of symbols with a row of their own."""
-    shape = (num_rows - len(table), table.shape[1])
-    symbols = table.std() * np.random.default_rng(seed).normal(size=shape)
-    return np.concatenate([table, symbols]).astype(np.float32)
+def _of_checkpoint(
+    params: Mapping[str, Any], chosen: TranslationSettings, num_pieces: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Encoder and decoder of a checkpoint's parts, without rows that pad a run's table."""
+    shared = {name: value for name, value in params.items() if name not in ("head", "layers")}
+    layers = {k: v for k, v in params["layers"].items() if k not in CROSS_ATTENTION}
+    embeddings = {**shared.pop("embeddings"), "table": params["embeddings"]["table"][:num_pieces]}
+    encoder = {**shared, "embeddings": embeddings, "layers": layers}
+    if chosen.decoder_from == "random":
+        return encoder, {}
+    count = chosen.decoder_layers
+    part = slice(count) if chosen.decoder_from == "first" else slice(-count, None)
+    decoder = {**shared, "layers": jax.tree.map(lambda x: x[part], params["layers"])}
+    if head := params.get("head"):
+        decoder["head"] = {**head, "bias": head["bias"][:num_pieces]}
+    return encoder, decoder
 
 
 def featured(
@@ -454,7 +447,7 @@ def detokenized(
 
 def n_best(
     found: TranslationModel, translator: Translator, params: Any,
-    features: Sequence[TranslationFeature], sources: Sequence[str], *, has_prefixes: bool = False,
+    features: Sequence[TranslationFeature], sources: Sequence[str], has_prefixes: bool = False,
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """Hypotheses for each feature with their texts, the best one first, by score or by chrF."""
     result, each = [], translator.n_best(params, features, has_prefixes=has_prefixes)

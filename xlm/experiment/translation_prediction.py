@@ -124,27 +124,23 @@ class TranslationRun:
             dataclasses.replace(one, example=first + n)
             for one, n in zip(data.features, there, strict=True)
         ]
+        sources = [one.source for one in examples]
         found = self._scored(features) if scores else self._translated(
-            features, list(filter(None, texts)), num_best, has_prefixes=targets is not None
+            features, sources, num_best, targets is not None
         )  # fmt: skip
         by_line = dict(zip(there, found, strict=True))
         return [by_line.get(number, "") for number in range(len(lines))]
 
     def _translated(
         self, features: Sequence[TranslationFeature], sources: Sequence[str], num_best: int,
-        *, has_prefixes: bool,
+        has_prefixes: bool,
     ) -> list[str]:  # fmt: skip
-        found = builders.n_best(
-            self._model, self._translator, self._params, features, sources,
-            has_prefixes=has_prefixes,
-        )  # fmt: skip
+        args = self._model, self._translator, self._params, features, sources, has_prefixes
+        found = builders.n_best(*args)
         best = [some[0].text for some in found]
-        unknown = builders.lost_characters(self._model, sources, best)
-        if unknown["lost"]:
-            logging.warning(
-                "%d unknown parts of sources are not in their translations, such as %s",
-                unknown["lost"], " ".join(unknown["examples"]),
-            )  # fmt: skip
+        lost = builders.lost_characters(self._model, sources, best)
+        if lost["lost"]:
+            logging.warning("unknown characters are lost: %s", lost)
         if not num_best:
             return best
         lines = ([{"text": x.text, "score": x.score} for x in some[:num_best]] for some in found)

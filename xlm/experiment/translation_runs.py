@@ -84,7 +84,7 @@ def prepare(
             artifacts.write_json(folder / MODEL, {**notes, "step": 0, "value": None})
         selection = Selection(
             metric, [_part(config, options, model, one) for one in data["validation"]], in_training,
-            lambda one, outputs: _scored(model, one, outputs)[1],
+            lambda one, rows: _scores(one, builders.detokenized(model, rows, _sources(one))),
             (lambda *_: None) if count else keep, {} if count else fine_tuning.kept(folder, [ALL]),
         )  # fmt: skip
         with stopping() as should_stop:
@@ -121,7 +121,7 @@ def prepare(
             from xlm.evaluation import translation_report  # slow: matplotlib
 
             records = read_metrics(folder / "metrics.jsonl")
-            translation_report.write(folder, metadata | results, results, records)
+            translation_report.write(folder, metadata, results, records)
         return results
 
     return work
@@ -137,12 +137,8 @@ def _part(
     return builders.featured(options, model, data.language, examples)
 
 
-def _scored(
-    model: builders.TranslationModel, data: TaskData, outputs: Sequence[np.ndarray]
-) -> tuple[list[str], dict[str, float]]:
-    """Texts and scores of the tokens that were found for some examples."""
-    texts = builders.detokenized(model, outputs, [one.source for one in data.examples])
-    return texts, _scores(data, texts)
+def _sources(data: TaskData) -> list[str]:
+    return [one.source for one in data.examples]
 
 
 def _scores(data: TaskData, texts: Sequence[str]) -> dict[str, float]:
@@ -171,10 +167,9 @@ def _evaluate(
     unknown: dict[str, dict[str, Any]] = {}
 
     def scored(one: TaskData) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        sources = [example.source for example in one.examples]
-        best = builders.n_best(model, translator, params, one.features, sources)
+        best = builders.n_best(model, translator, params, one.features, _sources(one))
         texts = [found[0].text for found in best]
-        found = builders.lost_characters(model, sources, texts)
+        found = builders.lost_characters(model, _sources(one), texts)
         if found["sources"]:
             split = "test" if one in data["test"] else "validation"
             unknown.setdefault(split, {})[one.language] = found

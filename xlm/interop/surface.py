@@ -1,8 +1,9 @@
 """Text as people write it: pieces of their own for what a tokenizer changes or does not know.
 
 A normaliser makes "," of a full-width comma, and takes letters of Thai or Bengali apart. A form is
-a shortest part of a text that is changed so, or a character that is unknown. As user-defined pieces
-at the end of the model, forms survive the normaliser. A decoder learns where they belong.
+a shortest part of a text that is changed so, or a character that is unknown. Pieces at the end of a
+model are user-defined for the former, which so survive the normaliser, and of the lowest score for
+the latter, which so leave longer pieces alone. A decoder learns where they belong.
 """
 
 import collections
@@ -69,8 +70,10 @@ def with_forms(model: bytes, forms: Sequence[str]) -> tuple[bytes, list[list[int
     known = {piece.piece for piece in proto.pieces}
     added = [form for form in dict.fromkeys(forms) if form not in known]
     normal = [processor.normalize(form).removeprefix(_SPACE) for form in added]
-    for form in added:
-        proto.pieces.add(piece=form, type=_KINDS.USER_DEFINED)
+    lowest = min(piece.score for piece in proto.pieces if piece.type == _KINDS.NORMAL)
+    for form, text in zip(added, normal, strict=True):
+        kind = _KINDS.NORMAL if form == text else _KINDS.USER_DEFINED
+        proto.pieces.add(piece=form, type=kind, score=lowest if form == text else 0.0)
     proto.trainer_spec.vocab_size = len(proto.pieces)
     parts = [[i for i in plain.encode(text) if i != unk] for text in normal]
     return proto.SerializeToString(), parts
@@ -85,10 +88,10 @@ def for_sources(model: bytes) -> spm.SentencePieceProcessor:
     spec = model_proto.ModelProto(normalizer_spec=proto.normalizer_spec).SerializeToString()
     normalize = spm.SentencePieceNormalizer(model_proto=spec).normalize
     for piece in itertools.takewhile(_is_form, reversed(proto.pieces)):
-        if normalize(piece.piece).removeprefix(_SPACE) != piece.piece:
+        if normalize(piece.piece).removeprefix(_SPACE) != piece.piece.removeprefix(_SPACE):
             piece.type = _KINDS.UNUSED
     return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
 
 def _is_form(piece: Message) -> bool:
-    return piece.type == _KINDS.USER_DEFINED
+    return piece.type == _KINDS.USER_DEFINED or len(piece.piece) == 1
