@@ -3,10 +3,9 @@
     xlm translate RUN --input=FILE --output=FILE [--language=en-de] [--decoding.beams=5]
     xlm translate RUN --input=FILE --output=FILE --references=FILE
 
-RUN is the --workdir of a run of a translation. One that has not ended translates with the best
-parameters that it keeps, or its newest checkpoint. Keys of `decoding` (docs/keys.md) that you leave
-out are those of the run. --references writes log probabilities of translations that you have, as
-JSON. Rerun the command to resume. docs/translation.md has more.
+RUN is the --workdir of a run. One that has not ended translates with its best parameters or newest
+checkpoint. Keys of `decoding` (docs/keys.md) that you leave out are those of the run. --references
+writes log probabilities as JSON. Rerun the command to resume. docs/translation.md has more.
 """
 
 import contextlib
@@ -45,13 +44,12 @@ def main(argv: list[str]) -> None:
         raise ValueError("--prefixes and --references are given; leave out one of them")
     workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
     inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
-    changed = config_flags.get_override_values(flags.FLAGS["decoding"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(artifacts.locked(workdir, is_shared=True))
         aside = pathlib.Path(os.devnull)
         if hosts.is_first():  # the others compute their shares of every batch
             aside = stack.enter_context(outputs.file(_OUTPUT.value, [*inputs, workdir]))
-        run = TranslationRun(workdir, changed)
+        run = TranslationRun(workdir, config_flags.get_override_values(flags.FLAGS["decoding"]))
         count = run.write(
             inputs[0], aside, _LANGUAGE.value, *inputs[1:], num_best=_N_BEST.value,
             scores=_REFERENCES.value is not None,

@@ -1,7 +1,6 @@
 """Decisions of a fine-tuned model on a task's examples, their scores, and the model selection."""
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ def in_order(
         waiting.append(run(placed))
         places.append(numbers)
     rows = {
-        int(number): jax.tree.map(operator.itemgetter(row), outputs)
+        int(number): jax.tree.map(lambda x, row=row: x[row], outputs)
         for outputs, numbers in zip(jax.device_get(waiting), places, strict=True)
         for row, number in enumerate(numbers)
         if number >= 0

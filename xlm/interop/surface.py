@@ -31,8 +31,7 @@ def missing_forms(model: bytes, texts: Iterable[str], least: int) -> list[str]:
         for text, one in zip(batch, processor.normalize(batch), strict=True):
             if one.replace(_SPACE, " ").strip() != text:
                 found.update(_changed(text, *processor.normalize(text, with_offsets=True)))
-        ids = processor.encode(batch)
-        for text, row in zip(batch, ids, strict=True):
+        for text, row in zip(batch, processor.encode(batch), strict=True):
             if processor.unk_id() in row:
                 normal = processor.normalize("".join(unknown(processor, text)))
                 found.update(normal.replace(_SPACE, ""))
@@ -58,7 +57,7 @@ def _changed(text: str, normal: str, offsets: Sequence[int]) -> Iterator[str]:
             part, one = part[1:], one[1:]
         while part and one and part[-1] == one[-1]:
             part, one = part[:-1], one[:-1]
-        if part and not (part.isspace() and one in ("", " ")):
+        if part:
             yield part
 
 
