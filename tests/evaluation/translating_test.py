@@ -315,7 +315,7 @@ class SampleTest(parameterized.TestCase):
             np.testing.assert_allclose(found[0], expected, rtol=1e-5, err_msg=str(changes))
 
     def test_tokens_are_drawn_by_their_probabilities(self):
-        count, classes = 4000, 4
+        count, classes = 1000, 4
         logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
         ids, settings = TokenIds(3, 0, (), classes), DecodingSettings(samples=count, max_length=2)
         found = decoding_of_beams.sample(
@@ -324,7 +324,7 @@ class SampleTest(parameterized.TestCase):
             None, lambda allowed, logits, index: allowed,
         )  # fmt: skip
         rates = np.bincount(np.asarray(found.tokens[0, :, 0]), minlength=classes) / count
-        np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4], atol=0.03)  # four deviations
+        np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4], atol=0.06)  # four deviations
         score = np.log(0.4)
         is_ended = np.asarray(found.lengths[0]) == 1
         np.testing.assert_allclose(np.asarray(found.scores[0])[is_ended], score, rtol=1e-5)

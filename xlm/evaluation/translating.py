@@ -194,7 +194,7 @@ def _limited(
     index: jax.Array,
 ) -> jax.Array:  # fmt: skip
     """Leave `<unk>` to sources that have it, and before a prefix ends its next token alone."""
-    tokens = jnp.arange(logits.shape[-1])
+    tokens = jnp.arange(logits.shape[-1])[None]
     repeats = len(logits) // len(batch["tokens"])
     if ids.unk >= 0:
         has_unknown = jnp.repeat((batch["tokens"] == ids.unk).any(axis=1), repeats)[:, None]
