@@ -127,8 +127,7 @@ class Translator:
         self, features: Sequence[TranslationFeature], run: Callable[[dict[str, Any]], Any]
     ) -> list[Any]:
         """Return the results of `run` by feature, of smaller batches if memory runs out."""
-        # The last one is of empty rows.
-        of_features = np.array([one.example for one in features] + [0], np.int32)
+        of_features = np.array([one.example for one in features] + [0], np.int32)  # 0 if empty
         while True:
             batches = token_batches(features, self._sizes, self._buckets, self._pad)
             numbered = (({**batch, "number": of_features[rows]}, rows) for batch, rows in batches)
