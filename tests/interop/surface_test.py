@@ -8,7 +8,15 @@ from vocap import merge
 from xlm.interop import surface
 
 # Full-width signs, a joiner, SARA AM, letters with marks apart, Armenian, an exclusion of NFC.
-TEXTS = ("a\u200ecat", "the，cat dog！", "a\u200cb cat", "กำ the", "the o\u0323 runs", "և cat", "\u09df dog")
+TEXTS = (
+    "a\u200ecat",
+    "the，cat dog！",
+    "a\u200cb cat",
+    "กำ the",
+    "the o\u0323 runs",
+    "և cat",
+    "\u09df dog",
+)
 PLAIN = ("the cat runs .", "dog  sleeps", "a b, c")
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", "▁", "▁the", "▁cat", "▁dog", "▁runs", ",", "!", "ก", "ํา",
           "ọ", "եւ", "য", "়", "."]  # fmt: skip
@@ -30,7 +38,8 @@ class SurfaceTest(parameterized.TestCase):
             self.assertEqual(after.decode(after.encode(text)), text)
             self.assertNotEqual(before.decode(before.encode(text)), text)
         added = [after.id_to_piece(len(before) + i) for i in range(len(parts))]
-        self.assertCountEqual(added, ["\u200e", "，", "！", "\u200c", "ำ", "o\u0323", "և", "\u09df"])
+        expected = ["\u200e", "，", "！", "\u200c", "ำ", "o\u0323", "և", "\u09df"]
+        self.assertCountEqual(added, expected)
         normal = [[before.id_to_piece(part) for part in one] for one in parts]
         for form, expected in (("，", [","]), ("o\u0323", ["ọ"]), ("ำ", ["ํา"]), ("\u200c", [])):
             self.assertEqual(normal[added.index(form)], expected, form)
