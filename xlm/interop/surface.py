@@ -55,8 +55,6 @@ def _changed(text: str, normal: str, offsets: Sequence[int]) -> Iterator[str]:
         part = text[start:end]
         while part and one and part[0] == one[0]:
             part, one = part[1:], one[1:]
-        while part and one and part[-1] == one[-1]:
-            part, one = part[:-1], one[:-1]
         if part:
             yield part
 
