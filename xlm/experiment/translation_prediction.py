@@ -72,7 +72,7 @@ class TranslationRun:
                 bar.update(count - bar.n)
         rates = self._translator.throughput.rates()
         speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
-        logging.info("translated %s", ", ".join(speeds))
+        logging.info("translated %s", ", ".join(speeds) or "too little to time")
         return bar.n
 
     def direction(self, named: str) -> str:
