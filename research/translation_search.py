@@ -8,6 +8,7 @@ data with every number of hypotheses of --beams and the mean of every number of 
 time is that of the second. Results go to FOLDER/search.json, RUN by default.
 """
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Sequence
@@ -58,7 +59,14 @@ def search(
     mesh, objective = fine_tuning.mesh(), builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
     translators = {
-        count: builders.translator(config, objective, model, mesh, count) for count in beams
+        count: builders.translator(
+            config,
+            objective,
+            model,
+            mesh,
+            dataclasses.replace(builders.decoding_settings(config), beams=count),
+        )
+        for count in beams
     }
     data = _data(config, model)
     found = []
@@ -76,7 +84,9 @@ def search(
                         continue
                     scores = metrics.scores(
                         [example.target for example in one.examples],
-                        builders.detokenized(model, outputs),
+                        builders.detokenized(
+                            model, outputs, [example.source for example in one.examples]
+                        ),
                         translation.direction(one.language)[1],
                     )
                     found.append({

@@ -23,6 +23,7 @@ _COMMANDS = {
     "train": (("xlm.experiment.training",), _TRAINING | _MODELS),
     "finetune": ((), _TRAINING | _MODELS),
     "predict": ((), _TRAINING | _MODELS),
+    "translate": ((), _TRAINING | _MODELS),
     "import": ((), _MODELS),
     "export-tokenizer": ((), set()),
 }

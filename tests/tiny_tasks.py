@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vocap import merge
+from xlm.evaluation.settings import DecodingSettings
 from xlm.experiment import fine_tuning as builders
 from xlm.experiment import task_runs, translation
 from xlm.experiment.task_settings import task_settings
@@ -248,10 +249,9 @@ def _key_of_translator(
     one: Translation,
     found: translation.TranslationModel,
     mesh: Mesh,
-    beams: int | None = None,
+    decoding: DecodingSettings | None = None,
 ) -> tuple:
-    decoding = translation.decoding_settings(config)
-    decoding = dataclasses.replace(decoding, beams=beams or decoding.beams)
+    decoding = decoding or translation.decoding_settings(config)
     rows = config.evaluation.batch_tokens, task_settings(config).lengths
     ids = found.token_ids(), found.tokenizer.special.pad
     return decoding, *rows, *ids, *_parts_of_translation(one), mesh

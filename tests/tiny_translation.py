@@ -64,7 +64,7 @@ def config(directions: str = "en-de", **overrides: Any) -> ConfigDict:
     made.architecture.update({key: sizes[key] for key in made.architecture})
     made.model.update(dropout_rate=0.0, attention_dropout_rate=0.0)
     made.translation.update(decoder_layers=1, output_layer="full")
-    made.decoding.update(beams=2, max_length=8)
+    made.decoding.update(beams=2, max_length=tiny_tasks.LENGTH)
     made.optimizer.update(learning_rate=1e-2, warmup_share=0.1)
     made.train.update(
         num_steps=8, batch_tokens=24 * 16, averaged_checkpoints=2, log_every=1,

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from configs.finetune import multi30k, wmt14
 from configs.finetune import translation as configs_translation
+from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.tasks import TASKS
 from research import translation_search
 from tests import commands, folders, tiny_tasks, tiny_translation
@@ -33,7 +34,7 @@ from xlm.interop.params_file import read_params
 from xlm.training.metrics import read_metrics
 from xlm.training.signals import Stopped
 
-predict = commands.load("predict")
+predict, translate = commands.load("predict"), commands.load("translate")
 
 
 @functools.cache
@@ -109,7 +110,7 @@ class LearningTest(folders.FolderTest):
         ceiling = results["ceilings"]["test"]["en-de"]
         self.assertBetween(ceiling, 0.5, 0.99)
         self.assertEqual(results["ceilings"]["validation"], {"en-de": 1.0})
-        note = f"en-de, test: a perfect model reaches {100 * ceiling:.1f} BLEU, since outputs keep"
+        note = f"en-de, test: a perfect model reaches {100 * ceiling:.1f} BLEU, since the tokenizer"
         self.assertIn(note, logs.output[0])
         self.assertIn(note, (run / "report.md").read_text())
         self.assertIn(note, task_results.table(TASKS["translation"], results))
@@ -149,12 +150,21 @@ class LearningTest(folders.FolderTest):
             self.assertEqual(tiny_tasks.run(short(**changes), self.folder / "run"), found)
         prepare.assert_not_called()
 
-    def test_a_search_that_selects_is_of_the_training(self):
+    def test_no_key_of_the_search_is_of_the_training(self):
         config = short(train__averaged_checkpoints=0)
-        found = task_runs._read_after_training
-        self.assertEqual(found(config), ["evaluation.batch_tokens", "decoding.beams"])
-        config.evaluation.beams_in_training = 1
-        self.assertIn("decoding.length_penalty", found(config))
+        found = translation.search_in_training(config)
+        for key, value in {
+            "max_length": 2,
+            "no_repeat_ngram": 1,
+            "samples": 2,
+            "mbr": True,
+        }.items():
+            config.decoding[key] = value
+        self.assertEqual(translation.search_in_training(config), found)
+        self.assertEqual(
+            task_runs._read_after_training(config), ["decoding", "evaluation.batch_tokens"]
+        )
+        self.assertIn("evaluation", task_runs._read_after_training(short()))
 
     @parameterized.parameters(6, 8)  # between checkpoints, and in the evaluation
     def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(self, step):
@@ -219,6 +229,22 @@ class StartTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, "has no cross-attention; .*encoder_decoder; "):
             self.start(cross_attention=False, translation__needs_cross_attention=True)
 
+    def test_a_random_decoder_behind_a_checkpoint_s_encoder(self):
+        config, pretrained, model = self.start(
+            cross_attention=False, translation__decoder_from="random", translation__decoder_layers=4
+        )
+        found = self.params(config, pretrained, model)
+        self.assertEqual(set(found), {"encoder"})
+        config.train.update(num_steps=1, checkpoint_every=1, averaged_checkpoints=1)
+        config.optimizer.learning_rate = 1e-9
+        results = tiny_tasks.run(config, self.folder / "run")
+        self.assertEqual(results["hyperparameters"]["decoder"], "random 4")
+        params, _ = read_params(self.folder / "run" / "best.safetensors")
+        kernel = params["encoder"]["layers"]["mlp"]["wide"]["kernel"]
+        expected = pretrained.params["layers"]["mlp"]["wide"]["kernel"]
+        np.testing.assert_allclose(kernel, expected, atol=1e-6)
+        self.assertLen(params["decoder"]["layers"]["mlp"]["wide"]["kernel"], 4)
+
     def test_embeddings_are_pruned_to_the_data(self):
         config, pretrained, _ = self.start()
         examples = translation.read_examples(task_settings(config), "train")
@@ -260,6 +286,86 @@ class StartTest(folders.FolderTest):
         self.assertEqual(found.encoder.vocab_size, len(pieces(small)))
 
 
+class ContinueTest(folders.FolderTest):
+    def config(self, directions: str = "en-de+en-fr", **overrides) -> ConfigDict:
+        source = str(learned())
+        return tiny_translation.config(
+            directions, random_init=False, init_from=source,
+            translation__decoder_layers=5, **overrides,
+        )  # fmt: skip
+
+    def test_zero_steps_give_equal_translations(self):
+        config = self.config()
+        options, pretrained = task_settings(config), translation.read_start(config)
+        examples = translation.read_examples(options, "train")
+        self.assertIs(translation.with_forms(config, pretrained, examples), pretrained)
+        model = translation.model(config, pretrained)
+        self.assertEqual(model.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
+        found = translation.initial_params(config, pretrained, model)()
+        old, _ = read_params(learned() / "best.safetensors")
+        table, bias = found["encoder"]["embeddings"]["table"], found["decoder"]["head"]["bias"]
+        self.assertBetween(table[-1].std(), 0.5 * table.std(), 2 * table.std())
+        found["encoder"]["embeddings"]["table"] = table[:-1]
+        found["decoder"]["head"]["bias"] = bias[:-1]
+        jax.tree.map(np.testing.assert_array_equal, found, old)
+        found["encoder"]["embeddings"]["table"] = table
+        found["decoder"]["head"]["bias"] = bias
+        objective = translation.objective(config, model)
+        translator = translation.translator(config, objective, model, None)
+        examples = translation.read_examples(options, "test")["en-de"]
+        data = translation.featured(options, model, "en-de", examples)
+        sources = [one.source for one in examples]
+        best = translation.n_best(model, translator, found, data.features, sources)
+        texts = [one[0].text for one in best]
+        lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
+        self.assertEqual(texts, [json.loads(line)["prediction"] for line in lines])
+
+    def test_new_forms_keep_old_rows_and_move_symbols(self):
+        config = self.config()
+        pretrained = translation.read_start(config)
+        target = [TranslationExample("1", "the", "ｔhe 漢", "de")] * 2
+        grown = translation.with_forms(config, pretrained, {"en-de": target})
+        self.assertEqual(grown.symbols, {"de": tiny_tasks.VOCAB + 2})
+        old, new = (one.params["encoder"]["embeddings"]["table"] for one in (pretrained, grown))
+        np.testing.assert_array_equal(new[: tiny_tasks.VOCAB], old[: tiny_tasks.VOCAB])
+        np.testing.assert_array_equal(new[-1], old[-1])
+        model = translation.model(config, grown)
+        pieces = model.tokenizer.processor
+        t = pieces.piece_to_id("t")
+        np.testing.assert_array_equal(new[pieces.piece_to_id("ｔ")], old[t])
+        bias = [one.params["decoder"]["head"]["bias"] for one in (pretrained, grown)]
+        self.assertEqual(bias[1][pieces.piece_to_id("ｔ")], bias[0][t])
+        self.assertEqual(model.symbols["fr"], tiny_tasks.VOCAB + 3)
+        self.assertEqual(pieces.decode(pieces.encode("ｔhe 漢")), "ｔhe 漢")
+
+    def test_a_continued_run_says_so_and_needs_no_test_data(self):
+        config = self.config("en-fr", task__test=())
+        config.train.update(num_steps=1, checkpoint_every=1, averaged_checkpoints=1)
+        results = tiny_tasks.run(config, self.folder / "run")
+        self.assertEqual(results["hyperparameters"]["decoder"], "continued 1")
+        self.assertEqual(results["test"], {})
+        self.assertIn("## Examples: en-fr", (self.folder / "run" / "report.md").read_text())
+        with self.assertRaisesRegex(ValueError, "prune is True, but .* is a run of translation"):
+            tiny_tasks.run(self.config(translation__prune=True), self.folder / "other")
+
+
+class UnknownTest(folders.FolderTest):
+    def test_unknown_parts_are_copied_in_order_and_the_lost_are_counted(self):
+        config = tiny_translation.config()
+        model = translation.model(config, translation.read_start(config))
+        processor = model.tokenizer.processor
+        unk, the = processor.unk_id(), processor.piece_to_id("▁the")
+        rows = [np.array(one) for one in ([the, unk, the, unk], [unk, unk], [the], [])]
+        sources = ["漢 the 字", "x 漢", "the 語", "the"]
+        texts = translation.detokenized(model, rows, sources)
+        self.assertEqual(texts, ["the漢 the字", "漢", "the", ""])
+        self.assertEqual(
+            translation.lost_characters(model, sources, texts),
+            {"sources": 3, "lost": 1, "examples": ["語"]},
+        )
+        self.assertEqual(model.token_ids().unk, unk)
+
+
 class OlderRunTest(folders.FolderTest):
     @mock.patch.object(
         translation_runs, "prepare", return_value=lambda: {"test": {"en-de": {"bleu": 0.5}}}
@@ -276,6 +382,47 @@ class OlderRunTest(folders.FolderTest):
 
 
 class PredictTest(folders.FolderTest):
+    def test_an_unfinished_run_translates_with_its_newest_checkpoint(self):
+        run, config = self.folder / "run", short()
+        with self.assertRaises(Stopped):
+            tiny_tasks.run(config, run, stops_after=6)
+        (self.folder / "in").write_text("the cat\n\nthe dog runs .\n")
+        (self.folder / "given").write_text("dog\n\nthe cat\n")
+
+        def output(*flags: str, **decoding) -> list[str]:
+            given = (str(run), f"--input={self.folder / 'in'}", f"--output={self.folder / 'out'}",
+                     "--overwrite", "--language=en-fr", *flags)  # fmt: skip
+            # Overrides of a config are defined once, when a process starts.
+            changed = mock.patch.object(
+                translate.config_flags, "get_override_values", return_value=decoding
+            )
+            with tiny_tasks.quick(), changed, commands.parsed("translate", *given) as rest:
+                translate.main(rest)
+            return (self.folder / "out").read_text().splitlines()
+
+        with self.assertLogs(level="INFO") as logs:
+            text = output()
+        self.assertTrue(any("those of step 6" in line for line in logs.output))
+        best = output("--n_best=2")
+        self.assertEqual([json.loads(one)[0]["text"] if one else "" for one in best], text)
+        self.assertLen(json.loads(best[0]), 2)
+        samples = {"samples": 4, "temperature": 2.0}
+        drawn = output("--n_best=4", **samples)
+        self.assertEqual(output("--n_best=4", **samples), drawn)
+        self.assertNotEqual(output("--n_best=4", **samples, seed=1), drawn)
+        self.assertIn(output(**samples, mbr=True)[0], [x["text"] for x in json.loads(drawn[0])])
+        given = f"--prefixes={self.folder / 'given'}"
+        begun = output(given)
+        self.assertRegex(begun[0], "^dog")
+        self.assertRegex(begun[2], "^the cat")
+        scored = [json.loads(one) for one in output(f"--references={self.folder / 'given'}")[::2]]
+        self.assertEqual([one["tokens"][-1][0] for one in scored], ["</s>", "</s>"])
+        for one in scored:
+            self.assertAlmostEqual(one["log_prob"], sum(p for _, p in one["tokens"]), places=4)
+        with self.assertRaisesRegex(ValueError, "given has 3 lines, but .*in 1; give one for each"):
+            (self.folder / "in").write_text("the cat\n")
+            output(given)
+
     def translate(self, text: str, *flags: str) -> str:
         (self.folder / "mine").write_text(text)
         given = (f"--workdir={learned()}", f"--input={self.folder / 'mine'}",

@@ -7,8 +7,8 @@
 language. DATA has `{train,dev,test}.{en,de}`, or other names, as
 `--config.task.train='("corpus.{source}.gz","corpus.{target}.gz")'`. CHECKPOINT is a working
 directory of train.py or a folder of xlm export. With `--config.random_init=True` it may be a
-working directory of build_vocab.py, for a model of the `architecture` section. See
-docs/translation.md.
+working directory of build_vocab.py, for a model of the `architecture` section. A run of a
+translation is continued. See docs/translation.md.
 """
 
 from ml_collections import ConfigDict

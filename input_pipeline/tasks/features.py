@@ -466,12 +466,13 @@ def translation_features(
     max_length: int,
     symbols: Mapping[str, int],
     unit: Unit = "example",
+    of_sources: spm.SentencePieceProcessor | None = None,
 ) -> list[TranslationFeature]:
     """Return a feature of each pair; sides that are too long are cut, with a warning that counts.
 
     `max_length` limits a source with `<s>` and `</s>`, and a target with `</s>`. `unit` says what
-    ids number: examples of a run's data, or lines of a text for a finished model. Raise ValueError
-    if `max_length` is too short, or a target language has no symbol.
+    ids number: examples of a run's data, or lines of a text for a finished model. `of_sources`, if
+    given, reads sources. Raise ValueError if `max_length` is too short, or a symbol is missing.
     """
     check_length(max_length)
     wanted = {example.target_language for example in examples}
@@ -480,7 +481,8 @@ def translation_features(
             f"no symbol for the target language {', '.join(missing)}; the model was made for "
             f"{', '.join(symbols)}: train on a direction into it, or correct the direction"
         )
-    sources = processor.encode([one.source for one in examples], return_type="numpy")
+    texts = [one.source for one in examples]
+    sources = (of_sources or processor).encode(texts, return_type="numpy")
     targets = processor.encode([one.target or "" for one in examples], return_type="numpy")
     ids = [one.id for one in examples]
     for what, texts, room in (

@@ -118,7 +118,7 @@ class SearchTest(parameterized.TestCase):
         decoding = DecodingSettings(beams=beams, max_length=8, no_repeat_ngram=1)
         batch = batch_of(features())
         one, values = model(settings), params(settings)
-        found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+        found = jax.jit(lambda *args: search(one, *args, decoding, IDS).tokens[:, 0])(values, batch)
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
         self.assertGreater(len(np.unique(found)), 5)
 
@@ -136,7 +136,9 @@ class SearchTest(parameterized.TestCase):
             mock.patch.object(decoding_of_beams, "_LEAST_CAPACITY", 2),
             mock.patch.object(translating, "Cache", mock.Mock(wraps=Cache, grown=grown)),
         ):
-            found = jax.jit(lambda *args: search(one, *args, decoding, IDS))(values, batch)
+            found = jax.jit(lambda *args: search(one, *args, decoding, IDS).tokens[:, 0])(
+                values, batch
+            )
         self.assertEqual(capacities, [2, 4, 8])
         np.testing.assert_array_equal(found, slow_search(values, batch, settings, decoding))
 
@@ -209,3 +211,120 @@ class TranslatorTest(parameterized.TestCase):
         count = translator.throughput
         self.assertEqual(count.tokens, sum(len(one) + 1 for call in found[2:] for one in call))
         self.assertSameElements(count.rates(), ("sentences_per_second", "tokens_per_second"))
+
+    def test_targets_are_prefixes_only_if_asked(self):
+        some = [dataclasses.replace(one, target=np.array([7, 9, EOS], np.int32))
+                for one in features()]  # fmt: skip
+        found = self.on_one_device(params(ALL[0]), some)
+        self.assertEqual([x.tolist() for x in found], [x.tolist() for x in self.found])
+        forced = self.on_one_device.n_best(params(ALL[0]), some, has_prefixes=True)
+        self.assertEqual({tuple(one.tokens[:2]) for row in forced for one in row}, {(7, 9)})
+        # The beginning of the best one leads to it, with the score of the free search.
+        best = self.on_one_device.n_best(params(ALL[0]), some)
+        begun = [dataclasses.replace(one, target=np.append(row[0].tokens[:3], EOS))
+                 for one, row in zip(some, best, strict=True)]  # fmt: skip
+        again = self.on_one_device.n_best(params(ALL[0]), begun, has_prefixes=True)
+        for expected, row in zip(best, again, strict=True):
+            self.assertEqual(row[0].tokens.tolist(), expected[0].tokens.tolist())
+            self.assertAlmostEqual(row[0].score, expected[0].score, places=5)
+        too_long = [dataclasses.replace(some[0], target=np.full(9, 7, np.int32))]
+        with self.assertRaisesRegex(ValueError, "prefix has 9 tokens with </s>, but .* is 8"):
+            self.on_one_device.n_best(params(ALL[0]), too_long, has_prefixes=True)
+
+    def test_scores_of_given_tokens_are_those_of_the_search(self):
+        best = self.on_one_device.n_best(params(ALL[0]), features())
+        given = [dataclasses.replace(one, target=np.append(row[0].tokens, EOS))
+                 for one, row in zip(features(), best, strict=True)]  # fmt: skip
+        scores = self.on_one_device.token_scores(params(ALL[0]), given)
+        for row, one, feature in zip(best, scores, given, strict=True):
+            self.assertLen(one, len(feature.target))
+            self.assertAlmostEqual(float(np.mean(one)), row[0].score, places=4)
+
+    def test_batches_are_halved_when_memory_runs_out(self):
+        translator, sizes = self.translator(48), []
+        run = translator._search
+
+        def search_of_few(values, batch):
+            sizes.append(len(batch["tokens"]))
+            if sizes[-1] > 2:
+                raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+            return run(values, batch)
+
+        with mock.patch.object(translator, "_search", search_of_few), self.assertLogs() as logs:
+            found = translator(params(ALL[0]), features())
+        self.assertEqual([x.tolist() for x in found], [x.tolist() for x in self.found])
+        self.assertGreater(max(sizes), 2)
+        self.assertIn("memory ran out", logs.output[0])
+        for error in ("RESOURCE_EXHAUSTED", "another fault"):  # not less than a row; nor of memory
+            with (
+                mock.patch.object(translator, "_search", side_effect=RuntimeError(error)),
+                self.assertRaisesRegex(RuntimeError, error),
+            ):
+                translator(params(ALL[0]), features())
+
+    def test_unknown_tokens_are_left_to_sources_that_have_them(self):
+        some, settings = features((3, 3)), SHALLOW[0]
+        unk = 3
+        some[1].tokens[2] = unk
+        values = jax.tree.map(lambda x: x, params(settings))
+        values["decoder"]["head"]["bias"] = jnp.zeros(40).at[unk].set(99.0)
+        decoding = DecodingSettings(beams=1, max_length=4)
+        ids = IDS._replace(unk=unk)
+        found = Translator(model(settings), decoding, ids, batch_tokens=24, buckets=(12,), pad=PAD)
+        none, copied = found(values, some)
+        self.assertNotIn(unk, none)
+        self.assertEqual(copied.tolist(), [unk] * 3)
+
+
+class SampleTest(parameterized.TestCase):
+    def samples(self, some, batch_tokens=24, **changes):
+        decoding = DecodingSettings(**{"samples": 3, "max_length": 6, **changes})
+        translator = Translator(
+            model(SHALLOW[0]), decoding, IDS, batch_tokens=batch_tokens, buckets=(12,), pad=PAD
+        )
+        found = translator.n_best(params(SHALLOW[0]), some)
+        return [[one.tokens.tolist() for one in row] for row in found], found
+
+    def test_samples_depend_on_seed_and_number_and_not_on_the_batch(self):
+        some = features((4, 4, 4, 4, 4))
+        some = [dataclasses.replace(one, tokens=some[0].tokens, symbol=SYMBOLS[0]) for one in some]
+        tokens, found = self.samples(some)
+        self.assertEqual(self.samples(some[3:] + some[:2], 60)[0], tokens[3:] + tokens[:2])
+        self.assertNotEqual(self.samples(some, seed=1)[0], tokens)
+        self.assertLen({str(one) for row in tokens for one in row}, 15)  # of equal sources
+        scores = [[one.score for one in row] for row in found]
+        self.assertEqual(scores, [sorted(row, reverse=True) for row in scores])
+
+    def test_the_most_probable_token_alone_is_greedy(self):
+        greedy, _ = self.samples(features(), samples=0, beams=1)
+        for changes in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
+            found, _ = self.samples(features(), **changes)
+            self.assertEqual(found, [one * 3 for one in greedy], changes)
+
+    def test_truncation(self):
+        logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
+        for changes, expected in (
+            ({}, [0.1, 0.5, 0.15, 0.25]),
+            ({"top_k": 2}, [0, 2 / 3, 0, 1 / 3]),
+            ({"top_p": 0.76}, [0, 5 / 9, 1.5 / 9, 2.5 / 9]),
+            ({"top_p": 0.74}, [0, 2 / 3, 0, 1 / 3]),
+            ({"temperature": 0.5}, np.array([1, 25, 2.25, 6.25]) / 34.5),
+        ):
+            settings = DecodingSettings(samples=1, **changes)
+            found = jax.nn.softmax(decoding_of_beams._truncated(logits, settings))
+            np.testing.assert_allclose(found[0], expected, rtol=1e-5, err_msg=str(changes))
+
+    def test_tokens_are_drawn_by_their_probabilities(self):
+        count, classes = 1000, 4
+        logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
+        ids, settings = TokenIds(3, 0, (), classes), DecodingSettings(samples=count, max_length=2)
+        found = decoding_of_beams.sample(
+            lambda tokens, cache, index: (jnp.tile(logits, (len(tokens), 1)), cache),
+            jnp.zeros(1, jnp.int32), (), settings, ids, jax.random.split(jax.random.key(0), 1),
+            None, lambda allowed, logits, index: allowed,
+        )  # fmt: skip
+        rates = np.bincount(np.asarray(found.tokens[0, :, 0]), minlength=classes) / count
+        np.testing.assert_allclose(rates, [0.1, 0.2, 0.3, 0.4], atol=0.06)  # four deviations
+        score = np.log(0.4)
+        is_ended = np.asarray(found.lengths[0]) == 1
+        np.testing.assert_allclose(np.asarray(found.scores[0])[is_ended], score, rtol=1e-5)

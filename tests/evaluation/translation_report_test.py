@@ -20,7 +20,8 @@ class TranslationReportTest(absltest.TestCase):
             "selected": {"averaged_steps": [1000, 2000], "step": 2000},
             "decoding": {"beams": 4, "length_penalty": 0.6},
             "signatures": {"en-de": {"bleu": "nrefs:1|tok:13a"}},
-            "ceilings": {"test": {"en-de": 0.98}},
+            "ceilings": {"test": {"en-de": 0.98, "en-fr": 1.0}, "validation": {"en-de": 1.0}},
+            "unknown": {"test": {"en-fr": {"sources": 3, "lost": 2, "examples": ["*", "字"]}}},
         }
         metadata = {
             "task": "translation", "model": "a_b", "hyperparameters": {"epochs": 5}, "seed": 1,

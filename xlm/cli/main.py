@@ -16,6 +16,7 @@ VERBS = {
     "evaluate": "evaluate",
     "finetune": "finetune",
     "predict": "predict",
+    "translate": "translate",
     "encode": "encode",
     "search": "search",
     "fetch": "fetch_text",

@@ -106,15 +106,7 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
 
 
 def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
-    """Write the translations of a file, log their speed, and return their number."""
-    run = TranslationRun(workdir)
-    with tqdm.tqdm(desc="translate", unit="line") as bar:
-        for count in run.translate_file(_one(paths), aside, _LANGUAGE.value):
-            bar.update(count - bar.n)
-    rates = run.throughput.rates()
-    speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
-    logging.info("translated %s", ", ".join(speeds))
-    return bar.n
+    return TranslationRun(workdir).write(_one(paths), aside, _LANGUAGE.value)
 
 
 def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:

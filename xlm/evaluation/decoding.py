@@ -1,5 +1,6 @@
-"""Beam search and greedy decoding inside `jit`, with a cache and static shapes."""
+"""Beam search, greedy decoding and sampling inside `jit`, with a cache and static shapes."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from xlm.evaluation.settings import DecodingSettings
 
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
+# (logits [B K V] of tokens that may come next, all logits, index) -> the former, limited further
+Limit = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Fewer tokens are not worth a loop of their own.
 _LEAST_CAPACITY = 16
@@ -22,12 +25,14 @@ class TokenIds(NamedTuple):
 
     Hypotheses end with `eos`, then `pad` follows. `forbidden` ids, such as `<s>`, `<pad>` and
     `<mask>`, are never generated. Table rows from `num_classes` on are no classes of the softmax.
+    `unk` is left to sources that have it themselves, to be copied from; -1 for none.
     """
 
     eos: int
     pad: int
     forbidden: tuple[int, ...]
     num_classes: int
+    unk: int = -1
 
 
 class Hypotheses(NamedTuple):
@@ -63,6 +68,7 @@ class _State(NamedTuple):
 def beam_search(
     step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
     cache_axes: Any = 0, grown: Callable[[Any, int], Any] | None = None,
+    limit: Limit = lambda allowed, logits, index: allowed, keys: jax.Array | None = None,
 ) -> Hypotheses:  # fmt: skip
     """Search for the K best continuations of each sentence's first token; traceable by `jax.jit`.
 
@@ -80,6 +86,8 @@ def beam_search(
         arrays that all hypotheses share, such as a length.
       grown: gives a cache room for a number of tokens, one of `capacities`, when the search needs
         it; None if the cache has room for T tokens.
+      limit: leaves fewer tokens than the settings do, such as those of a prefix.
+      keys: [B] random keys to draw the only hypothesis of each sentence by; None to search.
     """
     batch, beams = len(first_tokens), settings.beams
     empty = jnp.full((batch, beams, settings.max_length), ids.pad, jnp.int32)
@@ -99,7 +107,7 @@ def beam_search(
         )
         inputs = jnp.where(state.length == 0, first_tokens[:, None], before)
         logits, cache = step(inputs.reshape(-1), state.cache, state.length)
-        log_probs, tokens = _best_of_each(logits, state, settings, ids)
+        log_probs, tokens = _best_of_each(logits, state, settings, ids, limit, keys)
         state = state._replace(cache=cache)
         return _extended(state, log_probs, tokens, settings, ids, cache_axes)
 
@@ -111,6 +119,26 @@ def beam_search(
             state = state._replace(cache=grown(state.cache, capacity))
         state = jax.lax.while_loop(functools.partial(is_under_way, capacity), advance, state)
     return state.finished
+
+
+def sample(
+    step: Step, first_tokens: jax.Array, cache: Any, settings: DecodingSettings, ids: TokenIds,
+    keys: jax.Array, grown: Callable[[Any, int], Any] | None, limit: Limit,
+) -> Hypotheses:  # fmt: skip
+    """Draw continuations of each sentence's first token, sorted by score; see `beam_search`.
+
+    What a sentence gets depends on its key, of `keys` [B]. Scores are without temperature.
+    """
+    batch, count = len(first_tokens), settings.samples
+    each = jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)
+    found = beam_search(
+        step, jnp.repeat(first_tokens, count), cache, dataclasses.replace(settings, beams=1), ids,
+        None, grown, limit, each,
+    )  # fmt: skip
+    found = jax.tree.map(lambda x: x.reshape(batch, count, *x.shape[2:]), found)
+    scores, order = jax.lax.top_k(found.scores, count)
+    tokens = jnp.take_along_axis(found.tokens, order[:, :, None], axis=1)
+    return Hypotheses(tokens, scores, _take(found.lengths, order))
 
 
 def capacities(max_length: int) -> list[int]:
@@ -129,13 +157,14 @@ def repeat(tree: Any, beams: int) -> Any:
 
 
 def _best_of_each(
-    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
-) -> tuple[jax.Array, jax.Array]:
+    logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds, limit: Limit,
+    keys: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return log probabilities [B, K, N] float32 and ids [B, K, N] int32 of the best next tokens.
 
     Of logits [B K, V], ordered as log probabilities, only the chosen are normalised. N is min(2 K,
     V): each hypothesis can end in one way, so K of the best 2 K continuations do not end. Tokens
-    that are no class or must not come next have -inf.
+    that are no class or must not come next have -inf. With keys [B] it is one token that is drawn.
     """
     batch, beams = state.log_probs.shape
     is_class = np.arange(logits.shape[-1])[None] < ids.num_classes
@@ -143,12 +172,27 @@ def _best_of_each(
     logits = jnp.where(is_class & ~jnp.isnan(logits), logits, -jnp.inf)
     largest = logits.max(axis=-1, keepdims=True)
     log_sums = jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True))
-    best, tokens = jax.lax.top_k(
-        _allowed(logits, state, settings, ids), min(2 * beams, logits.shape[-1])
-    )
+    allowed = limit(_allowed(logits, state, settings, ids), logits, state.length)
+    if keys is None:
+        best, tokens = jax.lax.top_k(allowed, min(2 * beams, logits.shape[-1]))
+    else:
+        now = jax.vmap(lambda key: jax.random.fold_in(key, state.length))(keys)
+        tokens = jax.vmap(jax.random.categorical)(now, _truncated(allowed, settings))[:, None]
+        best = _take(allowed, tokens)
     log_probs = best - largest - log_sums
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
     return log_probs.reshape(batch, beams, -1), tokens.reshape(batch, beams, -1)
+
+
+def _truncated(logits: jax.Array, settings: DecodingSettings) -> jax.Array:
+    """Return logits [B, V] over the temperature, -inf for those that top_k and top_p leave out."""
+    logits = logits / settings.temperature
+    largest = jnp.sort(logits, axis=-1, descending=True)
+    probabilities = jax.nn.softmax(largest, axis=-1)
+    is_kept = jnp.cumsum(probabilities, axis=-1) - probabilities < settings.top_p
+    is_kept &= np.arange(logits.shape[-1])[None] < (settings.top_k or logits.shape[-1])
+    least = jnp.where(is_kept, largest, jnp.inf).min(axis=-1, keepdims=True)
+    return jnp.where(logits < least, -jnp.inf, logits)
 
 
 def _allowed(

@@ -20,6 +20,13 @@ class DecodingSettings:
       early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
         of when none that is unfinished can score better than the worst of K. With one beam it
         always does.
+      samples: hypotheses that are drawn at random, by the sentence's number; 0 to search.
+      temperature: divisor of the logits of samples; above 1 they are more varied.
+      top_k: samples are of the k most probable tokens; 0 for all.
+      top_p: samples are of the fewest most probable tokens that have this probability together.
+      seed: random seed of samples.
+      mbr: whether the best hypothesis is that of the largest mean chrF against all of them
+        (minimum Bayes risk), in place of the largest score.
     """
 
     beams: int = schema.key(5, at_least=1, at_most=1 << 10)
@@ -27,6 +34,12 @@ class DecodingSettings:
     length_penalty: float = schema.key(1.0)
     no_repeat_ngram: int = schema.key(0, at_least=0)
     early_stop: bool = schema.key(False)
+    samples: int = schema.key(0, at_least=0, at_most=1 << 10)
+    temperature: float = schema.key(1.0, above=0)
+    top_k: int = schema.key(0, at_least=0)
+    top_p: float = schema.key(1.0, above=0, at_most=1)
+    seed: int = schema.key(0, at_least=0, below=2**31)
+    mbr: bool = schema.key(False)
 
     def __post_init__(self):
         schema.check(self, "decoding")

@@ -68,6 +68,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     training_loss: float = 0.0
     label_entropy: float = 0.0
     collapse: list[str] = []
+    unknown: dict[str, dict[Name, dict[str, Count | list[str]]]] = {}
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
@@ -191,10 +192,10 @@ def described_choice(selected: Mapping[str, Any]) -> str:
 
 
 def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
-    """Note directions in which normalised outputs cannot reach 100 BLEU."""
+    """Note directions in which outputs cannot reach 100 BLEU."""
     return [
-        f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since outputs keep "
-        "the tokenizer's normalisation (NFKC), which changes characters of the references"
+        f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since the tokenizer "
+        "loses characters of the references; a vocabulary with vocab.byte_fallback spells them"
         for split, ceilings in results.get("ceilings", {}).items()
         for direction, bleu in ceilings.items()
         if bleu < _CEILING

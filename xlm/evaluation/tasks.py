@@ -63,18 +63,18 @@ class Predictor:
 def in_order(
     batches: Iterable[tuple[dict[str, np.ndarray], np.ndarray]],
     layout: BatchLayout,
-    run: Callable[[dict[str, Any]], jax.Array],
-) -> list[np.ndarray]:
-    """Return the outputs [B, ...] of `run` by feature, in order; all leave the devices at once."""
+    run: Callable[[dict[str, Any]], Any],
+) -> list[Any]:
+    """Return the outputs of `run`, a pytree of [B, ...], by feature; all are fetched at once."""
     waiting, places = [], []
     for batch, numbers in batches:
         placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
         waiting.append(run(placed))
         places.append(numbers)
     rows = {
-        int(number): row
+        int(number): jax.tree.map(lambda x, row=row: x[row], outputs)
         for outputs, numbers in zip(jax.device_get(waiting), places, strict=True)
-        for row, number in zip(outputs, numbers, strict=True)
+        for row, number in enumerate(numbers)
         if number >= 0
     }
     return [rows[number] for number in range(len(rows))]

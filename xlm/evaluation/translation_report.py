@@ -6,7 +6,7 @@ from typing import Any
 
 from vocap import figures
 from xlm.common import html_report, tables
-from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines
+from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines, reported_split
 
 NUM_EXAMPLES = 10
 PLOT = "bleu.png"
@@ -34,6 +34,7 @@ def write(
         "## Scores",
         _scores(results),
         *(f"Ceiling of {note}." for note in ceiling_notes(results)),
+        *_unknown(results),
     ]
     for direction, signatures in results["signatures"].items():
         lines = [f"- {name}: `{signature}`" for name, signature in signatures.items()]
@@ -42,9 +43,10 @@ def write(
     if curves := learning_curves(records):
         plot_curves(curves, folder / PLOT)
         parts += ["## BLEU by step", f"![BLEU by step]({PLOT})", _steps(curves)]
-    for direction in results["test"]:
+    split = reported_split(results)
+    for direction in results[split]:
         parts.append(f"## Examples: {direction}")
-        for one in some_translations(folder, direction):
+        for one in some_translations(folder, direction, split):
             texts = {"reference": one["reference"], "output": one["prediction"]}
             items = [f"   - {name}: {tables.text_cell(text)}" for name, text in texts.items()]
             source = f"{one['id']}. {tables.text_cell(one['source'])}".rstrip()
@@ -76,9 +78,21 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib
     figures.save(figure, path)
 
 
-def some_translations(folder: pathlib.Path, direction: str) -> list[dict[str, str]]:
-    """Read `NUM_EXAMPLES` of the predictions of a run on test data, evenly spaced."""
-    path = folder / "predictions" / f"test.{direction}.jsonl"
+def _unknown(results: Mapping[str, Any]) -> list[str]:
+    """Say what became of characters that the vocabulary lacks."""
+    return [
+        f"Unknown characters of {direction}, {split}: {found['sources']:,} sources have some, of "
+        f"which {found['lost']:,} were not copied: {tables.escaped(' '.join(found['examples']))}"
+        for split, directions in results.get("unknown", {}).items()
+        for direction, found in directions.items()
+    ]
+
+
+def some_translations(
+    folder: pathlib.Path, direction: str, split: str = "test"
+) -> list[dict[str, str]]:
+    """Read `NUM_EXAMPLES` of the predictions of a run on a split, evenly spaced."""
+    path = folder / "predictions" / f"{split}.{direction}.jsonl"
     found = read_lines(path, dict[str, str])
     if lacking := [key for one in found for key in _LINE if key not in one]:
         raise ValueError(f"{path}: a line lacks {lacking[0]}; run the evaluation again")
@@ -92,6 +106,7 @@ def _scores(results: Mapping[str, Any]) -> str:
             "": f"{direction}, {split}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
+            "BLEU of a perfect model": 100 * results["ceilings"][split][direction],
         }
         for split in ("validation", "test")
         for direction, values in results[split].items()

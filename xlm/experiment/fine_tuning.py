@@ -246,7 +246,8 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
         varied |= {
             "batch_tokens": train.batch_tokens,
             "num_steps": train.num_steps,
-            "decoder": f"{chosen.decoder_from} {chosen.decoder_layers}",
+            "decoder": f"{'random' if config.random_init else chosen.decoder_from} "
+            f"{chosen.decoder_layers}",
             "averaged_checkpoints": train.averaged_checkpoints,
         }
     else:

@@ -34,13 +34,13 @@ class Digests(msgspec.Struct, frozen=True):
 _DIGESTS = Digests.__struct_fields__
 
 
-def run_config(workdir: pathlib.Path) -> ConfigDict:
-    """Read the config of a run of finetune.py.
+def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict:
+    """Read the config of a run of finetune.py, of a finished one unless the caller takes others.
 
     Raises:
       ValueError: there is no such run, or it has not ended.
     """
-    if not (workdir / RESULTS).exists():
+    if is_finished and not (workdir / RESULTS).exists():
         raise ValueError(
             f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
         )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
 BAD_ROWS, TOKENIZER = "bad_rows.jsonl", "spm.model"
+MODEL = "model.json"  # of a run that translates, to read its checkpoints by
 _BY_LANGUAGE = "best_by_language"
 
 # steps taken -> whether to stop

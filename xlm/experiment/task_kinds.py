@@ -171,6 +171,16 @@ _CLASSIFICATION = TaskKind(
     decision=operator.itemgetter(0),
     class_suffix=task_heads.SEQUENCES,
 )
+
+
+def _embedding_features(options: TaskSettings, *args: Any) -> Sequence[Feature]:
+    make = functools.partial(embeddings.embedding_features, *args)
+    return make(
+        query_prefix=options.query_prefix, passage_prefix=options.passage_prefix,
+        reads_first=options.text_pooling == "first",
+    )  # fmt: skip
+
+
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
     "regression": dataclasses.replace(
@@ -188,17 +198,7 @@ KINDS: dict[str, TaskKind] = {
             embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
         ),
         is_labelled=lambda task, example: True,
-        features=lambda options, examples, processor, special, length: (
-            embeddings.embedding_features(
-                examples,
-                processor,
-                special,
-                length,
-                options.query_prefix,
-                options.passage_prefix,
-                options.text_pooling == "first",
-            )
-        ),  # fmt: skip
+        features=_embedding_features,
         head=lambda options, encoder: PoolingHead(),
         loss=contrastive.pair_loss,
         loss_keys=("temperature", "dimensions", "contrast_margin"),

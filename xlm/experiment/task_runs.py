@@ -105,15 +105,13 @@ def run(
 def _read_after_training(config: ConfigDict) -> list[str]:
     """Keys of the search and the evaluation on which neither a step nor a selection depends.
 
-    A run that has ended evaluates anew when they change.
+    A run that has ended evaluates anew when they change. The searches that select have settings of
+    their own, in the `evaluation` section.
     """
     if "decoding" not in config:
         return ["evaluation.batch_size"]
-    if config.train.averaged_checkpoints:
-        return ["decoding", "evaluation"]
-    of_beams = ["decoding.beams", "decoding.length_penalty", "decoding.early_stop"]
-    is_greedy = config.evaluation.beams_in_training == 1  # in the searches that select
-    return ["evaluation.batch_tokens", *(of_beams if is_greedy else of_beams[:1])]
+    selects = not config.train.averaged_checkpoints
+    return ["decoding", "evaluation.batch_tokens" if selects else "evaluation"]
 
 
 def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:

@@ -221,7 +221,7 @@ class TaskSettings:
         )
 
 
-End = Literal["first", "last"]
+End = Literal["first", "last", "random"]
 Output = Literal["full", "blockwise"]
 
 
@@ -232,7 +232,8 @@ class TranslationSettings:
     Attributes:
       decoder_layers: n, layers of the decoder; the encoder has all.
       decoder_from: layers of the checkpoint that they start from, the "first" n or the "last"
-        (VECO, Table 4).
+        (VECO, Table 4); "random" for a decoder of random parameters behind the checkpoint's encoder
+        (its rows of XLM-R).
       needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
         starting with a random one.
       label_smoothing: e, see `xlm.objectives.label_smoothing`.
@@ -242,6 +243,8 @@ class TranslationSettings:
       language_pieces: piece of the vocabulary that is the symbol of a target language, such as
         {"de": "<2de>"}; other languages get a table row of their own.
       prune: whether to keep only the embeddings of pieces that the training data use.
+      character_count: times that training targets must have what the tokenizer changes or lacks,
+        such as a full-width comma, for it to be a piece of its own; 0 for no such pieces.
     """
 
     decoder_layers: int = schema.key(6, at_least=1)
@@ -252,6 +255,7 @@ class TranslationSettings:
     output_layer: Output = schema.key("blockwise", choices=get_args(Output))
     language_pieces: dict[str, str] = schema.key({})
     prune: bool = schema.key(False)
+    character_count: int = schema.key(2, at_least=0)
 
     def __post_init__(self):
         schema.check(self, "translation")

@@ -1,11 +1,14 @@
 """Builders of translation: what a run starts from, its model, its data and its search."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import sentencepiece as spm
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -14,21 +17,28 @@ from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
 from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
-from input_pipeline.tasks.features import Unit, language_symbols, translation_features
+from input_pipeline.tasks.features import (
+    TranslationFeature,
+    Unit,
+    language_symbols,
+    translation_features,
+)
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
-from xlm.common import places
+from xlm.common import declarations, places
 from xlm.common.schema import settings
 from xlm.evaluation.decoding import TokenIds
 from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.tasks import TaskData
-from xlm.evaluation.translating import Translator
+from xlm.evaluation.translating import Hypothesis, Translator
 from xlm.experiment import fine_tuning
 from xlm.experiment.data import Folders
+from xlm.experiment.prediction import read_tokenizer
 from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.run_folder import BEST, TOKENIZER
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, TranslationSettings, task_settings
-from xlm.interop import vocabulary
-from xlm.interop.params_file import Notes
+from xlm.interop import surface, vocabulary
+from xlm.interop.params_file import Notes, read_params
 from xlm.models.encoder import CROSS_ATTENTION, Encoder
 from xlm.models.settings import EncoderSettings
 from xlm.objectives.translation import Translation
@@ -59,9 +69,22 @@ class TranslationModel:
     def token_ids(self) -> TokenIds:
         """Ids for the search. Neither specials nor symbols of languages are generated."""
         processor, special = self.tokenizer.processor, self.tokenizer.special
-        num_pieces = processor.get_piece_size()
-        never = {*special.special_ids(), processor.unk_id(), *self.symbols.values()} - {special.eos}
-        return TokenIds(special.eos, special.pad, tuple(sorted(never)), num_pieces)
+        num_pieces, unk = processor.get_piece_size(), processor.unk_id()
+        never = {*special.special_ids(), *self.symbols.values()} - {special.eos, unk}
+        return TokenIds(special.eos, special.pad, tuple(sorted(never)), num_pieces, unk)
+
+    @functools.cached_property
+    def of_sources(self) -> spm.SentencePieceProcessor:
+        """The processor of sources, which takes normal forms alone."""
+        return surface.for_sources(self.tokenizer.processor.serialized_model_proto())
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated(Pretrained):
+    """A finished run of translation, `params` as of `Translation`."""
+
+    decoder_layers: int = 0
+    symbols: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def translation_settings(config: ConfigDict) -> TranslationSettings:
@@ -69,7 +92,8 @@ def translation_settings(config: ConfigDict) -> TranslationSettings:
 
 
 def read_start(config: ConfigDict) -> Pretrained:
-    """Read what a run starts from: an encoder, with cross-attention if it has any, or a vocabulary.
+    """Read what a run starts from: an encoder, with cross-attention if it has any, a vocabulary,
+    or a finished run of translation, which is continued.
 
     A working directory that has a vocabulary and no encoder gives a model of the `architecture`
     section, without parameters; `random_init` must be set.
@@ -78,6 +102,12 @@ def read_start(config: ConfigDict) -> Pretrained:
       ValueError: it is neither, or cannot be read.
     """
     folder = places.fetched(config.init_from)
+    if (folder / BEST).exists():
+        params, notes = read_params(folder / BEST)
+        with declarations.of_file(folder / BEST):
+            found = model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))
+        model, count = (folder / TOKENIZER).read_bytes(), found.decoder.num_layers
+        return Translated(found.encoder, params, model, None, count, found.symbols)
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)
@@ -91,11 +121,13 @@ def read_start(config: ConfigDict) -> Pretrained:
 
 
 def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
-    """Directions of a split; by default those that are trained on.
+    """Directions of a split; by default those that are trained on. Test data may be missing.
 
     Raises:
       ValueError: there are none, or one is no direction.
     """
+    if split == "test" and not options.test:
+        return ()
     found = tuple(getattr(options, f"{split}_languages")) or tuple(options.train_languages)
     if not found:
         raise ValueError("task.train_languages is empty; name directions, such as ('en-de',)")
@@ -125,8 +157,13 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
 def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
     """Reduce the vocabulary to the pieces of the examples and the symbols of languages.
 
-    The embeddings are reduced with it.
+    The embeddings are reduced with it. Raises ValueError for a run that is continued.
     """
+    if isinstance(pretrained, Translated):
+        raise ValueError(
+            f"translation.prune is True, but {config.init_from} is a run of translation; set it to "
+            "False"
+        )
     texts = (
         text
         for some in examples.values()
@@ -147,6 +184,36 @@ def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pr
     return Pretrained(sizes, params, tokenizer)
 
 
+def with_forms(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
+    """Add pieces for what targets have and the tokenizer changes or lacks; see `surface`.
+
+    A new row is the mean of those of the form's normal parts. Rows of symbols move behind it.
+    """
+    least = translation_settings(config).character_count
+    texts = (one.target for some in examples.values() for one in some if one.target)
+    forms = surface.missing_forms(pretrained.tokenizer, texts, least) if least else []
+    tokenizer, parts = surface.with_forms(pretrained.tokenizer, forms)
+    if not parts:
+        return pretrained
+    logging.info("%d pieces are added: %s", len(parts), " ".join(forms[:10]))
+    num_pieces = Tokenizer(pretrained.tokenizer).processor.get_piece_size()
+
+    def grown(path: Any, rows: np.ndarray) -> np.ndarray:
+        if jax.tree_util.keystr(path[-2:]) not in ("['embeddings']['table']", "['head']['bias']"):
+            return rows
+        old = rows.reshape(len(rows), -1)
+        new = vocabulary.mean_rows(old, parts, old[:num_pieces].mean(axis=0))
+        both = np.concatenate([old[:num_pieces], new, old[num_pieces:]])
+        return both.reshape(-1, *rows.shape[1:])
+
+    params = jax.tree.map_with_path(grown, pretrained.params)
+    found = dataclasses.replace(pretrained, params=params, tokenizer=tokenizer)
+    if not isinstance(found, Translated):
+        return found
+    moved = {code: row + len(parts) * (row >= num_pieces) for code, row in found.symbols.items()}
+    return dataclasses.replace(found, symbols=moved)
+
+
 def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     """Build the architecture of a run.
 
@@ -157,30 +224,45 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
+    check_search(config, found)
+    if not chosen.output_head and found.embedding_size != found.hidden_size:
+        raise ValueError(
+            f"translation.output_head is False, but embeddings of {found.embedding_size} are no "
+            f"outputs of a decoder of width {found.hidden_size}; set it to True"
+        )
+    known, num_layers = {}, chosen.decoder_layers
+    if isinstance(pretrained, Translated) and not config.random_init:
+        known, num_layers = dict(pretrained.symbols), pretrained.decoder_layers
+        if (has_head := "dense" in pretrained.params["decoder"]["head"]) != chosen.output_head:
+            raise ValueError(
+                f"translation.output_head is {chosen.output_head}, but the decoder of "
+                f"{config.init_from} has {'a' if has_head else 'no'} head; set it to {has_head}"
+            )
+    elif pretrained.params and not config.random_init and chosen.decoder_from != "random":
+        _check_start(config, chosen, pretrained.settings)
+    tokenizer = Tokenizer(pretrained.tokenizer)
+    num_pieces = tokenizer.processor.get_piece_size()
+    targets = [translation.direction(one)[1] for one in directions(options, "train")]
+    pieces = {code: one for code, one in chosen.language_pieces.items() if code not in known}
+    symbols = known | language_symbols(
+        [one for one in targets if one not in known],
+        max([num_pieces, *(row + 1 for row in known.values())]), pieces,
+        tokenizer.processor.piece_to_id, tokenizer.special,
+    )  # fmt: skip
+    num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
+    encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
+    decoder = dataclasses.replace(encoder, num_layers=num_layers, cross_attention=True)
+    return TranslationModel(encoder, decoder, tokenizer, symbols)
+
+
+def check_search(config: ConfigDict, found: EncoderSettings) -> None:
+    """Raise ValueError if hypotheses may be longer than the positions."""
     longest = decoding_settings(config).max_length
     if longest > found.max_length:
         raise ValueError(
             f"decoding.max_length is {longest}, but the model has {found.max_length} positions; "
             "lower it"
         )
-    if not chosen.output_head and found.embedding_size != found.hidden_size:
-        raise ValueError(
-            f"translation.output_head is False, but embeddings of {found.embedding_size} are no "
-            f"outputs of a decoder of width {found.hidden_size}; set it to True"
-        )
-    if pretrained.params and not config.random_init:
-        _check_start(config, chosen, pretrained.settings)
-    tokenizer = Tokenizer(pretrained.tokenizer)
-    num_pieces = tokenizer.processor.get_piece_size()
-    targets = [translation.direction(one)[1] for one in directions(options, "train")]
-    symbols = language_symbols(
-        targets, num_pieces, chosen.language_pieces, tokenizer.processor.piece_to_id,
-        tokenizer.special,
-    )  # fmt: skip
-    num_rows = max(num_pieces, *(row + 1 for row in symbols.values()))
-    encoder = dataclasses.replace(found, vocab_size=num_rows, cross_attention=False)
-    decoder = dataclasses.replace(encoder, num_layers=chosen.decoder_layers, cross_attention=True)
-    return TranslationModel(encoder, decoder, tokenizer, symbols)
 
 
 def _check_start(config: ConfigDict, chosen: TranslationSettings, found: EncoderSettings) -> None:
@@ -218,41 +300,50 @@ def initial_params(
     """Build the initial parameters: those of a checkpoint, as far as it has them; None for random.
 
     The decoder gets the checkpoint's layers, its head and what else it has besides embeddings.
-    Symbols of languages in rows of their own are random, like an embedding of the table.
+    Symbols of languages in rows of their own are random, like an embedding of the table. A run that
+    is continued gives all that it has, exactly.
     """
     if config.random_init:
         return None
-    chosen, params = translation_settings(config), pretrained.params
-    count = chosen.decoder_layers
-    part = slice(count) if chosen.decoder_from == "first" else slice(-count, None)
+    params, rows = pretrained.params, found.encoder.vocab_size
 
     def make() -> Any:
-        shared = {name: value for name, value in params.items() if name not in ("head", "layers")}
-        layers = {k: v for k, v in params["layers"].items() if k not in CROSS_ATTENTION}
-        rows = found.encoder.vocab_size
-        table = _with_symbols(params["embeddings"]["table"], found, config.train.seed)
-        decoder = {name: value for name, value in shared.items() if name != "embeddings"}
-        decoder["layers"] = jax.tree.map(lambda x: x[part], params["layers"])
-        if "head" in params:
-            # Without those of the rows that pad a run's table; symbols are no classes.
-            bias = params["head"]["bias"][: found.tokenizer.processor.get_piece_size()]
-            head = params["head"] if chosen.output_head else {}
-            decoder["head"] = {**head, "bias": np.pad(bias, (0, rows - len(bias)))}
-        embeddings = {**params["embeddings"], "table": table}
-        return {
-            "encoder": {**shared, "embeddings": embeddings, "layers": layers},
-            "decoder": decoder,
-        }
+        if isinstance(pretrained, Translated):
+            encoder, decoder = params["encoder"], params["decoder"]
+        else:
+            num_pieces = found.tokenizer.processor.get_piece_size()
+            encoder, decoder = _of_checkpoint(params, translation_settings(config), num_pieces)
+        table = encoder["embeddings"]["table"]
+        shape = rows - len(table), table.shape[1]
+        symbols = table.std() * np.random.default_rng(config.train.seed).normal(size=shape)
+        table = np.concatenate([table, symbols]).astype(np.float32)
+        encoder = {**encoder, "embeddings": {**encoder["embeddings"], "table": table}}
+        if head := decoder.get("head"):  # symbols are no classes
+            bias = np.pad(head["bias"], (0, rows - len(head["bias"])))
+            decoder = {**decoder, "head": {**head, "bias": bias}}
+        # What is left out stays random.
+        return {"encoder": encoder, **({"decoder": decoder} if decoder else {})}
 
     return make
 
 
-def _with_symbols(table: np.ndarray, found: TranslationModel, seed: int) -> np.ndarray:
-    """Embeddings of all pieces, and random ones of symbols with a row of their own."""
-    pieces = table[: found.tokenizer.processor.get_piece_size()]
-    shape = (found.encoder.vocab_size - len(pieces), table.shape[1])
-    symbols = pieces.std() * np.random.default_rng(seed).normal(size=shape)
-    return np.concatenate([pieces, symbols]).astype(np.float32)
+def _of_checkpoint(
+    params: Mapping[str, Any], chosen: TranslationSettings, num_pieces: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Encoder and decoder of a checkpoint's parts, without rows that pad a run's table."""
+    shared = {name: value for name, value in params.items() if name not in ("head", "layers")}
+    layers = {k: v for k, v in params["layers"].items() if k not in CROSS_ATTENTION}
+    embeddings = {**shared.pop("embeddings"), "table": params["embeddings"]["table"][:num_pieces]}
+    encoder = {**shared, "embeddings": embeddings, "layers": layers}
+    if chosen.decoder_from == "random":
+        return encoder, {}
+    count = chosen.decoder_layers
+    part = slice(count) if chosen.decoder_from == "first" else slice(-count, None)
+    decoder = {**shared, "layers": jax.tree.map(lambda x: x[part], params["layers"])}
+    if head := params.get("head"):
+        head = head if chosen.output_head else {"bias": head["bias"]}
+        decoder["head"] = {**head, "bias": head["bias"][:num_pieces]}
+    return encoder, decoder
 
 
 def featured(
@@ -265,7 +356,7 @@ def featured(
     """Examples of a direction with their features; `unit` as of `translation_features`."""
     tokenizer = found.tokenizer
     args = tokenizer.processor, tokenizer.special, options.max_length, found.symbols, unit
-    return TaskData(direction, examples, translation_features(examples, *args))
+    return TaskData(direction, examples, translation_features(examples, *args, found.of_sources))
 
 
 def train_settings(config: ConfigDict) -> TrainSettings:
@@ -334,29 +425,74 @@ def translator(
     one: Translation,
     found: TranslationModel,
     mesh: Mesh | None,
-    beams: int | None = None,
+    decoding: DecodingSettings | None = None,
 ) -> Translator:
-    """Build the search, with `decoding.beams` hypotheses or another number."""
-    decoding = decoding_settings(config)
+    """Build the search, of the `decoding` section or of other settings."""
     return Translator(
-        one, decoding if beams is None else dataclasses.replace(decoding, beams=beams),
+        one, decoding or decoding_settings(config),
         found.token_ids(), batch_tokens=config.evaluation.batch_tokens,
         buckets=task_settings(config).lengths, pad=found.tokenizer.special.pad, mesh=mesh,
     )  # fmt: skip
 
 
-def detokenized(found: TranslationModel, outputs: Sequence[np.ndarray]) -> list[str]:
-    """Texts of tokens [n]."""
-    return found.tokenizer.processor.decode([row.tolist() for row in outputs])
+def search_in_training(config: ConfigDict) -> DecodingSettings:
+    """Settings of the searches during training, on which `decoding` has no influence."""
+    length = task_settings(config).max_length
+    return DecodingSettings(config.evaluation.beams_in_training, length, early_stop=True)
+
+
+def detokenized(
+    found: TranslationModel, outputs: Sequence[np.ndarray], sources: Sequence[str]
+) -> list[str]:
+    """Texts of tokens [n]; the i-th `<unk>` is the i-th unknown part of the source, or nothing."""
+    processor = found.tokenizer.processor
+    unk, texts = processor.unk_id(), []
+    for row, source in zip(outputs, sources, strict=True):
+        pieces = processor.id_to_piece(row.tolist())
+        places = [number for number, id_ in enumerate(row) if id_ == unk]
+        parts = surface.unknown(found.of_sources, source) if places else []
+        for place, part in itertools.zip_longest(places, parts[: len(places)], fillvalue=""):
+            pieces[place] = part
+        texts.append(processor.decode([one for one in pieces if one]))
+    return texts
+
+
+def n_best(
+    found: TranslationModel, translator: Translator, params: Any,
+    features: Sequence[TranslationFeature], sources: Sequence[str], has_prefixes: bool = False,
+) -> list[list[Hypothesis]]:  # fmt: skip
+    """Hypotheses for each feature with their texts, the best one first, by score or by chrF."""
+    result, each = [], translator.n_best(params, features, has_prefixes=has_prefixes)
+    for some, source in zip(each, sources, strict=True):
+        texts = detokenized(found, [one.tokens for one in some], [source] * len(some))
+        some = [one._replace(text=text) for one, text in zip(some, texts, strict=True)]
+        if translator.settings.mbr:
+            values = metrics.mean_chrf(texts)
+            some.sort(key=lambda one: -values[one.text])
+        result.append(some)
+    return result
+
+
+def lost_characters(
+    found: TranslationModel, sources: Sequence[str], texts: Sequence[str]
+) -> dict[str, Any]:
+    """Unknown parts of sources: how many sources have some, and what of them no output has."""
+    unk, count, lost = found.tokenizer.processor.unk_id(), 0, []
+    rows = found.of_sources.encode(list(sources))
+    for source, ids, text in zip(sources, rows, texts, strict=True):
+        parts = surface.unknown(found.of_sources, source) if unk in ids else []
+        count += len(parts) > 0
+        lost += [part for part in parts if part not in text]
+    return {"sources": count, "lost": len(lost), "examples": list(dict.fromkeys(lost))[:10]}
 
 
 def ceilings(found: TranslationModel, data: Sequence[TaskData]) -> dict[str, float]:
-    """BLEU of references as the tokenizer normalises them, which a perfect model reaches."""
-    normalize = found.tokenizer.processor.normalize
+    """BLEU of references through the tokenizer and back, which a perfect model reaches."""
     result = {}
     for one in data:
         references = [example.target for example in one.examples]
-        outputs = [text.replace("\u2581", " ").strip() for text in map(normalize, references)]
+        rows = found.tokenizer.processor.encode(references, return_type="numpy")
+        outputs = detokenized(found, rows, [example.source for example in one.examples])
         target = translation.direction(one.language)[1]
         # Texts of fewer than four words have a BLEU of 0 against themselves.
         is_same = outputs == references

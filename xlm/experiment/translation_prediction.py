@@ -1,24 +1,29 @@
-"""Translation of a user's file with a finished run of finetune.py, resumed where it stopped."""
+"""Translation of a user's file with a run of finetune.py, resumed where it stopped."""
 
-import hashlib
+import dataclasses
+import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import tqdm
+from absl import logging
+from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, declarations, outputs
-from xlm.evaluation.translating import Throughput
-from xlm.experiment import fine_tuning, objectives
+from xlm.experiment import fine_tuning, objectives, schema, task_schema
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
-from xlm.experiment.pretrained import SETTINGS
-from xlm.experiment.run_folder import BEST
+from xlm.experiment.pretrained import SETTINGS, Pretrained
+from xlm.experiment.run_folder import BEST, MODEL
 from xlm.experiment.task_settings import task_settings
-from xlm.interop.params_file import read_params
+from xlm.interop.params_file import Notes, read_params
 from xlm.training import hosts
+from xlm.training.checkpoint import restore_latest_params
 from xlm.training.sharding import replicated
 
 # Lines of a part of the output: enough for batches of similar lengths, few enough to lose little.
@@ -26,33 +31,49 @@ CHUNK = 1024
 
 
 class TranslationRun:
-    """Model of a finished run that translates."""
+    """Model of a run that translates: the parameters that it keeps, or its newest checkpoint."""
 
-    def __init__(self, workdir: pathlib.Path):
-        """Read the run in `workdir`.
+    def __init__(self, workdir: pathlib.Path, decoding: Mapping[str, Any] | None = None):
+        """Read the run in `workdir`, to search with its settings but for those of `decoding`.
 
         Raises:
-          ValueError: it has not ended, or its files do not belong together.
+          ValueError: it has no parameters yet, or its files do not belong together.
         """
-        config = run_config(workdir)
-        self._options = task_settings(config)
+        config = run_config(workdir, is_finished=False)
+        config.decoding.update(decoding or {})
+        self._options, mesh = task_settings(config), fine_tuning.mesh()
         with declarations.of_file(workdir / SETTINGS):
             self._trained = builders.directions(self._options, "train")
-        params, notes = read_params(workdir / BEST)
+        path, params = workdir / BEST, None
+        if path.exists():
+            params, notes = read_params(path)
+        else:
+            path = workdir / MODEL
+            notes = declarations.read(path, Notes, remedy="run xlm finetune with this --workdir")
         tokenizer = read_tokenizer(workdir, notes.tokenizer)
-        with declarations.of_file(workdir / BEST):
+        with declarations.of_file(path):
             self._model = builders.model_of_notes(notes, tokenizer)
             objective = builders.objective(config, self._model)
-            params = objectives.checked_params(objective, params)
-        mesh = fine_tuning.mesh()
+            if params is not None:
+                params = objectives.checked_params(objective, params)
+        builders.check_search(config, self._model.decoder)
+        if params is None:
+            params = _newest(workdir, config, objective, mesh)
         self._translator = builders.translator(config, objective, self._model, mesh)
         self._params: Any = jax.device_put(params, replicated(mesh))
+        digests = Pretrained(self._model.encoder, jax.device_get(params), b"").digests()
         # What the translations depend on, besides the source.
-        self._identity = [config.decoding.to_dict(), self._options.max_length, _digest(workdir)]
+        self._identity = [config.decoding.to_dict(), self._options.max_length, digests]
 
-    @property
-    def throughput(self) -> Throughput:
-        return self._translator.throughput
+    def write(self, source: pathlib.Path, aside: pathlib.Path, *args: Any, **wanted: Any) -> int:
+        """Translate a file, see `translate_file`; log the speed, and return the lines."""
+        with tqdm.tqdm(desc="translate", unit="line") as bar:
+            for count in self.translate_file(source, aside, *args, **wanted):
+                bar.update(count - bar.n)
+        rates = self._translator.throughput.rates()
+        speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
+        logging.info("translated %s", ", ".join(speeds) or "too little to time")
+        return bar.n
 
     def direction(self, named: str) -> str:
         """The direction to translate in; by default the one of the run.
@@ -75,32 +96,76 @@ class TranslationRun:
             )
         return direction
 
-    def __call__(self, lines: Sequence[str], direction: str, first: int = 1) -> list[str]:
+    def __call__(
+        self, lines: Sequence[str], direction: str, first: int = 1,
+        targets: Sequence[str] | None = None, *, num_best: int = 0, scores: bool = False,
+    ) -> list[str]:  # fmt: skip
         """Translate lines, in their order; an empty one is an empty one.
 
         Args:
           lines: to translate; one of too many tokens is cut, with a warning.
           direction: such as "en-de".
-          first: number of the first line, for the warning.
+          first: number of the first line, by which warnings and samples know it.
+          targets: for each line, how its translation begins, or with `scores` its translation.
+          num_best: hypotheses of each line, as JSON; 0 for the text of the best one.
+          scores: whether to score the targets, as JSON, in place of translating.
         """
         target = translation.direction(direction)[1]
         texts = [line.strip() for line in lines]
         there = [number for number, text in enumerate(texts) if text]
-        examples = [TranslationExample(str(first + n), texts[n], None, target) for n in there]
+        examples = [
+            TranslationExample(
+                str(first + n), texts[n], None if targets is None else targets[n].strip(), target
+            )
+            for n in there
+        ]
         if not examples:
             return [""] * len(lines)
         data = builders.featured(self._options, self._model, direction, examples, "line")
-        found = builders.detokenized(self._model, self._translator(self._params, data.features))
+        features = [
+            dataclasses.replace(one, example=first + n)
+            for one, n in zip(data.features, there, strict=True)
+        ]
+        sources = [one.source for one in examples]
+        found = self._scored(features) if scores else self._translated(
+            features, sources, num_best, targets is not None
+        )  # fmt: skip
         by_line = dict(zip(there, found, strict=True))
         return [by_line.get(number, "") for number in range(len(lines))]
 
+    def _translated(
+        self, features: Sequence[TranslationFeature], sources: Sequence[str], num_best: int,
+        has_prefixes: bool,
+    ) -> list[str]:  # fmt: skip
+        args = self._model, self._translator, self._params, features, sources, has_prefixes
+        found = builders.n_best(*args)
+        best = [some[0].text for some in found]
+        lost = builders.lost_characters(self._model, sources, best)
+        if lost["lost"]:
+            logging.warning("unknown characters are lost: %s", lost)
+        if not num_best:
+            return best
+        lines = ([{"text": x.text, "score": x.score} for x in some[:num_best]] for some in found)
+        return [json.dumps(line, ensure_ascii=False) for line in lines]
+
+    def _scored(self, features: Sequence[TranslationFeature]) -> Iterator[str]:
+        pieces = self._model.tokenizer.processor.id_to_piece
+        rows = self._translator.token_scores(self._params, features)
+        for one, row in zip(features, rows, strict=True):
+            assert one.target is not None
+            tokens = list(zip(pieces(one.target.tolist()), row.tolist(), strict=True))
+            line = {"log_prob": float(row.sum()), "tokens": tokens}
+            yield json.dumps(line, ensure_ascii=False)
+
     def translate_file(
-        self, source: pathlib.Path, aside: pathlib.Path, direction: str
-    ) -> Iterator[int]:
+        self, source: pathlib.Path, aside: pathlib.Path, direction: str,
+        targets: pathlib.Path | None = None, **wanted: Any,
+    ) -> Iterator[int]:  # fmt: skip
         """Translate a file line by line; yield the number of lines done after each part.
 
         Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
         same call resumes after the last of them, if source, direction and model are the same.
+        `targets` has a line for each line; `wanted` are further arguments of a call.
 
         Raises:
           ValueError: there is no such file, it is no text, or the direction is unknown.
@@ -108,15 +173,21 @@ class TranslationRun:
         direction = self.direction(direction)
         if not source.is_file():
             raise ValueError(f"{source}: no such file; correct --input")
-        lines = [line for _, line in files.numbered_lines(source)]
-        folder = outputs.parts(aside, artifacts.fingerprint(self._identity, direction, lines))
+        lines, given = _lines(source), None if targets is None else _lines(targets)
+        if given is not None and len(given) != len(lines):
+            raise ValueError(
+                f"{targets} has {len(given)} lines, but {source} {len(lines)}; give one for each"
+            )
+        asked = artifacts.fingerprint(self._identity, direction, lines, given, wanted)
+        folder = outputs.parts(aside, asked)
         starts = range(0, len(lines), CHUNK)
         parts = {folder / f"{start}.txt": lines[start : start + CHUNK] for start in starts}
         # All hosts translate the same parts, which one of them cannot do alone.
         there = hosts.as_on_first([_is_whole(part, len(parts[part])) for part in parts])
         for start, (part, chunk), is_there in zip(starts, parts.items(), there, strict=True):
             if not is_there:
-                found = self(chunk, direction, start + 1)
+                some = None if given is None else given[start : start + CHUNK]
+                found = self(chunk, direction, start + 1, some, **wanted)
                 if hosts.is_first():
                     texts = (one.replace("\n", " ") for one in found)  # of byte pieces
                     artifacts.write_text(part, "".join(f"{text}\n" for text in texts))
@@ -129,6 +200,16 @@ def _is_whole(part: pathlib.Path, num_lines: int) -> bool:
     return part.exists() and artifacts.read_bytes(part).count(b"\n") == num_lines
 
 
-def _digest(workdir: pathlib.Path) -> str:
-    with open(workdir / BEST, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _lines(path: pathlib.Path) -> list[str]:
+    return [line for _, line in files.numbered_lines(artifacts.existing(path))]
+
+
+def _newest(workdir: pathlib.Path, config: ConfigDict, *built: Any) -> Any:
+    """Parameters of the newest checkpoint of a run that has not ended."""
+    # A run records the keys alone that its results depend on.
+    defaults = schema.default_config(task_schema.TRANSLATION).train
+    config.train = {**defaults.to_dict(), **config.train.to_dict()}
+    functions = builders.train_functions(config, *built)
+    step, params = restore_latest_params(workdir / "checkpoints", functions)
+    logging.info("the run has not ended; its parameters are those of step %d", step)
+    return params

@@ -23,7 +23,7 @@ from xlm.evaluation.translating import Translator
 from xlm.experiment import fine_tuning
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
-from xlm.experiment.run_folder import BEST, TOKENIZER, ShouldStop, StopContext, evaluated
+from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext, evaluated
 from xlm.experiment.task_data import SPLITS
 from xlm.experiment.task_settings import TaskSettings, task_settings
 from xlm.interop.params_file import read_params
@@ -57,6 +57,7 @@ def prepare(
     examples = {split: builders.read_examples(options, split) for split in SPLITS}
     if config.translation.prune:
         pretrained = builders.pruned(config, pretrained, examples["train"])
+    pretrained = builders.with_forms(config, pretrained, examples["train"])
     model = builders.model(config, pretrained)
     data: Data = {
         split: [builders.featured(options, model, *one) for one in found.items()]
@@ -71,17 +72,19 @@ def prepare(
     functions = builders.train_functions(config, objective, mesh)
     # Here, since it would fail at the first evaluation otherwise, hours later.
     in_training = builders.translator(
-        config, objective, model, mesh, config.evaluation.beams_in_training
+        config, objective, model, mesh, builders.search_in_training(config)
     )
-    keep = fine_tuning.keeper(folder, builders.notes(model, tokenizer_hash(pretrained.tokenizer)))
+    notes = builders.notes(model, tokenizer_hash(pretrained.tokenizer))
+    keep = fine_tuning.keeper(folder, notes)
     count, metric = config.train.averaged_checkpoints, options.task.metrics[0]
 
     def work() -> dict[str, Any]:
         if hosts.is_first():
             artifacts.write_bytes(folder / TOKENIZER, pretrained.tokenizer)
+            artifacts.write_json(folder / MODEL, {**notes, "step": 0, "value": None})
         selection = Selection(
             metric, [_part(config, options, model, one) for one in data["validation"]], in_training,
-            lambda one, outputs: _scored(model, one, outputs)[1],
+            lambda one, rows: _scores(one, builders.detokenized(model, rows, _sources(one))),
             (lambda *_: None) if count else keep, {} if count else fine_tuning.kept(folder, [ALL]),
         )  # fmt: skip
         with stopping() as should_stop:
@@ -109,12 +112,15 @@ def prepare(
             "value": float(np.mean(scores)),
         }
         results["ceilings"] = ceilings
+        metadata = fine_tuning.run_metadata(config)
+        if isinstance(pretrained, builders.Translated) and not config.random_init:
+            metadata["hyperparameters"]["decoder"] = f"continued {pretrained.decoder_layers}"
+        results["hyperparameters"] = metadata["hyperparameters"]
         results["decoding"] = {**config.decoding.to_dict(), **translator.throughput.rates()}
         if hosts.is_first():
             from xlm.evaluation import translation_report  # slow: matplotlib
 
             records = read_metrics(folder / "metrics.jsonl")
-            metadata = fine_tuning.run_metadata(config)
             translation_report.write(folder, metadata, results, records)
         return results
 
@@ -131,14 +137,14 @@ def _part(
     return builders.featured(options, model, data.language, examples)
 
 
-def _scored(
-    model: builders.TranslationModel, data: TaskData, outputs: Sequence[np.ndarray]
-) -> tuple[list[str], dict[str, float]]:
-    """Texts and scores of the tokens that were found for some examples."""
-    texts = builders.detokenized(model, outputs)
+def _sources(data: TaskData) -> list[str]:
+    return [one.source for one in data.examples]
+
+
+def _scores(data: TaskData, texts: Sequence[str]) -> dict[str, float]:
     references = [one.target for one in data.examples]
     target = translation.direction(data.language)[1]
-    return texts, metrics.scores(references, texts, target)
+    return metrics.scores(references, texts, target)
 
 
 def _evaluate(
@@ -158,15 +164,22 @@ def _evaluate(
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)
     params = jax.device_put(params, replicated(mesh))  # once, and not for every batch
+    unknown: dict[str, dict[str, Any]] = {}
 
     def scored(one: TaskData) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        texts, scores = _scored(model, one, translator(params, one.features))
-        return scores, [
+        best = builders.n_best(model, translator, params, one.features, _sources(one))
+        texts = [found[0].text for found in best]
+        found = builders.lost_characters(model, _sources(one), texts)
+        if found["sources"]:
+            split = "test" if one in data["test"] else "validation"
+            unknown.setdefault(split, {})[one.language] = found
+        return _scores(one, texts), [
             {"id": x.id, "source": x.source, "reference": x.target, "prediction": text}
             for x, text in zip(one.examples, texts, strict=True)
         ]
 
     results = evaluated(data, folder, scored, should_stop, step)
+    results["unknown"] = unknown
     both = (one.language for split in ("validation", "test") for one in data[split])
     results["signatures"] = {one: metrics.signatures(translation.direction(one)[1]) for one in both}
     return notes.step, results

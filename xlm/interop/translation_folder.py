@@ -14,7 +14,7 @@ import numpy as np
 
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, UNK_ID
 from xlm.common import artifacts
-from xlm.interop import huggingface, weights
+from xlm.interop import huggingface, surface, vocabulary, weights
 from xlm.interop.normalizer_json import added_token
 from xlm.interop.vocabulary import TOKENIZER
 from xlm.interop.weights import WEIGHTS
@@ -80,7 +80,7 @@ def refusal(parts: TranslationParts) -> str:
         found.append("its decoder has a dense layer before the output embeddings")
     if sizes["embedding_size"] != sizes["hidden_size"]:
         found.append("its embeddings are projected")
-    if reason := huggingface.why_not_exported(parts.tokenizer):
+    if reason := huggingface.why_not_exported(surface.to_export(parts.tokenizer)):
         found.append(reason)
     return "; ".join(found)
 
@@ -96,7 +96,7 @@ def write(folder: pathlib.Path, parts: TranslationParts, card: str) -> None:
             f"transformers' {parts.class_name} does not compute this model: {reason}; a run of "
             'finetune.py with translation.output_head=False and model.position "learned" exports'
         )
-    tokenizer = huggingface.tokenizer_json(parts.tokenizer)
+    tokenizer = huggingface.tokenizer_json(surface.to_export(parts.tokenizer))
     known = len(tokenizer["model"]["vocab"])
     tokenizer["added_tokens"] += [
         added_token(row, name, special=True)
@@ -116,8 +116,7 @@ def write(folder: pathlib.Path, parts: TranslationParts, card: str) -> None:
 
 def symbol_names(parts: TranslationParts) -> dict[str, int]:
     """Return the table row of each symbol's token, by its name in the tokenizer."""
-    pieces = huggingface.tokenizer_json(parts.tokenizer)["model"]["vocab"]
-    names = list(pieces) if isinstance(pieces, dict) else [piece for piece, _ in pieces]
+    names = [piece.piece for piece in vocabulary.parse(parts.tokenizer).pieces]
     return {
         names[row] if row < len(names) else f"<2{language}>": row
         for language, row in parts.symbols.items()

@@ -60,6 +60,13 @@ class Translation(Objective):
         )
         return {"loss": (nll + (penalty * weights).sum(), weight), "nll": (nll, weight)}, None
 
+    def token_log_probs(self, params, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """Return log P [B, L] of each token of the targets given those before, 0 for padding."""
+        labels = batch["target_outputs"]
+        hidden = self.hidden(params, batch)
+        args = hidden, jnp.maximum(labels, 0), jnp.float32(1) * (labels >= 0)
+        return -self.output_layer.loss(*args, *self.output_table(params), None)
+
     def hidden(
         self, params: Any, batch: Mapping[str, jax.Array], key: jax.Array | None = None
     ) -> jax.Array:

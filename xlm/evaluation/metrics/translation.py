@@ -1,5 +1,6 @@
 """BLEU, chrF, and case-insensitive tokenised BLEU by sacreBLEU (Post 2018), with signatures."""
 
+import collections
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,19 @@ def scores(references: Sequence[str], hypotheses: Sequence[str], language: str) 
     }
     # A perfect BLEU, the exponential of a mean of logarithms, is a little above 100.
     return {name: min(score / 100, 1.0) for name, score in percentages.items()}
+
+
+def mean_chrf(texts: Sequence[str]) -> dict[str, float]:
+    """Return each distinct text's mean sentence chrF, 0 to 100, against all (Eikema and Aziz 2022).
+
+    The text with the largest one is the choice of minimum Bayes risk among samples.
+    """
+    chrf, counts = _metrics("")["chrf"], collections.Counter(texts)
+    return {
+        one: sum(count * chrf.sentence_score(one, [other]).score
+                 for other, count in counts.items()) / len(texts)
+        for one in counts
+    }  # fmt: skip
 
 
 def signatures(language: str) -> dict[str, str]:

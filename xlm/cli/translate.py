@@ -1,0 +1,57 @@
+"""Translate a file with a run of xlm finetune, finished or not, or score given translations.
+
+    xlm translate RUN --input=FILE --output=FILE [--language=en-de] [--decoding.beams=5]
+    xlm translate RUN --input=FILE --output=FILE --references=FILE
+
+RUN is the --workdir of a run. One that has not ended translates with its best parameters or newest
+checkpoint. Keys of `decoding` (docs/keys.md) that you leave out are those of the run. --references
+writes log probabilities as JSON. Rerun the command to resume. docs/translation.md has more.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from xlm.common import artifacts, outputs, places
+from xlm.evaluation.settings import DecodingSettings
+from xlm.experiment.translation_prediction import TranslationRun
+from xlm.training import compilation, hosts
+
+_INPUT = flags.DEFINE_string("input", None, "The file to translate.")
+_OUTPUT = outputs.define_flags("The file to write.")
+_LANGUAGE = flags.DEFINE_string("language", "", "A direction, en-de, if the run has several.")
+_N_BEST = flags.DEFINE_integer("n_best", 0, "Hypotheses of a line, as JSON.", lower_bound=0)
+_PREFIXES = flags.DEFINE_string("prefixes", None, "File of beginnings of the translations.")
+_REFERENCES = flags.DEFINE_string("references", None, "File of translations to score.")
+_DECODING = config_flags.DEFINE_config_dict(
+    "decoding", ConfigDict(dataclasses.asdict(DecodingSettings())), "Keys of the search."
+)
+_join_hosts = hosts.define_flags()
+
+OPTIONS = {"required": ("input", "output")}
+
+
+def main(argv: list[str]) -> None:
+    compilation.use_cache()
+    _join_hosts()
+    if len(argv) != 2:
+        raise ValueError(f"{len(argv) - 1} runs are named, must be one: xlm translate RUN")
+    if _PREFIXES.value and _REFERENCES.value:
+        raise ValueError("--prefixes and --references are given; leave out one of them")
+    workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
+    inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(artifacts.locked(workdir, is_shared=True))
+        aside = pathlib.Path(os.devnull)
+        if hosts.is_first():  # the others compute their shares of every batch
+            aside = stack.enter_context(outputs.file(_OUTPUT.value, [*inputs, workdir]))
+        run = TranslationRun(workdir, config_flags.get_override_values(flags.FLAGS["decoding"]))
+        count = run.write(
+            inputs[0], aside, _LANGUAGE.value, *inputs[1:], num_best=_N_BEST.value,
+            scores=_REFERENCES.value is not None,
+        )  # fmt: skip
+    logging.info("%d lines: %s", count, _OUTPUT.value)
