@@ -258,7 +258,7 @@ def _key_of_translator(
 
 
 def _parts_of_translation(one: Translation) -> tuple:
-    return one.encoder, one.decoder, repr(one.output_layer), one.smoothing
+    return one.encoder, one.decoder, repr(one.output_layer), one.smoothing, one.has_head
 
 
 def config(name: str, arg: str = "", num_layers: int = 2, **overrides: Any) -> ConfigDict:

@@ -103,7 +103,7 @@ class TranslationFolderTest(FolderTest):
             artifacts.write_json(config, {**found, "decoder_start_token": symbol})
             prefix = None
         results = Translator(served).translate_batch(
-            tokens, target_prefix=prefix, beam_size=1, max_decoding_length=7,
+            tokens, target_prefix=prefix, beam_size=1, max_decoding_length=tiny_tasks.LENGTH - 1,
             min_decoding_length=0,
             suppress_sequences=[["<s>"], ["<pad>"], ["<unk>"], ["<mask>"]],
         )  # fmt: skip

@@ -173,11 +173,12 @@ _CLASSIFICATION = TaskKind(
 )
 
 
-def _embedding_features(options: TaskSettings, *args: Any) -> Sequence[Feature]:
-    make = functools.partial(embeddings.embedding_features, *args)
-    return make(
-        query_prefix=options.query_prefix, passage_prefix=options.passage_prefix,
-        reads_first=options.text_pooling == "first",
+def _embedding_features(
+    options: TaskSettings, examples: Sequence[Any], processor: Any, special: Any, length: int
+) -> Sequence[Feature]:
+    return embeddings.embedding_features(
+        examples, processor, special, length, query_prefix=options.query_prefix,
+        passage_prefix=options.passage_prefix, reads_first=options.text_pooling == "first",
     )  # fmt: skip
 
 
