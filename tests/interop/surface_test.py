@@ -1,11 +1,13 @@
 """Forms of text that a tokenizer changes or lacks, as pieces: round trips, and what stays."""
 
+import json
+
 import sentencepiece as spm
 from absl.testing import parameterized
 
 from tests import tiny_tasks
 from vocap import merge
-from xlm.interop import surface
+from xlm.interop import huggingface, segmenter, surface
 
 # Full-width signs, a joiner, SARA AM, letters with marks apart, Armenian, an exclusion of NFC.
 TEXTS = (
@@ -55,6 +57,13 @@ class SurfaceTest(parameterized.TestCase):
         # Sources have the ids of before, whether they have forms or not.
         for text in (*TEXTS, *PLAIN):
             self.assertEqual(surface.for_sources(grown).encode(text), read(model()).encode(text))
+        # So do exported tokenizers, which spell forms as well.
+        exported = surface.to_export(grown)
+        tokenizer = huggingface.tokenizer_json(exported)
+        self.assertEmpty(huggingface.compare(model(), tokenizer, (*TEXTS, *PLAIN)))
+        ids = read(grown).encode(TEXTS[1])
+        spelled = segmenter.tokenizer_of(json.dumps(tokenizer).encode(), "this test").decode(ids)
+        self.assertEqual(spelled, TEXTS[1])
 
     def test_unknown_characters_are_forms_from_a_number_on(self):
         texts = ["the 漢 cat", "漢字", "字字"]
