@@ -22,7 +22,7 @@ from input_pipeline.tasks import translation
 from xlm.common import artifacts, entry_point
 from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.tasks import TaskData
-from xlm.experiment import fine_tuning
+from xlm.experiment import fine_tuning, translated_text
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
 from xlm.experiment.run_folder import BEST
@@ -84,7 +84,7 @@ def search(
                         continue
                     scores = metrics.scores(
                         [example.target for example in one.examples],
-                        builders.detokenized(
+                        translated_text.detokenized(
                             model, outputs, [example.source for example in one.examples]
                         ),
                         translation.direction(one.language)[1],

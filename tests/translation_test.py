@@ -24,6 +24,7 @@ from xlm.experiment import (
     fine_tuning,
     prediction,
     task_runs,
+    translated_text,
     translation,
     translation_prediction,
     translation_runs,
@@ -315,7 +316,7 @@ class ContinueTest(folders.FolderTest):
         examples = translation.read_examples(options, "test")["en-de"]
         data = translation.featured(options, model, "en-de", examples)
         sources = [one.source for one in examples]
-        best = translation.n_best(model, translator, found, data.features, sources)
+        best = translated_text.n_best(model, translator, found, data.features, sources)
         texts = [one[0].text for one in best]
         lines = (learned() / "predictions" / "test.en-de.jsonl").read_text().splitlines()
         self.assertEqual(texts, [json.loads(line)["prediction"] for line in lines])
@@ -357,10 +358,10 @@ class UnknownTest(folders.FolderTest):
         unk, the = processor.unk_id(), processor.piece_to_id("▁the")
         rows = [np.array(one) for one in ([the, unk, the, unk], [unk, unk], [the], [])]
         sources = ["漢 the 字", "x 漢", "the 語", "the"]
-        texts = translation.detokenized(model, rows, sources)
+        texts = translated_text.detokenized(model, rows, sources)
         self.assertEqual(texts, ["the漢 the字", "漢", "the", ""])
         self.assertEqual(
-            translation.lost_characters(model, sources, texts),
+            translated_text.lost_characters(model, sources, texts),
             {"sources": 3, "lost": 1, "examples": ["語"]},
         )
         self.assertEqual(model.token_ids().unk, unk)

@@ -15,7 +15,7 @@ from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, declarations, outputs
-from xlm.experiment import fine_tuning, objectives, schema, task_schema
+from xlm.experiment import fine_tuning, objectives, schema, task_schema, translated_text
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
 from xlm.experiment.pretrained import SETTINGS, Pretrained
@@ -138,9 +138,9 @@ class TranslationRun:
         has_prefixes: bool,
     ) -> list[str]:  # fmt: skip
         args = self._model, self._translator, self._params, features, sources, has_prefixes
-        found = builders.n_best(*args)
+        found = translated_text.n_best(*args)
         best = [some[0].text for some in found]
-        lost = builders.lost_characters(self._model, sources, best)
+        lost = translated_text.lost_characters(self._model, sources, best)
         if lost["lost"]:
             logging.warning("unknown characters are lost: %s", lost)
         if not num_best:

@@ -20,7 +20,7 @@ from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes
 from xlm.evaluation.tasks import ALL, Selection, TaskData
 from xlm.evaluation.translating import Translator
-from xlm.experiment import fine_tuning
+from xlm.experiment import fine_tuning, translated_text
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
 from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext, evaluated
@@ -63,7 +63,7 @@ def prepare(
         split: [builders.featured(options, model, *one) for one in found.items()]
         for split, found in examples.items()
     }
-    ceilings = {split: builders.ceilings(model, data[split]) for split in SPLITS[1:]}
+    ceilings = {split: translated_text.ceilings(model, data[split]) for split in SPLITS[1:]}
     for note in ceiling_notes({"ceilings": ceilings}):
         logging.warning("%s", note)
     mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
@@ -84,7 +84,7 @@ def prepare(
             artifacts.write_json(folder / MODEL, {**notes, "step": 0, "value": None})
         selection = Selection(
             metric, [_part(config, options, model, one) for one in data["validation"]], in_training,
-            lambda one, rows: _scores(one, builders.detokenized(model, rows, _sources(one))),
+            lambda one, rows: _scores(one, translated_text.detokenized(model, rows, _sources(one))),
             (lambda *_: None) if count else keep, {} if count else fine_tuning.kept(folder, [ALL]),
         )  # fmt: skip
         with stopping() as should_stop:
@@ -167,9 +167,9 @@ def _evaluate(
     unknown: dict[str, dict[str, Any]] = {}
 
     def scored(one: TaskData) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        best = builders.n_best(model, translator, params, one.features, _sources(one))
+        best = translated_text.n_best(model, translator, params, one.features, _sources(one))
         texts = [found[0].text for found in best]
-        found = builders.lost_characters(model, _sources(one), texts)
+        found = translated_text.lost_characters(model, _sources(one), texts)
         if found["sources"]:
             split = "test" if one in data["test"] else "validation"
             unknown.setdefault(split, {})[one.language] = found
