@@ -51,6 +51,15 @@ class FitTest(parameterized.TestCase):
             config.output_layer.kind = kind
             objective_of(config)
 
+    @parameterized.parameters(
+        ("masked_lm", {"data__pair_share": 0.5}, "bfloat16"),
+        ("masked_lm", {"data__pair_share": 0.5, "data__contrast_share": 0.2}, "bfloat16"),
+        ("replaced_token", {}, "float32"),  # whose discriminator adds two tables
+    )
+    def test_the_type_that_tables_are_used_in(self, name, overrides, expected):
+        objective = objective_of(runlocal(objective=name, model__dtype="bfloat16", **overrides))
+        self.assertEqual(objective.used_dtype, expected)
+
     def test_all_targets_of_a_batch_of_pairs_must_fit_the_candidates(self):
         config = runlocal(
             mask__rate=0.15, mask__pair_rate=0.2, data__pair_share=0.5, output_layer__group_size=0,

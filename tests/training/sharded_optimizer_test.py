@@ -34,7 +34,7 @@ def functions_of(
     return factories.train_functions(
         objective, dataclasses.replace(OPTIMIZER, embedding_update=update, **optimizer),
         dataclasses.replace(settings, shard_optimizer_over_data=splits),
-        accumulation=Accumulation(parts, 0), dtype=dtype,
+        accumulation=Accumulation(parts, 0),
     )  # fmt: skip
 
 

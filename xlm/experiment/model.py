@@ -58,13 +58,10 @@ def train_functions(
 ) -> TrainFunctions:
     """Build the compiled functions of the run on `mesh`."""
     train = train_settings(config)
-    # Replaced-token detection adds tables in float32; of objectives of your own nothing is known.
-    casts = config.objective in ("masked_lm", "veco")
     return make_train_functions(
         objective, settings(OptimizerSettings, config.optimizer, frozen=()),
         settings(MeshSettings, config.mesh), mesh, num_steps=train.num_steps,
         accumulation=train.accumulation, prng=train.prng,
-        dtype=config.model.dtype if casts else "float32",
     )  # fmt: skip
 
 

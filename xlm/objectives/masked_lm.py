@@ -109,6 +109,10 @@ class MaskedLM(Objective):
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.table_path,)
 
+    @property
+    def used_dtype(self) -> str:  # type: ignore[override]
+        return self.encoder.settings.dtype
+
     def encoder_params(self, params):
         """Return the parameters of the encoder and its head, among all parameters."""
         return params[self.scope] if self.scope else params
@@ -409,6 +413,10 @@ class OnMaskedLM(Objective):
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.masked_lm.tables
+
+    @property
+    def used_dtype(self) -> str:  # type: ignore[override]
+        return self.masked_lm.used_dtype
 
     def init(self, key: jax.Array):
         return self.masked_lm.init(key)

@@ -39,6 +39,11 @@ class Mixture(Objective):
         return tuple(dict.fromkeys(path for one in self._objectives for path in one.tables))
 
     @property
+    def used_dtype(self) -> str:  # type: ignore[override]
+        found = {one.used_dtype for one in self._objectives}
+        return found.pop() if len(found) == 1 else "float32"
+
+    @property
     def _objectives(self) -> list[Objective]:
         return [term.objective for term in self.terms.values()]
 

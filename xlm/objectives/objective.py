@@ -66,10 +66,12 @@ class Objective:
     """Loss over parameters, an extra state and a batch.
 
     Only `init` and `loss` are required; all other methods have defaults. `tables` are the paths of
-    the tables in the parameters that `plan` may read by rows.
+    the tables in the parameters that `plan` may read by rows. `used_dtype` is the type that tables
+    and kernels are cast to before any use: a sharded optimizer sends them in it.
     """
 
     tables: tuple[str, ...] = ()
+    used_dtype = "float32"
 
     def init(self, key: jax.Array) -> Any:
         """Initialise parameters, boxed with their logical axis names."""

@@ -86,6 +86,8 @@ class ReplacedToken(OnMaskedLM):
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*super().tables, *([] if self._shares_table else [_OWN_TABLE]))
 
+    used_dtype = "float32"  # in which the discriminator's tables are added
+
     @property
     def masked_lm(self) -> MaskedLM:  # type: ignore[override]
         return self.generator

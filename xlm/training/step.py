@@ -152,20 +152,18 @@ def make_train_functions(
     objective: Objective, optimizer_settings: OptimizerSettings,
     mesh_settings: sharding.MeshSettings, mesh: Mesh | AbstractMesh, *, num_steps: int,
     accumulation: Accumulation = WHOLE_BATCHES, prng: str = "threefry2x32",
-    dtype: str = "float32",
 ) -> TrainFunctions:  # fmt: skip
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
     An abstract `mesh` gives the state's shardings only. `num_steps` is the length of the learning
-    rate schedule, `prng` one of `xlm.training.settings.PRNGS`. `dtype` is what the objective casts
-    tables and kernels to before any use: they are sent in it. Raises ValueError if the optimizer's
+    rate schedule, `prng` one of `xlm.training.settings.PRNGS`. Raises ValueError if the optimizer's
     stages or its schedule do not fit the run.
     """
     found: TrainFunctions | None = None
     for stage in reversed(stages_of(optimizer_settings, num_steps)):
         optimizer = stage_optimizer(optimizer_settings, stage, num_steps, objective.tables)
         found = _stage_functions(
-            objective, optimizer, mesh_settings, mesh, accumulation, prng, dtype, stage, found
+            objective, optimizer, mesh_settings, mesh, accumulation, prng, stage, found
         )
     assert found is not None
     return found
@@ -173,7 +171,7 @@ def make_train_functions(
 
 def _stage_functions(
     objective: Objective, optimizer: Optimizer, mesh_settings: sharding.MeshSettings,
-    mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, dtype: str, stage: Stage,
+    mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, stage: Stage,
     following: TrainFunctions | None,
 ) -> TrainFunctions:  # fmt: skip
     """Build the functions of a stage; see `make_train_functions`."""
@@ -203,7 +201,7 @@ def _stage_functions(
             opt_state=sharding.split_over_data(whole.opt_state),
         )
         shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
-        optimizer = sharded_over_data(optimizer, params, whole.params, dtype)
+        optimizer = sharded_over_data(optimizer, params, whole.params, objective.used_dtype)
     metrics = sharding.replicated(mesh)  # since every host reads them
 
     def init(seed: jax.Array, given: Any = None) -> TrainState:
