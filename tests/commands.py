@@ -10,6 +10,7 @@ import io
 import logging
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -29,6 +30,18 @@ _flags_of: dict[str, dict[str, flags.Flag]] = {}
 def module(name: str) -> str:
     """Full name of a module, which may be one of the package of commands."""
     return f"xlm.cli.{name}" if name in VERBS.values() else name
+
+
+def printed(page: str, left_out: str = r"$^") -> list[list[str]]:
+    """The commands of a page of docs: module and arguments of each, without some lines."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line) for line in lines if not re.search(left_out, line)]
+    return [
+        [VERBS[words[1]], *words[2:]] if words[0] == "xlm" else [words[1][:-3], *words[2:]]
+        for words in split
+    ]
 
 
 def load(name: str) -> types.ModuleType:

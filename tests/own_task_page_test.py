@@ -3,26 +3,13 @@
 import contextlib
 import json
 import re
-import shlex
 
 import numpy as np
 
 from tests import commands, folders, tiny_tasks
-from xlm.cli.main import VERBS
 
-PAGE = commands.ROOT / "docs" / "own_task.md"
 # What fits the tiny encoder, besides what is printed.
 _SMALL = {"finetune": ("--config.task.max_length=24", "--config.task.buckets=()")}
-
-
-def printed() -> list[list[str]]:
-    """The page's commands: module and arguments of each."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    lines = map(shlex.split, "".join(blocks).replace("\\\n", " ").splitlines())
-    return [
-        [VERBS[words[1]], *words[2:]] if words[0] == "xlm" else [words[1][:-3], *words[2:]]
-        for words in lines
-    ]
 
 
 class PageTest(folders.FolderTest):
@@ -41,7 +28,7 @@ class PageTest(folders.FolderTest):
         return argument.replace("=FOLDER", f"={tiny_tasks.encoder_folder(1)}")
 
     def test_its_commands(self):
-        found = printed()
+        found = commands.printed("own_task.md")
         self.assertEqual(
             [name for name, *_ in found],
             ["import_model", "finetune", "xtreme_table", "predict",

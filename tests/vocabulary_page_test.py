@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import shlex
 
 import sentencepiece
 import tokenizers
@@ -13,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import commands, folders
 from tests.vocap.texts import CORPUS, sentences
-from xlm.cli.main import VERBS
 
 PAGE = (commands.ROOT / "docs" / "vocabulary.md").read_text(encoding="utf-8")
 LANGUAGES = ("cy", "en", "hi", "sw")
@@ -22,22 +20,12 @@ _SMALL = (
     "--config.vocab.target_size=600", "--config.vocab.compare=()", "--config.vocab.num_workers=1",
 )  # fmt: skip
 # They need a model, a config or tables of counts; other tests run such commands.
-_ELSEWHERE = re.compile(r"=CONFIG\b|=MODEL\b|\bTABLES\b")
+_ELSEWHERE = r"=CONFIG\b|=MODEL\b|\bTABLES\b|^\.\.\.$"
 DIRT = "  a\tb \r\n  می‌خواهم 👩‍👩‍👧 1234 ﬁ\x00 "
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.M | re.S)
-
-
-def printed() -> list[list[str]]:
-    """The page's commands: module and arguments of each."""
-    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
-    split = [shlex.split(line) for line in lines if not _ELSEWHERE.search(line) and line != "..."]
-    return [
-        [VERBS[words[1]], *words[2:]] if words[0] == "xlm" else [words[1][:-3], *words[2:]]
-        for words in split
-    ]
 
 
 class PageTest(folders.FolderTest):
@@ -70,7 +58,7 @@ class PageTest(folders.FolderTest):
     def run_page(self) -> dict[str, str]:
         """Run the page's commands, and return what each printed by its output folder."""
         said = {}
-        for name, *arguments in printed():
+        for name, *arguments in commands.printed("vocabulary.md", _ELSEWHERE):
             small = _SMALL if name == "build_vocab" else ()
             if name == "build_vocab" and "--workdir=runs/mine" not in arguments:
                 small += ("--config.vocab.explore=False",)
