@@ -174,7 +174,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
 def seeds_table(found: Mapping[str, Any]) -> str:
     """Return the table of the value of a seeds.json, in per cent with standard deviations."""
     title, rows = f"{found['split']}, {len(found['seeds'])} seeds", []
-    for language, scores in found["scores"].items():
+    for language, scores in sorted(found["scores"].items(), key=lambda one: one[0] == "mean"):
         shown = {
             name: " ± ".join(f"{100 * value:.1f}" for value in pair if value is not None)
             for name, pair in scores.items()
