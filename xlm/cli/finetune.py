@@ -8,7 +8,8 @@ the parameters with the best score on the development data, DIR/results.json the
 DIR/predictions the predictions. Rerun the command to resume. Tatoeba and BUCC evaluate the encoder
 as it is, without training. xlm table makes one table of many runs; predict.py takes a user's own
 text. On several hosts, start the same command on each with the flags that train.py has; the first
-writes.
+writes. --tune=MINUTES first tries settings on the development data, in DIR/tuning. --seeds=3 makes
+three runs, with mean and spread in DIR/seeds.json.
 """
 
 import sys
@@ -16,6 +17,7 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
+from xlm.common import artifacts
 from xlm.evaluation import task_results
 from xlm.evaluation.label_analysis import REMEDY
 from xlm.experiment import memory, schema
@@ -28,6 +30,12 @@ from xlm.training.signals import exit_if_stopped
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "E.g. configs/finetune/udpos.py:DATA.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
+_TUNE = flags.DEFINE_float(
+    "tune", 0.0, "Minutes to try other settings in, on development data.", lower_bound=0.0
+)
+_SEEDS = flags.DEFINE_integer(
+    "seeds", 0, "Runs that differ in train.seed, in WORKDIR/seed0 and so on.", lower_bound=0
+)
 _join_hosts = hosts.define_flags()
 
 OPTIONS = {
@@ -43,10 +51,16 @@ def main(_) -> None:
     set_up_compilation(experiment.config)
     _join_hosts()
     with exit_if_stopped():
-        path = experiment.evaluate()
+        if _TUNE.value:
+            experiment.tune(_TUNE.value)
+        path = experiment.evaluate(seeds=_SEEDS.value)
     if hosts.is_first():
-        task, results = task_settings(experiment.config).task, task_results.read_results(path)
-        print(task_results.table(task, results))
+        if _SEEDS.value:
+            results = artifacts.read_object(path)
+            print(task_results.seeds_table(results))
+        else:
+            task, results = task_settings(experiment.config).task, task_results.read_results(path)
+            print(task_results.table(task, results))
         print(f"results: {path.absolute()}")
         if results.get("collapse"):
             print(f"warning: the model has collapsed; {REMEDY}", file=sys.stderr)

@@ -69,6 +69,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     label_entropy: float = 0.0
     collapse: list[str] = []
     unknown: dict[str, dict[Name, dict[str, Count | list[str]]]] = {}
+    tuning: list[dict[str, _Plain | dict[str, _Plain]]] = []
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
@@ -170,6 +171,18 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
     return tables.page(*parts, "\n".join(_notes(results, on_test))).rstrip("\n")
 
 
+def seeds_table(found: Mapping[str, Any]) -> str:
+    """Return the table of the value of a seeds.json, in per cent with standard deviations."""
+    title, rows = f"{found['split']}, {len(found['seeds'])} seeds", []
+    for language, scores in sorted(found["scores"].items(), key=lambda one: one[0] == "mean"):
+        shown = {
+            name: " ± ".join(f"{100 * value:.1f}" for value in pair if value is not None)
+            for name, pair in scores.items()
+        }
+        rows.append({title: language, **shown})
+    return tables.markdown(rows)
+
+
 def described_choice(selected: Mapping[str, Any]) -> str:
     """Describe the checkpoints behind the parameters, from `selected` of results."""
     if averaged := selected.get("averaged_steps"):
@@ -209,6 +222,9 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
         notes.append(described_choice(results["selected"]))
         if step := results["selected"].get("stopped_early"):
             notes.append(f"training ended early, after step {step:,} (train.patience)")
+    if tried := results.get("tuning"):
+        chosen = next(one["name"] for one in tried if one["chosen"])
+        notes.append(f"--tune chose {chosen}, of {len(tried)} trials, on the development data")
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
         notes.append(f"no development files: {share} were held out, of each label and language")

@@ -64,7 +64,7 @@ class Experiment:
             self.config = schema.checked(found)
         self._workdir = str(workdir)
         self.folders = Folders(places.local(workdir))
-        self._phased = None
+        self._phased, self._notes = None, dict[str, Any]()
         if not self.is_task and self.config.phases:
             from xlm.experiment.phase_runs import PhasedExperiment
 
@@ -120,7 +120,7 @@ class Experiment:
             if self.is_task:
                 from xlm.experiment import task_runs
 
-                task_runs.run(self.config, self.folders.workdir)
+                task_runs.run(self.config, self.folders.workdir, notes=self._notes)
             elif self._phased:
                 self._phased.train()
             else:
@@ -129,11 +129,28 @@ class Experiment:
                 training.run(self.config, self.folders, continue_from)
         return self
 
-    def evaluate(self) -> pathlib.Path:
+    def tune(self, minutes: float) -> "Experiment":
+        """Search the settings of a task's later stages, see `xlm.experiment.tuning.search`."""
+        from xlm.experiment import model, tuning
+
+        model.set_up_compilation(self.config)
+        with places.held(self._workdir):
+            self.config, self._notes = tuning.search(self.config, self.folders.workdir, minutes)
+        return self
+
+    def evaluate(self, *, seeds: int = 0) -> pathlib.Path:
         """Return the path of the results, after what they lack is done.
 
-        They are WORKDIR/report/report.md, or WORKDIR/results.json of a task.
+        They are WORKDIR/report/report.md, or WORKDIR/results.json of a task. Several `seeds` of a
+        task have runs in WORKDIR/seed0 and so on, and WORKDIR/seeds.json.
         """
+        if seeds:
+            from xlm.experiment import model, tuning
+
+            model.set_up_compilation(self.config)
+            model.check_one_host(self._workdir)
+            with places.held(self._workdir) as folder:
+                return tuning.run_seeds(self.config, folder, seeds, self._notes)
         if self.is_task:
             self.train()
             return self.folders.workdir / RESULTS

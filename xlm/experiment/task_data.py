@@ -143,7 +143,8 @@ def holds_out(options: TaskSettings) -> bool:
 
 def _has_test(options: TaskSettings) -> bool:
     """Whether there are test data, without which the development data are reported."""
-    return not options.task.is_own or loading.has_files(places.fetched(options.root), options.test)
+    root = places.fetched(options.root)
+    return bool(options.test) and (not options.task.is_own or loading.has_files(root, options.test))
 
 
 def featured(
@@ -174,8 +175,8 @@ def read_split(
         `loading.load_examples`.
     """
     if split == "test" and not _has_test(options):
-        patterns, root = list(options.test), options.root
-        logging.warning("%s: no test files %s below %s", options.name, patterns, root)
+        if patterns := list(options.test):
+            logging.warning("%s: no test files %s below %s", options.name, patterns, options.root)
         return []
     if split == "validation" and options.task.is_own:
         _tell_undeveloped(options)

@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,12 +51,14 @@ _SAMPLE = 1000  # rows of the training data whose loss is in the results
 
 
 def run(
-    config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest
-) -> dict[str, Any]:
+    config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest,
+    notes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Take a run to its end; one that has ended before does nothing.
 
     Args:
       stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
+      notes: for the results.
 
     Returns:
       What results.json holds.
@@ -94,7 +96,7 @@ def run(
             artifacts.write_json(folder / DATA, data)
         if hosts.is_first() and not stage.has_recorded(later):
             stage.record()
-        results = {**builders.run_metadata(config), **work()}
+        results = {**builders.run_metadata(config), **work(), **(notes or {})}
         results |= {"scored": scored} if (scored := task_data.scored_files(options, data)) else {}
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
