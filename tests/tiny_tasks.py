@@ -235,7 +235,7 @@ def _key_of_predictor(config: ConfigDict, tuned: FineTuning, pad: int, mesh: Mes
 
 def _parts_of_tuning(tuned: FineTuning) -> tuple:
     # The loss may be a partial function, which equals itself alone; its text has the arguments.
-    return type(tuned), tuned.encoder, tuned.head, repr(tuned.task_loss)
+    return type(tuned), tuned.encoder, tuned.head, repr(tuned.task_loss), tuned.lora
 
 
 def _key_of_translation(config: ConfigDict, one: Translation, mesh: Mesh) -> tuple:

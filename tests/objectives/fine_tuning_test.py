@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from xlm.models.heads import ClassificationHead, SpanHead, TaggingHead
 from xlm.objectives import fine_tuning
 from xlm.objectives.fine_tuning import TABLE, CrossPairFineTuning, FineTuning
 from xlm.objectives.objective import Batch, gathered_rows, replace_table
+from xlm.objectives.settings import LoraSettings
 from xlm.training.accumulation import Accumulation
 
 B, L, VOCAB, LABELS = 4, 6, 20, 3
@@ -231,6 +233,21 @@ class ClassWeightsTest(parameterized.TestCase):
         self.assertEqual(found["accuracy"], (plain["accuracy"][0], 3))
         np.testing.assert_allclose(tagged["loss"], found["loss"], rtol=1e-6)
 
+    def test_smoothed_labels_are_a_mixture_with_all_classes(self):
+        outputs = np.random.default_rng(0).normal(size=(1, 3, 5)).astype(np.float32)
+        labels, by_class = np.array([[4, 0, -1]]), (1.0, 2.0, 3.0, 4.0, 5.0)
+        targets = 0.8 * np.eye(5)[[4, 0]] + 0.2 / 5
+        log_p = outputs - np.log(np.exp(outputs).sum(axis=-1, keepdims=True))
+        expected = -(targets * log_p[0, :2]).sum(axis=1) @ [5.0, 1.0]
+        batch = {"tags": labels, "weights": np.ones(1, np.float32)}
+        found = jax.jit(fine_tuning.tagging_loss, static_argnums=(2, 3))(
+            outputs, batch, by_class, 0.2
+        )
+        np.testing.assert_allclose(found["loss"], (expected, 6), rtol=1e-5)
+        batch = {"labels": labels[0, :2], "weights": np.ones(2, np.float32)}
+        texts = fine_tuning.classification_loss(outputs[0, :2], batch, by_class, 0.2)
+        np.testing.assert_allclose(texts["loss"], found["loss"], rtol=1e-6)
+
     @parameterized.parameters(1, 2)
     def test_a_step_depends_on_their_ratios_alone(self, num_parts):
         """Also where they are so small that those of a batch sum to less than 1."""
@@ -246,3 +263,67 @@ class ClassWeightsTest(parameterized.TestCase):
             norms.append(float(metrics["grad_norm"][0]))
         self.assertGreater(norms[0], 0.1)
         self.assertAlmostEqual(norms[1] / norms[0], 1, places=4)
+
+
+ENCODER = Encoder(dataclasses.replace(SETTINGS, num_layers=2, dropout_rate=0.0))
+WHOLE = FineTuning(ENCODER, ClassificationHead(LABELS, 0.0), fine_tuning.classification_loss)
+LORA = dataclasses.replace(WHOLE, lora=LoraSettings(2, 3.0, ("attention/value", "mlp/wide")))
+
+
+class LowRankTest(parameterized.TestCase):
+    def loss_and_gradients(self, one: FineTuning, params):
+        def loss(params):
+            batch = Batch(of_kind("classification"), "text")
+            total, weight = one.loss(params, {}, batch, jax.random.key(0))[0]["loss"]
+            return total / weight
+
+        return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+
+    def targets(self, params):
+        return params["layers"]["attention"]["value"], params["layers"]["mlp"]["wide"]
+
+    def test_gradients_are_those_of_merged_kernels_projected(self):
+        params = factories.random_params(LORA)
+        dense = {"encoder": jax.tree.map(np.copy, params["encoder"]), "task": params["task"]}
+        factors = self.targets(params["lora"])
+        for one, other in zip(factors, self.targets(dense["encoder"]), strict=True):
+            for layer in range(2):
+                other["kernel"][layer] += 3 / 2 * one["a"][layer] @ one["b"][layer]
+        found, gradients = self.loss_and_gradients(LORA, params)
+        expected, whole = self.loss_and_gradients(WHOLE, dense)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        ways = self.targets(gradients["lora"]), self.targets(whole["encoder"])
+        for one, way, other in zip(factors, *ways, strict=True):
+            for layer, kernel in enumerate(3 / 2 * other["kernel"]):
+                of_a, of_b = kernel @ one["b"][layer].T, one["a"][layer].T @ kernel
+                self.assertGreater(min(np.abs(of_a).max(), np.abs(of_b).max()), 1e-4)
+                np.testing.assert_allclose(way["a"][layer], of_a, atol=1e-6)
+                np.testing.assert_allclose(way["b"][layer], of_b, atol=1e-6)
+
+    def test_the_start_is_the_encoder_itself(self):
+        init = jax.jit(lambda one: nn.unbox(one.init(jax.random.key(1))), static_argnums=0)
+        wide = dataclasses.replace(LORA, lora=LoraSettings(512, 1.0, LORA.lora.lora_targets))
+        found, plain = init(wide), init(WHOLE)
+        jax.tree.map(np.testing.assert_array_equal, wide.merged(found), plain)
+        first = self.targets(found["lora"])[0]["a"]
+        self.assertEqual(first.shape, (2, 8, 512))
+        self.assertAlmostEqual(float(first.std()) * 8**0.5, 1, places=1)
+
+    @parameterized.parameters((1, 1), (2, 1), (1, 4))
+    def test_a_step_trains_factors_and_head_alone(self, parts, devices):
+        functions = factories.train_functions(
+            LORA, factories.optimizer_settings(frozen=("encoder",)),
+            dataclasses.replace(factories.ONE_DEVICE, data=devices),
+            accumulation=Accumulation(parts, 0),
+        )  # fmt: skip
+        params = factories.random_params(LORA)
+        state = factories.first_state(functions, jax.tree.map(np.copy, params))
+        moments = sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim)
+        batch = Batch(jax.tree.map(jnp.array, of_kind("classification")), "text")
+        state, metrics = functions.train_step(LORA, state, batch)
+        jax.tree.map(np.testing.assert_array_equal, state.params["encoder"], params["encoder"])
+        _, gradients = self.loss_and_gradients(LORA, params)
+        trained = jax.tree.leaves([gradients["lora"], gradients["task"]])
+        self.assertEqual(moments, 2 * sum(x.size for x in trained))
+        norm = np.sqrt(sum((x**2).sum() for x in trained))
+        np.testing.assert_allclose(metrics["grad_norm"][0], norm, rtol=1e-4)

@@ -50,6 +50,20 @@ def rates_of(settings: OptimizerSettings) -> list[float]:
 
 
 class AdamWTest(parameterized.TestCase):
+    def test_rates_by_depth(self):
+        shapes = {"embeddings": (5, 4), "layers": (3, 4, 4), "task": (3,)}
+        rng = np.random.default_rng(0)
+        one = {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
+        found = []
+        for decay in (0.5, 1.0):
+            optimizer = make_optimizer(dataclasses.replace(SETTINGS, layer_decay=decay), 10)
+            new, _ = jax.jit(optimizer.update)(one, {}, one, optimizer.init(one))
+            found.append({name: np.array(new[name] - one[name]) for name in one})
+        of_layers = np.reshape([0.125, 0.25, 0.5], (3, 1, 1))
+        for name, share in {"embeddings": 1 / 16, "layers": of_layers, "task": 1.0}.items():
+            self.assertGreater(np.abs(found[0][name]).max(), 1e-3)
+            np.testing.assert_allclose(found[0][name], share * found[1][name], atol=1e-6)
+
     def test_equals_the_formula(self):
         rng = np.random.default_rng(0)
         gradients = [

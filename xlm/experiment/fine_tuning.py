@@ -35,6 +35,7 @@ from xlm.interop.params_file import read_params, write_params
 from xlm.models.encoder import Encoder, EncoderSettings, init_params
 from xlm.objectives.contrastive import SentenceEmbedding
 from xlm.objectives.fine_tuning import CrossPairFineTuning, FineTuning, TaskLoss
+from xlm.objectives.settings import LoraSettings
 from xlm.training import hosts
 from xlm.training.accumulation import Accumulation
 from xlm.training.optimizer import wsd_decay_steps
@@ -78,10 +79,32 @@ def with_head(
     loss: TaskLoss = kind.loss
     if given := {name: getattr(options, name) for name in kind.loss_keys}:
         loss = functools.partial(loss, **given)
+    if options.label_smoothing and "label_smoothing" not in kind.loss_keys:
+        raise ValueError(
+            f"task.label_smoothing is {options.label_smoothing}, but {options.name} has no "
+            "classes; set it to 0"
+        )
     if class_weights:  # of a kind with classes
         loss = functools.partial(loss, class_weights=class_weights)  # type: ignore[call-arg]
     by_rows = config.optimizer.embedding_update == "rows"
     return made(Encoder(encoder), kind.head(options, encoder), loss, by_rows)
+
+
+def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
+    """The same model as a run trains it: with low-rank factors if `optimizer.lora_rank` says so.
+
+    Raises:
+      ValueError: `optimizer.frozen` names parts of an encoder that stays whole.
+    """
+    lora = settings(LoraSettings, config.optimizer)
+    if not lora.lora_rank:
+        return fine_tuning
+    if config.optimizer.frozen:
+        raise ValueError(
+            f"optimizer.frozen is {tuple(config.optimizer.frozen)}, but with optimizer.lora_rank "
+            "the whole encoder stays as it is; set either back"
+        )
+    return dataclasses.replace(fine_tuning, lora=lora)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
@@ -168,8 +191,10 @@ def train_functions(
             f"optimizer.frozen names {unknown}, must be of {_GROUPS}; the head is never frozen"
         )
     optimizer = settings(
-        OptimizerSettings, config.optimizer, warmup_steps=warmup_steps(config.optimizer, num_steps)
-    )
+        OptimizerSettings, config.optimizer,
+        warmup_steps=warmup_steps(config.optimizer, num_steps),
+        frozen=("encoder",) if fine_tuning.lora else tuple(config.optimizer.frozen),
+    )  # fmt: skip
     # A contrast takes the parts together, in the objective.
     is_whole = isinstance(fine_tuning, SentenceEmbedding)
     accumulation = Accumulation(1 if is_whole else config.train.accumulation_steps, warmup_steps=0)
@@ -215,14 +240,18 @@ def predictor(
 
 
 def keeper(
-    folder: pathlib.Path, notes: dict[str, Any]
+    folder: pathlib.Path,
+    notes: dict[str, Any],
+    merged: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[str, Any, int, float | None], None]:
-    """Build what keeps the parameters of a choice in a run's folder; see `Selection.keep`."""
+    """Build what keeps the `merged` parameters of a choice in a folder; see `Selection.keep`."""
 
     def keep(choice: str, params: Any, step: int, value: float | None) -> None:
         if hosts.is_first():
             found = {**notes, "step": step, "value": value}
-            write_params(best_of(folder, choice), jax.device_get(params), found)
+            # Merged from this host's copy, for the others are not here.
+            whole = jax.device_get(merged(jax.device_get(params)))
+            write_params(best_of(folder, choice), whole, found)
 
     return keep
 
@@ -254,6 +283,13 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
         varied |= {"batch_size": train.batch_size, "epochs": train.epochs}
         if config.optimizer.frozen:
             varied["frozen"] = ", ".join(config.optimizer.frozen)
+        if rank := config.optimizer.lora_rank:
+            targets = ", ".join(config.optimizer.lora_targets)
+            varied["lora"] = f"rank {rank}, alpha {config.optimizer.lora_alpha:g}: {targets}"
+        if config.optimizer.layer_decay != 1:
+            varied["layer_decay"] = config.optimizer.layer_decay
+        if options.label_smoothing:
+            varied["label_smoothing"] = options.label_smoothing
         if options.reads_mean:
             varied["text_pooling"] = options.text_pooling
     return {

@@ -193,6 +193,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
             f"{', '.join(sorted(KINDS))}"
         )
     objective = fine_tuning.with_head(config, _encoder_settings(config, encoder))
+    objective = fine_tuning.with_factors(config, objective)
     mesh = make_abstract_mesh(fine_tuning.MESH, num_devices)
     functions = fine_tuning.train_functions(config, objective, mesh, num_steps=1000)
     state = state_bytes(functions.abstract_state, functions.stage)

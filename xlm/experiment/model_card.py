@@ -431,6 +431,7 @@ def _usage(facts: Facts) -> str:
 def _training(facts: Facts) -> str:
     config, options = facts.config, facts.options
     frozen = {"optimizer.frozen": ", ".join(config.optimizer.frozen)}
+    varied = facts.results["hyperparameters"]
     started = "random parameters of its sizes" if config.random_init else "its parameters"
     languages = _trained_on(facts)
     sources = [one for code in languages for one in options.patterns("train", code)]
@@ -448,6 +449,7 @@ def _training(facts: Facts) -> str:
             )
         },
         **(frozen if config.optimizer.frozen else {}),
+        **{one: varied[one] for one in ("lora", "layer_decay", "label_smoothing") if one in varied},
         **{f"model.{key}": config.model[key] for key in ("dtype", "dropout_rate")},
         "task.max_length": options.max_length,
     }  # fmt: skip

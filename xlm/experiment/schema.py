@@ -44,7 +44,7 @@ LOGICAL_AXES = (
 )  # fmt: skip
 # Tuples of names without commas: "en,sw" is one text to ml_collections, though 100,200 two numbers.
 _NAMES = ("languages", "compare", "train_languages", "validation_languages", "test_languages",
-          "negative_columns", "frozen", "user_defined_symbols", "control_symbols",
+          "negative_columns", "frozen", "lora_targets", "user_defined_symbols", "control_symbols",
           "required_chars")  # fmt: skip
 
 
@@ -131,7 +131,7 @@ PRETRAINING: Family = {
     "robust": section(RobustSettings, num_phases=0),
     "veco": section(VecoSettings),
     "output_layer": section(OutputLayerSettings),
-    "optimizer": section(OptimizerSettings, without=("frozen",)),
+    "optimizer": section(OptimizerSettings, without=("frozen", "layer_decay")),
     "mesh": section(MeshSettings),
     "train": section(TrainSettings, _Start),
     "evaluation": section(EvaluationSettings),

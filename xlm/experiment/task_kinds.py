@@ -162,6 +162,7 @@ _CLASSIFICATION = TaskKind(
     ),
     head=lambda options, encoder: _text_head(len(options.task.labels), options, encoder),
     loss=fine_tuning.classification_loss,
+    loss_keys=("label_smoothing",),
     decide=lambda options, data, outputs: tasks.classes(outputs),
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
@@ -189,6 +190,7 @@ KINDS: dict[str, TaskKind] = {
         readers=_CLASSIFICATION.readers._replace(labels=None),
         head=functools.partial(_text_head, 1),
         loss=fine_tuning.regression_loss,
+        loss_keys=(),
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
         classes=None,
@@ -220,6 +222,7 @@ KINDS: dict[str, TaskKind] = {
             len(options.task.labels), encoder.dropout_rate, options.pooling
         ),
         loss=fine_tuning.tagging_loss,
+        loss_keys=("label_smoothing",),
         decide=lambda options, data, outputs: tasks.tags(data, outputs),
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),

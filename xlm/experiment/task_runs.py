@@ -1,5 +1,6 @@
 """Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
 
+import functools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -177,19 +178,22 @@ def _fine_tune(
     weights = task_data.class_weights(options, data["train"])
     selecting = task_data.selected_on(options, data["validation"])
     seen = task_data.seen_in_training(options, data)
-    objective = builders.with_head(config, encoder, weights)
+    objective = builders.with_factors(config, builders.with_head(config, encoder, weights))
+    scored_loss = objective.task_loss
+    if "label_smoothing" in kind.loss_keys:  # to compare with the entropy of labels
+        scored_loss = functools.partial(scored_loss, label_smoothing=0.0)  # type: ignore[call-arg]
     settings = builders.train_settings(config, sum(len(one.features) for one in data["train"]))
     predictor = builders.predictor(config, objective, tokenizer.special.pad, mesh)
     batches = builders.training_data(config, data["train"], tokenizer.special.pad, mesh)
     functions = builders.train_functions(config, objective, mesh, settings.num_steps)
-    keep = builders.keeper(folder, builders.model_notes(objective, pretrained))
+    keep = builders.keeper(folder, builders.model_notes(objective, pretrained), objective.merged)
     by_language = options.selection == EACH_LANGUAGE
 
     def score(one: TaskData, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         return kind.score(task, one, kind.decide(options, one, outputs), None)
 
     def loss(one: TaskData, outputs: Sequence[np.ndarray]) -> float:
-        return mean_loss(objective.task_loss, one.features, outputs, tokenizer.special.pad)
+        return mean_loss(scored_loss, one.features, outputs, tokenizer.special.pad)
 
     def work() -> dict[str, Any]:
         choices = [ALL, *(one.language for one in selecting if by_language)]

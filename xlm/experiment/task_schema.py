@@ -13,6 +13,7 @@ from xlm.experiment import schema as of_pretraining
 from xlm.experiment.schema import Family
 from xlm.experiment.task_settings import TaskSettings, TranslationSettings
 from xlm.models.settings import EncoderSettings
+from xlm.objectives.settings import LoraSettings
 from xlm.training.settings import OptimizerSettings, TrainSettings
 
 
@@ -109,7 +110,8 @@ FINE_TUNING: Family = {
     "task": section(TaskSettings),
     "model": section(EncoderSettings, only=_OF_MODEL),
     "optimizer": section(
-        OptimizerSettings, _WarmUp, without=(*_MUON, *_STAGED), **_FINE_TUNING_OPTIMIZER
+        OptimizerSettings, LoraSettings, _WarmUp, without=(*_MUON, *_STAGED),
+        **_FINE_TUNING_OPTIMIZER,
     ),
     "train": section(
         TrainSettings, _Epochs,
@@ -122,7 +124,7 @@ FINE_TUNING: Family = {
 TRANSLATION: Family = {
     **FINE_TUNING,
     "optimizer": section(
-        OptimizerSettings, _WarmUp, without=("embedding_update", *_STAGED),
+        OptimizerSettings, _WarmUp, without=("embedding_update", "layer_decay", *_STAGED),
         **{**_FINE_TUNING_OPTIMIZER, "learning_rate": 1e-4, "beta2": 0.98, "clip_norm": 0.0,
            "warmup_share": 0.16},
     ),

@@ -46,6 +46,8 @@ class TaskSettings:
         empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
         order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
+      label_smoothing: of classification and tagging, share of a target that all classes divide
+        evenly in the training loss; losses of evaluations have none.
       text_column, pair_column, label_column: of a task of a user's own, see
         `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
         `pair_column` of single texts.
@@ -91,6 +93,7 @@ class TaskSettings:
     validation_share: float = schema.key(0.1)
     labels: tuple[str | int, ...] = schema.key(())
     class_weights: tuple[Any, ...] = schema.key(())
+    label_smoothing: float = schema.key(0.0, at_least=0, below=1)
     text_column: str = schema.key("text")
     pair_column: str = schema.key("")
     label_column: str = schema.key("label")

@@ -12,7 +12,9 @@ import optax
 
 from xlm.models.encoder import Context, Encoder, init_params, run_encoder
 from xlm.models.segments import other_segment_mask
+from xlm.objectives import low_rank
 from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, Touched
+from xlm.objectives.settings import LoraSettings
 
 TABLE = "encoder/embeddings/table"
 # Name, among a batch's arrays, of its tokens as indices into the rows that the batch touches.
@@ -28,13 +30,15 @@ class FineTuning(Objective):
 
     Parameters are {"encoder": encoder without its masked-LM head, "task": task head}. `head` is one
     of `xlm.models.heads`, `task_loss` one of the functions below or your own. `by_rows` says that a
-    step reads only the rows of the embedding table that its tokens need.
+    step reads only the rows of the embedding table that its tokens need. `lora` adds parameters
+    "lora", the factors of `xlm.objectives.low_rank`, which are trained in place of the encoder.
     """
 
     encoder: Encoder
     head: nn.Module
     task_loss: TaskLoss
     by_rows: bool = False
+    lora: LoraSettings | None = None
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -46,11 +50,23 @@ class FineTuning(Objective):
         encoder_key, head_key = jax.random.split(key)
         encoder = init_params(self.encoder, encoder_key)
         del encoder["head"]
-        return self.joined(encoder, self.init_head(head_key))
+        params = self.joined(encoder, self.init_head(head_key))
+        if self.lora:
+            # The keys above stay those of a run without factors.
+            factors_key = jax.random.fold_in(key, 2)
+            params["lora"] = low_rank.init_factors(self.lora, encoder, factors_key)
+        return params
 
     def joined(self, encoder: Any, head: Any) -> dict[str, Any]:
         """Join the parameters of both, without those of a head that has none."""
         return {"encoder": encoder, **({"task": head} if head else {})}
+
+    def merged(self, params: Any) -> Any:
+        """Return the parameters of a model without factors, which its kernels have."""
+        if not self.lora or "lora" not in params:
+            return params
+        encoder = low_rank.merged(self.lora, params["encoder"], params["lora"])
+        return self.joined(encoder, params.get("task"))
 
     @property
     def head_width(self) -> int:
@@ -90,6 +106,7 @@ class FineTuning(Objective):
         rows: jax.Array | None = None,
     ) -> jax.Array:  # fmt: skip
         """Return the head's float32 outputs; `rows` [R, E] replace the table of a planned batch."""
+        params = self.merged(params)
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         hidden = self.hidden(params["encoder"], batch, keys[0], rows)
         rngs = None if keys[1] is None else {"dropout": keys[1]}
@@ -143,26 +160,35 @@ def _inputs_of(batch: Mapping[str, jax.Array], rows: jax.Array | None) -> tuple[
 
 
 def classification_loss(
-    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
-) -> LossAndMetrics:
-    """Return NLL of `labels` [B] by outputs [B, C], weighted by class (default 1), and accuracy."""
-    return _class_loss(outputs, batch["labels"], batch["weights"], class_weights)
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = (),
+    label_smoothing: float = 0.0,
+) -> LossAndMetrics:  # fmt: skip
+    """Return NLL of `labels` [B] by outputs [B, C], weighted by class (default 1), and accuracy.
+
+    With `label_smoothing` e the target of C classes is 1 - e for the label, plus e / C for each.
+    """
+    return _class_loss(outputs, batch["labels"], batch["weights"], class_weights, label_smoothing)
 
 
 def tagging_loss(
-    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
-) -> LossAndMetrics:
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = (),
+    label_smoothing: float = 0.0,
+) -> LossAndMetrics:  # fmt: skip
     """Return NLL of `tags` [B, L], -1 for none, by [B, L, C], as above but over words; accuracy."""
     tags = batch["tags"]
     weights = batch["weights"][:, None] * (tags >= 0)
-    return _class_loss(outputs, tags, weights, class_weights)
+    return _class_loss(outputs, tags, weights, class_weights, label_smoothing)
 
 
 def _class_loss(
-    outputs: jax.Array, labels: jax.Array, weights: jax.Array, class_weights: tuple[float, ...]
-) -> LossAndMetrics:
+    outputs: jax.Array, labels: jax.Array, weights: jax.Array, class_weights: tuple[float, ...],
+    label_smoothing: float,
+) -> LossAndMetrics:  # fmt: skip
     known = jnp.maximum(labels, 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(outputs, known)
+    if label_smoothing:  # see `xlm.objectives.label_smoothing.smoothing_penalty`
+        of_label = jnp.take_along_axis(outputs, known[..., None], axis=-1)[..., 0]
+        losses += label_smoothing * (of_label - outputs.mean(axis=-1))
     is_right = jnp.argmax(outputs, axis=-1) == labels
     of_loss = weights * jnp.asarray(class_weights)[known] if class_weights else weights
     return {"loss": _weighted(losses, of_loss), "accuracy": _weighted(is_right, weights)}

@@ -179,3 +179,29 @@ class RobustSettings:
             )
         parts = self.num_phases + 1
         return tuple(i * num_steps // parts for i in range(1, parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank updates in place of the encoder's training; in the `optimizer` section of a config.
+
+    Attributes:
+      lora_rank: r, the rank of trained updates of kernels, whose encoder then stays as it is (Hu et
+        al., "LoRA", 2021); 0 to train the encoder itself.
+      lora_alpha: the updates are multiplied by lora_alpha / lora_rank.
+      lora_targets: kernels of the encoder's layers with such updates, of "attention/query",
+        "attention/key", "attention/value", "attention/output", "mlp/wide", "mlp/gate" and
+        "mlp/output", as far as the layers have them.
+    """
+
+    lora_rank: int = schema.key(0, at_least=0)
+    lora_alpha: float = schema.key(16.0, above=0)
+    lora_targets: tuple[str, ...] = schema.key(("attention/query", "attention/value"))
+
+    def __post_init__(self):
+        schema.check(self, "optimizer")
+        if self.lora_rank and not self.lora_targets:
+            raise ValueError(
+                f"optimizer.lora_rank is {self.lora_rank}, but optimizer.lora_targets are (); name "
+                'kernels such as ("attention/query", "attention/value"), or set the rank to 0'
+            )

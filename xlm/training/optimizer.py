@@ -33,6 +33,24 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
     return update * max(1, outputs / inputs) ** 0.5
 
 
+def _scaled_by_depth(updates: Any, decay: float) -> Any:
+    """Scale updates of layers [L, ...] and embeddings; see `OptimizerSettings.layer_decay`."""
+
+    def names(path: tuple) -> set[str | None]:
+        return {getattr(key, "key", None) for key in path}
+
+    found = jax.tree.leaves_with_path(updates)
+    total = max((len(one) for path, one in found if "layers" in names(path)), default=0)
+
+    def scaled(path: tuple, update: jax.Array) -> jax.Array:
+        if "layers" in names(path):
+            powers = total - jnp.arange(total)
+            return update * (decay**powers).reshape(total, *[1] * (update.ndim - 1))
+        return update * decay ** (total + 1) if "embeddings" in names(path) else update
+
+    return jax.tree.map_with_path(scaled, updates)
+
+
 def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
     """Build the schedule, by the optimizer's own count of steps.
 
@@ -220,6 +238,9 @@ def make_optimizer(
     )
     if settings.kind == "muon":
         adamw = _muon(settings, num_steps, first_step, adamw)
+    if settings.layer_decay != 1:
+        scale = functools.partial(_scaled_by_depth, decay=settings.layer_decay)
+        adamw = optax.chain(adamw, optax.stateless(lambda updates, _: scale(updates)))
     norm = settings.clip_norm
     clip = optax.clip_by_global_norm(norm) if norm else optax.identity()
     if not tables or settings.embedding_update == "dense":

@@ -141,6 +141,8 @@ class OptimizerSettings:
       embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
         the rows that a step touches and apply pending updates of the others when they are next
         read.
+      layer_decay: d, rates of layer l of L layers, counted from 0, are multiplied by d^(L - l), and
+        those of the embeddings by d^(L + 1) (ELECTRA, ICLR 2020); 1 for the same rate everywhere.
       frozen: names of groups of parameters, such as "embeddings", that are not trained (see
         `stages`).
       stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
@@ -166,6 +168,7 @@ class OptimizerSettings:
     schedule: str = schema.key("polynomial", choices=SCHEDULES)
     decay_fraction: float = schema.key(0.1, at_least=0, at_most=1)
     final_rate_ratio: float = schema.key(0.0, at_least=0, at_most=1)
+    layer_decay: float = schema.key(1.0, above=0, at_most=1)
     frozen: tuple[str, ...] = schema.key(())
     kind: str = schema.key("adamw", choices=("adamw", "stable_adamw", "muon"))
     muon_learning_rate: float = schema.key(0.02, at_least=0)
@@ -185,6 +188,12 @@ class OptimizerSettings:
             raise ValueError(
                 f"optimizer.steps_before is {self.steps_before}, but optimizer.stages have an "
                 "optimizer each; leave out one of them"
+            )
+        if self.layer_decay != 1 and (self.embedding_update == "rows" or "layers" in self.frozen):
+            raise ValueError(
+                f"optimizer.layer_decay is {self.layer_decay}, but layers in optimizer.frozen have "
+                'no rates, and embedding_update "rows" no depth; set layer_decay to 1 or change '
+                "these"
             )
         if self.embedding_update == "rows":
             self._check_rows()
