@@ -162,7 +162,7 @@ class CardTest(ExportCase):
         ):
             card = self.card_of_own_texts(setting=setting)
             self.assertStartsWith(card, f"---\nlanguage: {named}\n")
-            expected = f"| trained on | text_classes in {trained}: `train.{{language}}.*` |"
+            expected = f"| trained on | mine in {trained}: `train.{{language}}.*` |"
             self.assertIn(expected, card)
 
     def test_card_of_one_of_several_models_has_scores_of_the_others(self):

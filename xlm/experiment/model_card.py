@@ -168,7 +168,7 @@ def text(facts: Facts) -> str:
     options, results = facts.options, facts.results
     sections = [
         _metadata(facts),
-        f"# {tables.escaped(results['model'])}, fine-tuned on {options.name}",
+        f"# {tables.escaped(results['model'])}, fine-tuned on {options.title}",
         *(
             f"**This model has collapsed**: {tables.escaped(one)}."
             for one in results.get("collapse", ())
@@ -345,7 +345,7 @@ def _choice(selected: Mapping[str, Any]) -> str:
 def _metadata(facts: Facts) -> str:
     scored = facts.results["test"] or facts.results["validation"]
     suffix = facts.head.class_suffix
-    name, base = facts.options.name, facts.results["model"]
+    name, base = facts.options.title, facts.results["model"]
     task = _PIPELINES[suffix] if suffix else facts.head.kind.replace("_", "-")
     is_known = bool(suffix) or facts.options.task.is_embedding
     if facts.options.task.is_embedding:
@@ -372,7 +372,7 @@ def _trained_on(facts: Facts) -> tuple[str, ...]:
 def _task(facts: Facts) -> str:
     options, head = facts.options, facts.head
     found = [
-        f"A model of {facts.num_layers} layers of {facts.hidden_size} for {options.name}, a task "
+        f"A model of {facts.num_layers} layers of {facts.hidden_size} for {options.title}, a task "
         f"of kind {head.kind.replace('_', ' ')}."
     ]
     if head.labels:
@@ -435,11 +435,13 @@ def _training(facts: Facts) -> str:
     started = "random parameters of its sizes" if config.random_init else "its parameters"
     languages = _trained_on(facts)
     sources = [one for code in languages for one in options.patterns("train", code)]
+    # Names without a language are the second choice of configs for a user's own data.
+    sources = [one for one in sources if "{language}" in one] or sources
     trained = ", ".join([f"`{_public(one)}`" for one in dict.fromkeys(sources)])
     rows = {
         "started from": f"{tables.escaped(facts.results['model'])}, {started} "
         f"(SHA-256 `{facts.start[:16]}`)",
-        "trained on": f"{options.name} in {', '.join(languages)}: {trained}",
+        "trained on": f"{options.title} in {', '.join(languages)}: {trained}",
         "seed": facts.results["seed"],
         **{f"train.{key}": config.train[key] for key in ("epochs", "batch_size")},
         **{

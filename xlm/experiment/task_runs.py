@@ -102,6 +102,7 @@ def run(
         if hosts.is_first():
             artifacts.write_json(folder / RESULTS, results)
             stage.finish()
+    hosts.wait_for_all("the results are written")  # which the next command reads
     return results
 
 
