@@ -5,6 +5,7 @@ define each only once.
 """
 
 import contextlib
+import copy
 import importlib
 import io
 import logging
@@ -25,6 +26,8 @@ from xlm.common import entry_point
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _flags_of: dict[str, dict[str, flags.Flag]] = {}
+# By the module that defines them, which another command may have imported first.
+_defined: dict[str, list[flags.Flag]] = {}
 
 
 def module(name: str) -> str:
@@ -50,13 +53,16 @@ def load(name: str) -> types.ModuleType:
     if name in _flags_of:
         return importlib.import_module(name)
     if name in sys.modules:  # which a test imported as it is
-        own = flags.FLAGS.flags_by_module_dict().get(name, ())
+        own = flags.FLAGS.flags_by_module_dict().get(name) or _defined.get(name, ())
         _flags_of[name] = {flag.name: flag for flag in own}
         return sys.modules[name]
     there = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
     with _removed(there):
         loaded = importlib.import_module(name)
         found = {flag: flags.FLAGS[flag] for flag in flags.FLAGS if not _is_of_absl(flag)}
+        for place, some in flags.FLAGS.flags_by_module_dict().items():
+            if own := [one for one in some if found.get(one.name) is one]:
+                _defined[place] = own
         for flag in found:
             delattr(flags.FLAGS, flag)
     _flags_of[name] = found
@@ -82,6 +88,9 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
             with mock.patch.object(sys, "argv", [name, *arguments]), warnings.catch_warnings():
                 # ml_collections reads the file of a config so.
                 warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
+                for one in found.values():
+                    if type(one.parser).__name__ == "_InlineConfigParser":  # defines overrides so
+                        one.parse(copy.deepcopy(one.default))
                 rest = flags.FLAGS(sys.argv)
             yield rest
         finally:
