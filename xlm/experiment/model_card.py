@@ -431,7 +431,7 @@ def _usage(facts: Facts) -> str:
 def _training(facts: Facts) -> str:
     config, options = facts.config, facts.options
     frozen = {"optimizer.frozen": ", ".join(config.optimizer.frozen)}
-    varied = facts.results["hyperparameters"]
+    varied = facts.results.get("hyperparameters", {})
     started = "random parameters of its sizes" if config.random_init else "its parameters"
     languages = _trained_on(facts)
     sources = [one for code in languages for one in options.patterns("train", code)]
