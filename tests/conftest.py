@@ -54,12 +54,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 entry_point.collect_seldom()
 
 
-# Files that take some ten seconds and more, the longest first. places_test is among them because a
-# process that ran its tests with Google's store after most others died twice, for a reason that we
-# have not found.
+# Files that take some ten seconds and more, the longest first.
 _LONG = (
-    "buckets_test", "places_test", "devices_test", "end_to_end_test", "multihost_test",
-    "program_test", "builders_test",
+    "buckets_test", "devices_test", "end_to_end_test", "multihost_test", "program_test",
+    "builders_test",
     "cross_mlm_test", "draws_test", "replaced_token_run_test", "translation_test", "layout_test",
     "example_axes_test", "accumulation_test", "finetune_test", "replaced_token_test",
     "memory_test", "malformed_test", "masked_lm_test", "decoder_test", "translating_test",
