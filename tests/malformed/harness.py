@@ -8,6 +8,7 @@ import pathlib
 import re
 import runpy
 import shutil
+import signal
 import sys
 import tempfile
 import unittest
@@ -81,6 +82,7 @@ def run(command: str, arguments: Sequence[str]) -> Result:
     argv = [command, *arguments]
     sys.modules.pop("config_config", None)  # the name under which every config file is imported
     with (
+        contextlib.ExitStack() as stack,
         commands.no_flags(),
         mock.patch.object(app, "run", lambda main, flags_parser: main(flags_parser(sys.argv))),
         mock.patch.object(sys, "argv", argv),
@@ -88,6 +90,8 @@ def run(command: str, arguments: Sequence[str]) -> Result:
         contextlib.redirect_stdout(output),
         warnings.catch_warnings(),
     ):
+        # Commands that print help set it. A server that closes a connection would end the tests.
+        stack.callback(signal.signal, signal.SIGPIPE, signal.getsignal(signal.SIGPIPE))
         # ml_collections reads the file of a config so.
         warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
         # Other tests have imported the command.
