@@ -42,7 +42,7 @@ from xlm.experiment.run_folder import (
 )
 from xlm.experiment.task_kinds import KINDS, SEARCHES
 from xlm.experiment.task_settings import EACH_LANGUAGE, TaskSettings, Tokenizer, task_settings
-from xlm.interop.params_file import read_params
+from xlm.interop.params_file import Notes, read_params
 from xlm.training import hosts
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
@@ -218,15 +218,17 @@ def _fine_tune(
                 functions, settings, folder, batches, [selection],
                 initial_params=initial, should_stop=should_stop, is_over=selection.is_over,
             )  # fmt: skip
+            hosts.wait_for_all("the best parameters are written")
+            best = read_params(best_of(folder, ALL))
             found, labelled = _evaluate(
-                options, data, predictor, folder, should_stop, settings.num_steps
+                options, data, predictor, folder, best, should_stop, settings.num_steps
             )
         if (last := int(state.step)) < settings.num_steps:
             found["selected"]["stopped_early"] = last
         if kind.logits:
             rows = [row for one in data["train"] for row in one.features]
             sample = TaskData("", (), rows[:: math.ceil(len(rows) / _SAMPLE)])
-            outputs = predictor(read_params(best_of(folder, ALL))[0], sample.features)
+            outputs = predictor(best[0], sample.features)
             found |= task_analysis.analysed(
                 options, data, labelled, np.array(weights or 1.0), loss(sample, outputs)
             )
@@ -252,12 +254,14 @@ def _evaluate(
     data: dict[str, list[TaskData]],
     predictor: Predictor,
     folder: pathlib.Path,
+    whole: tuple[Any, Notes],
     should_stop: ShouldStop,
     step: int,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Labelled]]]:
-    """Scores and predictions of the best parameters; labels and their scores by split, language."""
-    hosts.wait_for_all("the best parameters are written")
-    whole = read_params(best_of(folder, ALL))
+    """Scores and predictions of the best parameters; labels and their scores by split, language.
+
+    `whole` are the best parameters for all languages, with their notes.
+    """
     task, kind = options.task, KINDS[options.task.kind]
     chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
     by_language = options.selection == EACH_LANGUAGE

@@ -25,7 +25,7 @@ _FIXED = {
     "qk_norm": False, "local_window": 0, "embedding_norm": True, "first_norm": True,
 }  # fmt: skip
 _OFFSET = 2  # rows before the first position's, which neither class reads
-# The bias of what is no class of the softmax; a file holds finite numbers only.
+# The bias of rows that are no classes. A file holds finite numbers only.
 _NEVER = -1e9
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _LAYER = {
