@@ -117,9 +117,14 @@ class Task:
         return self.kind == "embedding"
 
     @property
+    def is_of_words(self) -> bool:
+        """Whether it gives each word a tag."""
+        return self.kind == "tagging"
+
+    @property
     def has_spans(self) -> bool:
         """Whether it is tagging of spans, as of names."""
-        return self.kind == "tagging" and self.scorer == "entities"
+        return self.is_of_words and self.scorer == "entities"
 
     def with_labels(self, labels: tuple[str, ...], columns: Columns) -> "Task":
         """Return the task on a user's own data, with their labels and the columns of their files.

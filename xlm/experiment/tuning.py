@@ -96,7 +96,7 @@ def _changes(config: ConfigDict, defaults: pathlib.Path) -> Iterator[dict[str, A
     for factor in _RATES:
         rate = factor * recorded["optimizer"]["learning_rate"]
         yield {"optimizer.learning_rate": float(f"{rate:.3g}")}
-    if options.task.kind == "tagging":
+    if options.task.is_of_words:
         yield {"task.pooling": _OTHER[options.pooling]}
     elif options.task.is_embedding or (options.task.is_of_texts and not options.cross_attention):
         yield {"task.text_pooling": _OTHER[recorded["task"]["text_pooling"]]}
