@@ -4,8 +4,8 @@
       python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
     done
 
-IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the equations
-and keys. Without `,DATA` a config is only for looking at.
+IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the keys,
+docs/veco_paper.md the equations. Without `,DATA` a config is only for looking at.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
