@@ -14,7 +14,7 @@ docs/veco_paper.md the equations. Without `,DATA` a config is only for looking a
 | base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is 1.36 TB of CommonCrawl in 50
+files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is 1.36 TB of CommonCrawl in 50
 languages, its pairs are 6.4G of OPUS, 879 language pairs. Its small models had a quarter of it, in
 33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
 Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only
