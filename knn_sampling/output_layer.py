@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any, Protocol, cast
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
 
 from knn_sampling.draws import Draws
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
@@ -17,7 +16,7 @@ from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.sampled_layers import NCE, KNNSampling, NegativeSampling, TargetSampling
 from knn_sampling.samples import Sample, TokenStatistics
 from knn_sampling.settings import EXACT, OutputLayerSettings, require
-from knn_sampling.table_sharding import TableSharding
+from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 
 class OutputLayer(Protocol):
@@ -82,28 +81,18 @@ class OutputLayer(Protocol):
 
 
 def make_output_layer(
-    settings: OutputLayerSettings,
-    *,
-    num_valid: int,
-    mesh: Mesh | AbstractMesh | None = None,
-    vocab_axes: tuple[str, ...] = (),
-    embed_axes: tuple[str, ...] = (),
+    settings: OutputLayerSettings, *, num_valid: int, sharding: TableSharding = ONE_DEVICE
 ) -> OutputLayer:
     """Build the output layer of the settings' kind.
 
-    `num_valid` is the size of the vocabulary, without padding rows. `vocab_axes` and `embed_axes`
-    are mesh axes that the rows and columns of the table are sharded over. Raises ValueError for
-    more neighbours than pieces, or a kind without a layer.
+    `num_valid` is the size of the vocabulary, without padding rows. Raises ValueError for more
+    neighbours than pieces, or a kind without a layer.
     """
     if settings.kind in EXACT:
-        return make_exact_layer(
-            settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes, embed_axes=embed_axes
-        )
+        return make_exact_layer(settings, num_valid=num_valid, sharding=sharding)
     common: dict[str, Any] = {
-        "num_valid": num_valid,
-        "group_size": settings.group_size,
-        "sharding": TableSharding(mesh, vocab_axes, embed_axes),
-    }
+        "num_valid": num_valid, "group_size": settings.group_size, "sharding": sharding,
+    }  # fmt: skip
     if settings.kind == "nce":
         return NCE(num_negatives=settings.num_negatives, **common)
     if settings.kind == "neg":
@@ -132,15 +121,8 @@ def without_z_loss(layer: OutputLayer) -> OutputLayer:
 
 
 def make_exact_layer(
-    settings: OutputLayerSettings,
-    *,
-    num_valid: int,
-    mesh: Mesh | AbstractMesh | None = None,
-    vocab_axes: tuple[str, ...] = (),
-    embed_axes: tuple[str, ...] = (),
+    settings: OutputLayerSettings, *, num_valid: int, sharding: TableSharding = ONE_DEVICE
 ) -> OutputLayer:
     """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
     exact_layer = FullSoftmax if settings.kind == "full" else BlockwiseSoftmax
-    return exact_layer(
-        num_valid, TableSharding(mesh, vocab_axes, embed_axes), z_loss=settings.z_loss
-    )
+    return exact_layer(num_valid, sharding, z_loss=settings.z_loss)
