@@ -328,9 +328,6 @@ class BlocksAndBucketsTest(parameterized.TestCase):
 
 class SettingsTest(parameterized.TestCase):
     @parameterized.parameters(
-        ({"kind": "softmax"}, "kind is 'softmax', must be one of full, blockwise, knn, "),
-        ({"group_size": -1}, "group_size is -1, must be at least 0"),
-        ({"full_softmax_fraction": 1.5}, "full_softmax_fraction is 1.5, must be at least 0 "),
         ({"k": 0}, "k is 0, must be at least 1"),
         ({"k": 22}, "k is 22, must be between 1 and the vocabulary's 21 pieces"),
         ({"kind": "nce", "num_negatives": 0}, "num_negatives is 0, must be at least 1"),
