@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
-from knn_sampling.draws import DrawingLayer
+from knn_sampling.draws import OutputLayer
 from knn_sampling.inclusion import (
     NeighbourIndex,
     inclusion,
@@ -63,7 +63,7 @@ def loss_in_bucket(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SampledLayer(DrawingLayer):
+class _SampledLayer(OutputLayer):
     """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch.
 
     Softmaxes on one device are in blocks of `block_size` classes, too.

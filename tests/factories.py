@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import SPLITS, PackedDataset, SpecialIds
 from input_pipeline.pair_rows import write_rows as write_rows_of_pairs
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.output_layer import make_exact_layer, make_output_layer
+from knn_sampling.samples import TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.table_sharding import TableSharding
 from xlm.common.schema import settings as settings_of

@@ -11,7 +11,8 @@ import numpy as np
 from knn_sampling.inclusion import NeighbourIndex, inclusion
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics, make_output_layer
+from knn_sampling.output_layer import OutputLayer, make_output_layer
+from knn_sampling.samples import Sample, TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.table_sharding import ONE_DEVICE
 

@@ -14,7 +14,8 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.output_layer import make_exact_layer, make_output_layer
+from knn_sampling.samples import TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.table_sharding import TableSharding
 from knn_sampling.working_rows import check_capacity
