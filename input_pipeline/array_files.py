@@ -208,14 +208,20 @@ class ShardedRows:
 
         Raise IndexError if there is no such entry, ValueError if a file is missing or damaged.
         """
-        if isinstance(index, slice) and index.step in (None, 1):
-            first, stop, _ = index.indices(len(self))
-            return self._checked(self.read(first, stop), range(first, stop))
-        numbers = np.arange(len(self))[index]
-        found = np.empty((*numbers.shape, *self._entry), self.dtype)
-        for place, number in np.ndenumerate(numbers):
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            if step == 1:
+                return self._checked(self.read(first, stop), range(first, stop))
+            index = np.arange(first, stop, step)
+        places, count = np.asarray(index), len(self)
+        places = np.flatnonzero(places) if places.dtype == bool else places.astype(np.int64)
+        if places.size and not (-count <= places.min() and places.max() < count):
+            raise IndexError(f"sequences {places.min()} to {places.max()} of {count}")
+        places = np.where(places < 0, places + count, places)
+        found = np.empty((*places.shape, *self._entry), self.dtype)
+        for place, number in np.ndenumerate(places):
             found[place] = self.entry(int(number))
-        return self._checked(found, numbers)
+        return self._checked(found, places)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self[:], dtype)
