@@ -58,7 +58,7 @@ class MixtureTrainer:
 
     sources: Mapping[str, Source]
     heldout: Mapping[str, Source]
-    languages: Mapping[str, Language]
+    languages: dict[str, Language]
     prepared: Mapping[str, Prepared]
     settings: VocabularySettings
     cache: pathlib.Path
