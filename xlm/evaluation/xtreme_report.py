@@ -5,11 +5,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from input_pipeline.tasks.tasks import TASKS
-from vocap import figures
-from xlm.common import artifacts, html_report, tables
+from xlm.common import artifacts, charts, html_report, tables
+from xlm.common.charts import Axis, Marks
 from xlm.evaluation import xtreme_runs
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
 from xlm.evaluation.xtreme_runs import Variant, average, averaged_languages, names, transfer_gap
@@ -29,7 +27,7 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md and .html, two tables as CSV and a plot a task; return the first's path."""
     for task, of_task in _by_task(xtreme_runs.chosen(variants)).items():
-        _plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
+        charts.save(_plot_task(of_task, averaged_languages(of_task)), folder / _plot(task))
     for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
         artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
     return html_report.write(folder, page(variants, published))
@@ -276,7 +274,7 @@ def _record(one: Variant, found: xtreme_runs.Statistic | None, **of: object) -> 
 
 
 def _plot(task: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", task) + ".png"
+    return re.sub(r"[^\w.-]+", "_", task) + ".svg"
 
 
 def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
@@ -318,8 +316,8 @@ def _marked(one: Variant, score, languages: Sequence[str]) -> str:
     return _cell(one, score, languages) + _mark(one, languages)
 
 
-def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
-    """Plot a row per language and for the average: dots are variants, bars standard deviations."""
+def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str]) -> str:
+    """Draw a row per language and for the average: dots are variants, bars standard deviations."""
     scores = [_percents(one, averaged) for one in of_task]
     # The average, then languages: those of the first variant best first, then the others'.
     labels = list(
@@ -329,24 +327,18 @@ def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathli
             for name in sorted(found, key=lambda name: (name != "average", -found[name][0]))
         )
     )
-    height = 1.3 + len(labels) * (0.14 + 0.08 * len(of_task)) + 0.2 * len(of_task)
-    figure, axes = figures.new((7.5, height))
-    offsets = 0.6 * (np.arange(len(of_task)) + 0.5) / len(of_task) - 0.3
-    for name, found, offset in zip(names(of_task), scores, offsets, strict=True):
-        rows = np.array([labels.index(label) for label in found]) + offset
-        centers, spreads = zip(*found.values(), strict=True)
-        axes.errorbar(centers, rows, xerr=spreads, fmt="o", ms=3.5, lw=1, label=name)
-    for row in range(0, len(labels), 2):
-        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, lw=0)
-    if labels[0] == "average":
-        axes.axhline(0.5, color="black", lw=0.8)
-    figures.name_rows(axes, labels)
+    marks = []
+    for i, (name, found) in enumerate(zip(names(of_task), scores, strict=True)):
+        rows = [labels.index(one) + 0.6 * (i + 0.5) / len(of_task) - 0.3 for one in found]
+        centers = [center for center, _ in found.values()]
+        low, high = ([c + sign * s for c, s in found.values()] for sign in (-1, 1))
+        tips = [f"{of}, {name}: {c:.1f}" + f" ± {s:.1f}" * bool(s) for of, (c, s) in found.items()]
+        marks += [charts.restyled(Marks("", high, rows, "spans", low, tips=tips), i),
+                  charts.restyled(Marks(name, centers, rows, "dots", tips=tips), i)]  # fmt: skip
     metrics = xtreme_runs.averaged_metrics(of_task[0].task)
-    mean = ", their mean" if len(metrics) > 1 else ""
-    axes.set_xlabel(f"{' and '.join(metrics)}{mean} (%)")
-    axes.set_title(f"{of_task[0].table}: score by language", fontsize=10)
-    figures.legend(figure, columns=1)
-    figures.save(figure, path)
+    label = f"{' and '.join(metrics)}{', their mean' * (len(metrics) > 1)} (%)"
+    title = f"{of_task[0].table}: score by language"
+    return charts.chart(marks, Axis(label), Axis(names=labels), title=title)
 
 
 def _percents(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -1,0 +1,238 @@
+"""A run by its files: the page that shows it while it trains, and several runs side by side."""
+
+import dataclasses
+import math
+import pathlib
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from xlm.common import artifacts, charts, html_report, tables
+from xlm.common.charts import Axis, Marks
+from xlm.common.languages import label
+from xlm.training.clock import GOODPUT, PARTS
+from xlm.training.metrics import read_metrics
+
+# Metrics that a page shows by step; others stay in the files.
+_LOSSES = ("train/mlm_loss", "train/loss", "eval/loss")
+_SPEED, _OF = "speed/tokens_per_second", "eval/loss/"
+_KEPT = re.compile(rf"{'|'.join(_LOSSES)}|{_OF}.*|validation/[^/]*|rtd/own/auc|{_SPEED}")
+_RELOAD = '<meta http-equiv="refresh" content="30">\n'  # seconds
+
+
+@dataclasses.dataclass
+class Run:
+    """What the files of a run hold.
+
+    Attributes:
+      folder: that of its metrics.
+      settings: values by dotted key.
+      records: metrics by steps taken.
+      results: losses of report/results.json, by language.
+      statistics: of the rows by language, and the digest of their `tokenizer`; "" if unknown.
+    """
+
+    name: str
+    folder: pathlib.Path
+    settings: Mapping[str, Any]
+    records: dict[int, dict[str, float]]
+    results: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tokenizer: str = ""
+
+    def add(self, step: int, values: Mapping[str, float]) -> bool:
+        """Take metrics after `step` steps; return whether a page shows evaluations among them."""
+        kept = {name: one for name, one in values.items() if _KEPT.fullmatch(name)}
+        self.records.setdefault(step, {}).update(kept)
+        return any(name.startswith(("eval/", "validation/")) for name in kept)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Steps taken, and steps to take: 0 if the settings do not say."""
+        return max(self.records, default=0), int(self.settings.get("train.num_steps", 0))
+
+    def line(self, metric: str, name: str, style: str = "") -> Marks:
+        found = [(step, of[metric]) for step, of in sorted(self.records.items()) if metric in of]
+        steps, values = zip(*found, strict=True) if found else ((), ())
+        kind = "line" if metric.startswith(("train/", "speed/")) else "dotted"
+        return Marks(name, steps, values, kind, style=style)
+
+    def by_language(self) -> dict[str, float]:
+        """Losses of the evaluation after training, or else of the latest one."""
+        if self.results:
+            return {language: of["loss"] for language, of in self.results.items()}
+        found = (of for _, of in sorted(self.records.items(), reverse=True) if "eval/loss" in of)
+        return {k.removeprefix(_OF): v for k, v in next(found, {}).items() if k.startswith(_OF)}
+
+    def in_bits(self) -> "Run":
+        """Return the run with its held-out losses in bits a character, and no others."""
+        bits = {
+            language: of["heldout"]["tokens"] / of["heldout"]["characters"] / math.log(2)
+            for language, of in self.statistics.items()
+            if of["heldout"]["characters"]
+        }
+        records = {}
+        for step, values in self.records.items():
+            found = {f"{_OF}{one}": values[f"{_OF}{one}"] * bits[one]
+                     for one in bits if f"{_OF}{one}" in values}  # fmt: skip
+            mean = {"eval/loss": tables.mean_of(found.values())} if found else {}
+            others = {name: one for name, one in values.items() if "loss" not in name}
+            records[step] = others | found | mean
+        results = {one: {"loss": of["bits_per_character"]} for one, of in self.results.items()}
+        return dataclasses.replace(self, records=records, results=results)
+
+
+def read(workdir: pathlib.Path) -> Run:
+    """Read a run of train.py or finetune.py; a ValueError names a folder that holds none."""
+    folder = workdir / "train" if (workdir / "train").is_dir() else workdir
+    if not (folder / "metrics.jsonl").exists():
+        raise ValueError(f"{workdir} has no metrics.jsonl; name the --workdir of a run")
+    run = Run(workdir.absolute().name, folder, settings_of(folder), {})
+    for prefix, name in (("", "metrics.jsonl"), ("speed/", "speed.jsonl")):
+        for record in read_metrics(folder / name):
+            run.add(int(record["step"]), {prefix + key: one for key, one in record.items()})
+    if (results := workdir / "report" / "results.json").exists():
+        run.results = artifacts.read_object(results).get("losses", {})
+    if (rows := workdir / "rows" / "meta.json").exists():
+        meta = artifacts.read_object(rows)
+        run.statistics, run.tokenizer = meta["statistics"], meta["tokenizer"]
+    return run
+
+
+def settings_of(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the settings of a run by the names of its keys."""
+    path = folder / "settings.json"
+    found = artifacts.read_object(path) if path.exists() else {}
+    leaves = jax.tree_util.tree_leaves_with_path(found, lambda one: not isinstance(one, dict))
+    return {jax.tree_util.keystr(k, simple=True, separator="."): value for k, value in leaves}
+
+
+def write_live(folder: pathlib.Path, run: Run) -> None:
+    """Write report.html of a run into `folder`; it reloads itself until the run is over."""
+    steps, total = run.progress
+    with tempfile.TemporaryDirectory() as name:
+        write(pathlib.Path(name), [run], "" if 0 < total <= steps else _RELOAD)
+        page = pathlib.Path(name, html_report.PAGE).read_text(encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    artifacts.write_text(folder / html_report.PAGE, page)
+
+
+def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.Path:
+    """Write report.md, report.html and charts of one run, or of several side by side."""
+    parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
+    shown, unit = list(runs), "nats a token"
+    if len(runs) == 1:
+        parts.append(f"Written on {time.strftime('%Y-%m-%d at %H:%M:%S')}.")
+    elif len({run.tokenizer for run in runs}) == 1 and runs[0].tokenizer:
+        parts.append("The runs have one vocabulary. Losses are in nats a token.")
+    elif lacking := [run.name for run in runs if not run.tokenizer]:
+        shown = [dataclasses.replace(run, results={}, records={}) for run in runs]
+        parts.append(
+            "**The losses are not compared.** Nats a token compare runs of one vocabulary only. "
+            "Bits a character need rows/meta.json, which is not in "
+            f"{tables.escaped(', '.join(lacking))}."
+        )
+    else:
+        shown, unit = [run.in_bits() for run in runs], "bits a character"
+        parts.append("The vocabularies differ. Held-out losses are in bits a character.")
+    if len({str(_heldout(run)) for run in runs}) > 1:
+        parts.append("**The held-out texts differ in length. Compare with care.**")
+    parts += [*_curves(folder, shown, unit), *_by_language(folder, shown, unit)]
+    parts += [*time_section(folder, runs), *_differences(runs)]
+    return html_report.write(folder, tables.page(*parts), head=head)
+
+
+def _heldout(run: Run) -> list[tuple[str, int]]:
+    return sorted((name, of["heldout"]["characters"]) for name, of in run.statistics.items())
+
+
+def _status(run: Run) -> str:
+    step, total = run.progress
+    state = "trained" if 0 < total <= step else "training"
+    text = (
+        f"**{tables.escaped(run.name)}: {state}, step {step:,}{f' of {total:,}' * bool(total)}.**"
+    )
+    for loss in run.line("eval/loss", "").ys[-1:]:
+        text += f" The held-out loss is {loss:.3f} nats a token, the mean of the languages."
+    return text
+
+
+def _curves(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterator[str]:
+    there = {name: None for run in runs for of in run.records.values() for name in of}
+    losses = [name for name in _LOSSES if name in there]
+    if "train/mlm_loss" in losses:
+        losses.remove("train/loss")
+    panels = {f"loss ({unit})": losses[::-1]}
+    panels |= {name: [name] for name in there if name.startswith(("validation/", "rtd/"))}
+    for i, (y, names) in enumerate(panels.items()):
+        lines = [run.line(name, f"{run.name}, {name}" if runs[1:] else name)
+                 for name in names for run in runs]  # fmt: skip
+        if lines:
+            svg = charts.chart(lines, Axis("step"), Axis(y))
+            charts.save(svg, folder / f"curves{i}.svg")
+            yield f"![{y} by step](curves{i}.svg)"
+
+
+def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterator[str]:
+    found = {run.name: run.by_language() for run in runs}
+    first, *_, last = [*found.values(), *found.values()]
+    order = sorted({one for of in found.values() for one in of}, key=lambda one: last.get(one, 0.0))
+    if not order:
+        return
+    marks = [Marks(name, list(of.values()), [order.index(one) for one in of], "dots")
+             for name, of in found.items()]  # fmt: skip
+    names = Axis(names=[label(one) for one in order])
+    charts.save(charts.chart(marks, Axis(f"loss ({unit})"), names), folder / "languages.svg")
+    rows: list[dict[str, Any]] = [
+        {"language": one} | {tables.escaped(name): of.get(one) for name, of in found.items()}
+        for one in order
+    ]
+    for row, one in zip(rows, order, strict=True) if len(found) == 2 else ():
+        row["difference"] = last.get(one, math.nan) - first.get(one, math.nan)
+    formats = dict.fromkeys(list(rows[0])[1:], ".3f") | {"difference": "+.3f"}
+    yield f"## Losses by language, in {unit}"
+    yield "![Losses by language](languages.svg)"
+    yield tables.markdown(rows, formats, mean=list(rows[0])[1:])
+
+
+def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
+    """Return the parts of a report on where the time of runs went, and their speed."""
+    last = {run.name: next(iter(read_metrics(run.folder / GOODPUT)[-1:]), {}) for run in runs}
+    timed = {name: [of[part] for part in PARTS] for name, of in last.items() if of}
+    parts, bars, rows = [], [], [{"part": part} for part in PARTS]
+    for i, part in enumerate(PARTS):
+        shares = {name: [100 * one / sum(of) for one in of] for name, of in timed.items()}
+        ends = [sum(of[: i + 1]) for of in shares.values()]
+        starts = [sum(of[:i]) for of in shares.values()]
+        tips = [f"{name}, {part}: {of[i]:.1f} %" for name, of in shares.items()]
+        bars.append(Marks(part, ends, range(len(ends)), "bars", starts, tips=tips))
+        for name, of in timed.items():
+            begin = f"{tables.escaped(name)}, " * bool(runs[1:])
+            rows[i] |= {f"{begin}minutes": of[i] / 60, f"{begin}%": shares[name][i]}
+    if timed:
+        svg = charts.chart(bars, Axis("% of the time"), Axis(names=list(timed)))
+        charts.save(svg, folder / "time.svg")
+        parts += ["![Where the time went](time.svg)", tables.markdown(rows, ",.1f")]
+    speeds = [line for run in runs if (line := run.line(_SPEED, run.name)).xs]
+    if speeds:
+        svg = charts.chart(speeds, Axis("step"), Axis("tokens a second", ends=(0,)), height=180)
+        charts.save(svg, folder / "speed.svg")
+        parts.append("![Tokens a second](speed.svg)")
+    return ["## Time of training", *parts] if parts else []
+
+
+def _differences(runs: Sequence[Run]) -> Iterator[str]:
+    if len(runs) == 1:
+        return
+    rows = [
+        {"key": f"`{key}`"}
+        | {tables.escaped(run.name): tables.text_cell(str(run.settings.get(key))) for run in runs}
+        for key in dict.fromkeys(key for run in runs for key in run.settings)
+        if len({str(run.settings.get(key)) for run in runs}) > 1
+    ]
+    yield "## Settings that differ"
+    yield tables.markdown(rows, left=1 + len(runs)) or "None."
