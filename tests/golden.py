@@ -51,14 +51,14 @@ def check(case: absltest.TestCase, file: str, name: str, found: str) -> None:
 
 
 def described(svg: str) -> str:
-    """Return what a chart says, a line for each group of marks: its style and its texts."""
-    found = []
-    for one in ElementTree.fromstring(svg).iter():
-        texts = [part.text or "" for part in one if part.tag.endswith(("title", "text"))]
-        texts += [tip.text or "" for part in one for tip in part if tip.tag.endswith("title")]
-        if shown := [text for text in texts if any(map(str.isalpha, text))]:
-            found.append(f"{one.get('class', '')}: {' | '.join(shown)}")
-    return "\n".join(found) + "\n"
+    """Return what a chart says: a line of its texts, and one of the tips of each style of marks."""
+    root, tips = ElementTree.fromstring(svg), {}
+    texts = [one.text for one in root.iter() if one.tag.endswith("text")]
+    for group in root.iter():
+        found = [one.text for mark in group for one in mark if one.tag.endswith("title")]
+        tips.setdefault(group.get("class", ""), []).extend(found)
+    lines = {"says": [one for one in texts if any(map(str.isalpha, one))]} | tips
+    return "\n".join(f"{style}: {' | '.join(one)}" for style, one in lines.items() if one) + "\n"
 
 
 def _rounded(value: Any) -> Any:

@@ -44,7 +44,6 @@ _FIELDS: dict[str, tuple[str, int, float, bool]] = {
 _PLOTS = {
     "alp.svg": (plots.plot_curves, "ALP against size"),
     "sizes.svg": (plots.plot_sizes, "Allocated sizes"),
-    "gains.svg": (plots.plot_gains, "Gain of each step against size"),
     "comparison.svg": (plots.plot_comparison, "Methods by amount of text"),
 }
 
@@ -155,7 +154,6 @@ def page(record: Record) -> str:
             "## At the cut",
             note if record["clusters"] else f"{note}\n{_SHARED_NOTE}",
             margin_table(record, unit),
-            "" if record["clusters"] else images["gains.svg"],  # they have no curves here
         ]
     parts.append("## Against other methods")
     if methods(record):

@@ -6,13 +6,13 @@ from tests.vocap import records
 from vocap import plots
 
 ALL = (
-    plots.plot_curves, plots.plot_gains, plots.plot_sizes, plots.plot_comparison,
+    plots.plot_curves, plots.plot_sizes, plots.plot_comparison,
 )  # fmt: skip
 
 
 class PlotsTest(parameterized.TestCase):
     @parameterized.product(
-        plot=ALL[:3],
+        plot=ALL[:2],
         changed=(
             # A single size, no step before it and none behind.
             {"sizes": [40], "alp": [-40.0], "less": None, "more": None},

@@ -249,7 +249,7 @@ class PageTest(parameterized.TestCase):
     @parameterized.parameters("vocap", "uniform", "clustered", "joint")
     def test_a_report_replaces_that_of_another_method(self, method):
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        for name in ("sizes.svg", "gains.svg", "comparison.svg", "report.html"):
+        for name in ("sizes.svg", "comparison.svg", "report.html"):
             (folder / name).write_bytes(b"old")
         report.write_report(folder, *build(method))
         page = (folder / "report.md").read_text(encoding="utf-8")

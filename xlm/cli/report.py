@@ -6,6 +6,7 @@ DIR1, ... are working directories of train.py or finetune.py, finished or not. L
 vocabularies differ are compared in bits a character. Writes report.md, and report.html with charts.
 """
 
+import dataclasses
 import pathlib
 
 from absl import flags
@@ -22,9 +23,8 @@ OPTIONS = {"required": ("runs", "output")}
 def main(_) -> None:
     folders = {one: places.fetched(one) for one in _RUNS.value}
     runs = {one: run_report.read(path) for one, path in folders.items()}
-    if len({run.name for run in runs.values()}) < len(runs):
-        for name, run in runs.items():
-            run.name = name
+    if len({run.name for run in runs.values()}) < len(runs):  # of several parents
+        runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
         aside.mkdir()
         path = run_report.write(aside, list(runs.values()))

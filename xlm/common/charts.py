@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlm.common import artifacts
@@ -36,7 +36,7 @@ class Marks:
     """What one entry of the legend stands for; without a name it has none.
 
     Attributes:
-      kind: "line", "dots", "dotted" (a line and dots), "steps", "bars" (from `starts` to x, in row
+      kind: "line", "dots", "dotted" (a line and dots), "bars" (from `starts` to x, in row
         y), "spans" (thin bars), "area" (from `starts` to y), "cells" (whose shades, 0 to 1, are
         `starts`), "rule" (across, at a y or an x), or "shade" (between two x).
       style: classes of charts.css, such as "c3 hollow"; by default the next colour.
@@ -76,6 +76,13 @@ def chart(
         parts.append(f'<g class="{one.style}">{"".join(drawn)}</g>')
     below = 0.87 * max(map(_room, x.names), default=0)
     return _svg(_WIDTH, bottom + below + 46, title or y.label or x.label, parts)
+
+
+def by_step(records: Iterable[Mapping[str, float]], metric: str, name: str = "") -> Marks:
+    """Return the line of a metric of `records` with steps; an evaluation is dotted."""
+    found = [(one["step"], one[metric]) for one in records if metric in one]
+    kind = "line" if metric.startswith(("train/", "speed/")) else "dotted"
+    return Marks(name or metric, *([both[i] for both in found] for i in (0, 1)), kind)
 
 
 def restyled(one: Marks, place: int) -> Marks:
@@ -145,7 +152,7 @@ class _Scale:
 def _shown(one: Marks, x: Axis, y: Axis) -> Marks:
     """Leave out points that an axis cannot show, and most of those of a long line."""
     if one.kind in ("rule", "shade"):
-        return one
+        return dataclasses.replace(one, style=one.kind)
     kept = [
         i
         for i, (at, value) in enumerate(zip(one.xs, one.ys, strict=True))
@@ -173,13 +180,10 @@ def _drawn(
         return
     pixels = [(across(x), down(y)) for x, y in zip(one.xs, one.ys, strict=True)]
     drawn, name = pixels, "polyline"
-    if one.kind == "steps":
-        corners = (at for a, b in itertools.pairwise(pixels) for at in (a, (b[0], a[1])))
-        drawn = [*corners, *pixels[-1:]]
-    elif one.kind == "area":
+    if one.kind == "area":
         below = [(across(x), down(y)) for x, y in zip(one.xs, one.starts, strict=True)]
         drawn, name = [*pixels, *below[::-1]], "polygon"
-    if one.kind in ("line", "dotted", "steps", "area"):
+    if one.kind in ("line", "dotted", "area"):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
         yield f'<{name} points="{points}"/>'
     for i, (x, y) in enumerate(pixels if one.kind != "area" else ()):
@@ -199,7 +203,7 @@ def _drawn(
             if len(pixels) <= _MOST_TEXTS and _room(tip) < wide:
                 yield _text(x, y + 4, tip, "mid light" if start > 0.5 else "mid")
         else:  # points of a line are seen when they are pointed at
-            style, size = ("hit", 5) if one.kind in ("line", "steps") else ("", 3.4)
+            style, size = ("hit", 5) if one.kind == "line" else ("", 3.4)
             yield _tag("circle", style, tip, cx=x, cy=y, r=size)
 
 

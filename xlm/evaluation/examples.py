@@ -211,23 +211,21 @@ def examples_table(examples: Sequence[Example]) -> str:
 
 def example_cards(examples: Sequence[Example]) -> str:
     """Return the examples as HTML: a line each, which opens."""
-    return "".join(_card(one, i == 0) for i, one in enumerate(examples))
-
-
-def _card(one: Example, is_open: bool) -> str:
-    before, _, after = (html.escape(part) for part in one.text.partition(GAP))
-    found = dict(one.likeliest) | {one.truth: one.probability}  # the truth comes last if unlikely
-    lines = "".join(
-        f"<li{' class=truth' * (piece == one.truth)}><bdi>{html.escape(_holder(piece))}</bdi>"
-        f'<span>{_percent(share)} %</span><i style="width: {100 * share:.1f}%"></i></li>'
-        for piece, share in found.items()
-    )
-    return (
-        f'<details class="example" name="example"{" open" * is_open}><summary>'
-        f"{html.escape(label(one.language))} <small>the truth is guess {one.rank:,}</small>"
-        f'</summary><blockquote dir="auto">{before}<mark>____</mark>{after}</blockquote>'
-        f"<ol>{lines}</ol></details>\n"
-    )
+    found = []
+    for one in examples:
+        text = html.escape(one.text).replace(GAP, "<mark>____</mark>")
+        guesses = dict(one.likeliest) | {one.truth: one.probability}  # an unlikely truth is last
+        lines = "".join(
+            f"<li{' class=truth' * (piece == one.truth)}><bdi>{html.escape(_holder(piece))}</bdi>"
+            f'<span>{_percent(share)} %</span><i style="width: {100 * share:.1f}%"></i></li>'
+            for piece, share in guesses.items()
+        )
+        found.append(
+            f'<details class="example" name="example"{" open" * (not found)}><summary>'
+            f"{html.escape(label(one.language))} <small>the truth is guess {one.rank:,}</small>"
+            f'</summary><blockquote dir="auto">{text}</blockquote><ol>{lines}</ol></details>\n'
+        )
+    return "".join(found)
 
 
 def _prediction(piece: str, probability: float) -> str:

@@ -232,7 +232,7 @@ def _plot_shares(samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndar
         sizes, passes = _sizes(one), epochs[one.method]
         right.append(Marks(title, sizes[passes > 0], passes[passes > 0], "dots"))
     lowest, highest = _range([np.array(list(_shares(one).values())) for one in samplings])
-    right.append(Marks("one epoch", [], [1.0], "rule", style="rule"))
+    right.append(Marks("one epoch", [], [1.0], "rule"))
     low, high = _range(list(epochs.values()))
     first = charts.chart(
         left, Axis("pairs, largest share first", is_log=True),

@@ -327,15 +327,10 @@ def _by_step(
     exact_from: float = float("inf"), more: Sequence[Marks] = (),
 ) -> str:  # fmt: skip
     """Draw a line for each metric, by label, and labelled levels; shade the exact steps."""
-    marks = [
-        Marks(name, [step for step, _ in found], [value for _, value in found],
-              "line" if metric.startswith("train/") else "dotted")
-        for name, metric in lines.items()
-        if (found := [(one["step"], one[metric]) for one in metrics if metric in one])
-    ]  # fmt: skip
+    marks = [charts.by_step(metrics, metric, name) for name, metric in lines.items()]
+    marks += [Marks(name, [], [level], "rule") for name, level in levels.items()]
     last = max((record["step"] for record in metrics), default=0)
-    marks += [Marks(name, [], [level], "rule", style="rule") for name, level in levels.items()]
     if exact_from < last:
-        ends = [exact_from, last]
-        marks.append(Marks("steps with the exact softmax", ends, [], "shade", style="shade"))
-    return charts.chart([*marks, *more], Axis("step"), Axis(named))
+        marks.append(Marks("steps with the exact softmax", [exact_from, last], [], "shade"))
+    there = [one for one in (*marks, *more) if len(one.xs) or len(one.ys)]
+    return charts.chart(there, Axis("step"), Axis(named))

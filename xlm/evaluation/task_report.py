@@ -17,7 +17,7 @@ from xlm.evaluation.tasks import TaskData
 from xlm.training.metrics import read_metrics
 
 _ROWS = 20  # of the tables of errors and confusions
-_DRAWN, _NUMBERED = 30, 12  # classes of a confusion that is drawn, and drawn with numbers
+_DRAWN = 30  # classes of a confusion that is drawn
 _LANGUAGES = 8  # whose F1 has a column each
 _TEXT = 300  # characters of a text that are shown
 _SCORES = """\
@@ -98,9 +98,6 @@ def _confusion_chart(matrix: np.ndarray, labels: Sequence[str]) -> str:
     rows, columns = np.indices(matrix.shape).reshape(2, -1)
     counts = [f"{count:,}" for count in matrix.flat]
     names = [label[:20] for label in labels]
-    if len(labels) > _NUMBERED:
-        counts = [f"{names[i]} as {names[j]}: {count}"
-                  for i, j, count in zip(rows, columns, counts, strict=True)]  # fmt: skip
     cells = Marks("", columns, rows, "cells", shares.ravel().tolist(), "c0", counts)
     return charts.chart([cells], Axis("predicted", names=names), Axis("gold", names=names))
 
@@ -151,19 +148,10 @@ def _text(data: TaskData, place: int) -> tuple[str, str]:
 
 def _curves(folder: pathlib.Path, metric: str, results: Mapping[str, Any]) -> str:
     records = read_metrics(folder / "metrics.jsonl")
-    losses, score = ("train/loss", "validation/loss"), f"validation/{metric}"
-    lines = {name: [(one["step"], one[name]) for one in records if name in one]
-             for name in (*losses, score)}  # fmt: skip
-    marks = {
-        name: Marks(name, *([one[i] for one in points] for i in (0, 1)),
-                    "line" if name.startswith("train/") else "dotted")
-        for name, points in lines.items()
-    }  # fmt: skip
-    upper, lower = [marks[one] for one in losses], [marks[score]]
+    upper = [charts.by_step(records, name) for name in ("train/loss", "validation/loss")]
     if "label_entropy" in results:
-        level = [results["label_entropy"]]
-        upper.append(Marks("loss without text", [], level, "rule", style="rule"))
-    chosen = [results["selected"]["step"]]
-    lower.append(Marks("chosen checkpoint", chosen, [], "rule", style="rule"))
+        upper.append(Marks("loss without text", [], [results["label_entropy"]], "rule"))
+    lower = [charts.by_step(records, f"validation/{metric}")]
+    lower.append(Marks("chosen checkpoint", [results["selected"]["step"]], [], "rule"))
     axes = zip((upper, lower), ("loss", metric), strict=True)
     return charts.stacked([charts.chart(of, Axis("step"), Axis(name)) for of, name in axes])

@@ -1,13 +1,11 @@
 """The report of many fine-tuning runs: tables per task and language, averages, comparisons."""
 
 import pathlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from input_pipeline.tasks.tasks import TASKS
-from xlm.common import artifacts, charts, html_report, tables
-from xlm.common.charts import Axis, Marks
+from xlm.common import artifacts, html_report, tables
 from xlm.evaluation import xtreme_runs
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
 from xlm.evaluation.xtreme_runs import Variant, average, averaged_languages, names, transfer_gap
@@ -25,23 +23,21 @@ _RULES = {
 def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
-    """Write report.md and .html, two tables as CSV and a plot a task; return the first's path."""
-    for task, of_task in _by_task(xtreme_runs.chosen(variants)).items():
-        charts.save(_plot_task(of_task, averaged_languages(of_task)), folder / _plot(task))
+    """Write report.md and .html and two tables as CSV; return the first's path."""
     for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
         artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
     return html_report.write(folder, page(variants, published))
 
 
 def page(variants: Sequence[Variant], published: Published) -> str:
-    """Return the report as Markdown; its plots are named by their tasks."""
+    """Return the report as Markdown."""
     best = xtreme_runs.chosen(variants)
     sections = ["# Fine-tuning", _how(best), "## Averages", averages_table(best)]
     if gaps := gap_table(best, published):
         sections += ["## Cross-lingual transfer gap", _GAP_NOTE, gaps]
     for task, of_task in _by_task(best).items():
         title, table = tables.escaped(task), task_table(of_task, published)
-        sections += [f"## {title}", table, f"![{title}]({_plot(task)})"]
+        sections += [f"## {title}", table]
         if comparison := comparison_table(of_task, published):
             sections += ["Beside the papers, scores averaged over languages:", comparison]
     if sweeps := sweep_table(variants, best):
@@ -273,10 +269,6 @@ def _record(one: Variant, found: xtreme_runs.Statistic | None, **of: object) -> 
     }  # fmt: skip
 
 
-def _plot(task: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", task) + ".svg"
-
-
 def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {}
     for one in variants:
@@ -314,40 +306,3 @@ def _mark(one: Variant, languages: Iterable[str]) -> str:
 
 def _marked(one: Variant, score, languages: Sequence[str]) -> str:
     return _cell(one, score, languages) + _mark(one, languages)
-
-
-def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str]) -> str:
-    """Draw a row per language and for the average: dots are variants, bars standard deviations."""
-    scores = [_percents(one, averaged) for one in of_task]
-    # The average, then languages: those of the first variant best first, then the others'.
-    labels = list(
-        dict.fromkeys(
-            name
-            for found in scores
-            for name in sorted(found, key=lambda name: (name != "average", -found[name][0]))
-        )
-    )
-    marks = []
-    for i, (name, found) in enumerate(zip(names(of_task), scores, strict=True)):
-        rows = [labels.index(one) + 0.6 * (i + 0.5) / len(of_task) - 0.3 for one in found]
-        centers = [center for center, _ in found.values()]
-        low, high = ([c + sign * s for c, s in found.values()] for sign in (-1, 1))
-        tips = [f"{of}, {name}: {c:.1f}" + f" ± {s:.1f}" * bool(s) for of, (c, s) in found.items()]
-        marks += [charts.restyled(Marks("", high, rows, "spans", low, tips=tips), i),
-                  charts.restyled(Marks(name, centers, rows, "dots", tips=tips), i)]  # fmt: skip
-    metrics = xtreme_runs.averaged_metrics(of_task[0].task)
-    label = f"{' and '.join(metrics)}{', their mean' * (len(metrics) > 1)} (%)"
-    title = f"{of_task[0].table}: score by language"
-    return charts.chart(marks, Axis(label), Axis(names=labels), title=title)
-
-
-def _percents(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return per cent and standard deviation of each language, and of the average of several."""
-    found = {language: one.over_seeds(average, {language}) for language in one.languages}
-    if len(found) > 1:
-        found["average"] = one.over_seeds(average, averaged)
-    return {
-        name: (100 * value.center, 100 * (value.spread or 0.0))
-        for name, value in found.items()
-        if value is not None
-    }

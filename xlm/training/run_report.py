@@ -1,6 +1,7 @@
 """A run by its files: the page that shows it while it trains, and several runs side by side."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import re
@@ -18,23 +19,14 @@ from xlm.training.clock import GOODPUT, PARTS
 from xlm.training.metrics import read_metrics
 
 # Metrics that a page shows by step; others stay in the files.
-_LOSSES = ("train/mlm_loss", "train/loss", "eval/loss")
 _SPEED, _OF = "speed/tokens_per_second", "eval/loss/"
-_KEPT = re.compile(rf"{'|'.join(_LOSSES)}|{_OF}.*|validation/[^/]*|rtd/own/auc|{_SPEED}")
+_KEPT = re.compile(rf"train/(mlm_)?loss|eval/loss|{_OF}.*|validation/[^/]*|rtd/own/auc|{_SPEED}")
 _RELOAD = '<meta http-equiv="refresh" content="30">\n'  # seconds
 
 
 @dataclasses.dataclass
 class Run:
-    """What the files of a run hold.
-
-    Attributes:
-      folder: that of its metrics.
-      settings: values by dotted key.
-      records: metrics by steps taken.
-      results: losses of report/results.json, by language.
-      statistics: of the rows by language, and the digest of their `tokenizer`; "" if unknown.
-    """
+    """What the files of a run hold: metrics by step, losses of results.json, meta.json of rows."""
 
     name: str
     folder: pathlib.Path
@@ -47,7 +39,7 @@ class Run:
     def add(self, step: int, values: Mapping[str, float]) -> bool:
         """Take metrics after `step` steps; return whether a page shows evaluations among them."""
         kept = {name: one for name, one in values.items() if _KEPT.fullmatch(name)}
-        self.records.setdefault(step, {}).update(kept)
+        self.records.setdefault(step, {}).update(kept, step=step)
         return any(name.startswith(("eval/", "validation/")) for name in kept)
 
     @property
@@ -55,18 +47,16 @@ class Run:
         """Steps taken, and steps to take: 0 if the settings do not say."""
         return max(self.records, default=0), int(self.settings.get("train.num_steps", 0))
 
-    def line(self, metric: str, name: str, style: str = "") -> Marks:
-        found = [(step, of[metric]) for step, of in sorted(self.records.items()) if metric in of]
-        steps, values = zip(*found, strict=True) if found else ((), ())
-        kind = "line" if metric.startswith(("train/", "speed/")) else "dotted"
-        return Marks(name, steps, values, kind, style=style)
+    def line(self, metric: str, name: str = "") -> Marks:
+        return charts.by_step((self.records[step] for step in sorted(self.records)), metric, name)
 
     def by_language(self) -> dict[str, float]:
         """Losses of the evaluation after training, or else of the latest one."""
         if self.results:
             return {language: of["loss"] for language, of in self.results.items()}
-        found = (of for _, of in sorted(self.records.items(), reverse=True) if "eval/loss" in of)
-        return {k.removeprefix(_OF): v for k, v in next(found, {}).items() if k.startswith(_OF)}
+        last = max((step for step, of in self.records.items() if "eval/loss" in of), default=0)
+        found = self.records.get(last, {})
+        return {k.removeprefix(_OF): v for k, v in found.items() if k.startswith(_OF)}
 
     def in_bits(self) -> "Run":
         """Return the run with its held-out losses in bits a character, and no others."""
@@ -124,79 +114,80 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
 def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.Path:
     """Write report.md, report.html and charts of one run, or of several side by side."""
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
-    shown, unit = list(runs), "nats a token"
+    shown, unit, lacking = (
+        list(runs),
+        "nats a token",
+        [one.name for one in runs if not one.tokenizer],
+    )
+    if not all(run.results for run in runs):  # evaluations in training are of less text
+        shown = [dataclasses.replace(run, results={}) for run in runs]
     if len(runs) == 1:
         parts.append(f"Written on {time.strftime('%Y-%m-%d at %H:%M:%S')}.")
-    elif len({run.tokenizer for run in runs}) == 1 and runs[0].tokenizer:
-        parts.append("The runs have one vocabulary. Losses are in nats a token.")
-    elif lacking := [run.name for run in runs if not run.tokenizer]:
-        shown = [dataclasses.replace(run, results={}, records={}) for run in runs]
+    elif lacking:
+        shown = []
         parts.append(
             "**The losses are not compared.** Nats a token compare runs of one vocabulary only. "
-            "Bits a character need rows/meta.json, which is not in "
-            f"{tables.escaped(', '.join(lacking))}."
+            f"Bits a character need rows/meta.json, which {tables.escaped(', '.join(lacking))} lacks."
         )
+    elif len({run.tokenizer for run in runs}) == 1:
+        parts.append("The runs have one vocabulary. Held-out losses are in nats a token.")
     else:
-        shown, unit = [run.in_bits() for run in runs], "bits a character"
+        shown, unit = [run.in_bits() for run in shown], "bits a character"
         parts.append("The vocabularies differ. Held-out losses are in bits a character.")
-    if len({str(_heldout(run)) for run in runs}) > 1:
-        parts.append("**The held-out texts differ in length. Compare with care.**")
-    parts += [*_curves(folder, shown, unit), *_by_language(folder, shown, unit)]
+    texts = [
+        {one: of["heldout"]["characters"] for one, of in run.statistics.items()} for run in runs
+    ]
+    if any(one != texts[0] for one in texts):
+        parts.append("**The held-out texts differ. Compare with care.**")
+    parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
     parts += [*time_section(folder, runs), *_differences(runs)]
     return html_report.write(folder, tables.page(*parts), head=head)
-
-
-def _heldout(run: Run) -> list[tuple[str, int]]:
-    return sorted((name, of["heldout"]["characters"]) for name, of in run.statistics.items())
 
 
 def _status(run: Run) -> str:
     step, total = run.progress
     state = "trained" if 0 < total <= step else "training"
-    text = (
-        f"**{tables.escaped(run.name)}: {state}, step {step:,}{f' of {total:,}' * bool(total)}.**"
-    )
-    for loss in run.line("eval/loss", "").ys[-1:]:
+    of_total = f" of {total:,}" if total else ""
+    text = f"**{tables.escaped(run.name)}: {state}, step {step:,}{of_total}.**"
+    for loss in run.line("eval/loss").ys[-1:]:
         text += f" The held-out loss is {loss:.3f} nats a token, the mean of the languages."
     return text
 
 
-def _curves(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterator[str]:
+def _curves(
+    folder: pathlib.Path, runs: Sequence[Run], shown: Sequence[Run], unit: str
+) -> Iterator[str]:
+    """Draw losses by step, of training of one run only: output layers have losses of their own."""
     there = {name: None for run in runs for of in run.records.values() for name in of}
-    losses = [name for name in _LOSSES if name in there]
-    if "train/mlm_loss" in losses:
-        losses.remove("train/loss")
-    panels = {f"loss ({unit})": losses[::-1]}
-    panels |= {name: [name] for name in there if name.startswith(("validation/", "rtd/"))}
-    for i, (y, names) in enumerate(panels.items()):
-        lines = [run.line(name, f"{run.name}, {name}" if runs[1:] else name)
-                 for name in names for run in runs]  # fmt: skip
-        if lines:
-            svg = charts.chart(lines, Axis("step"), Axis(y))
-            charts.save(svg, folder / f"curves{i}.svg")
+    losses = ["eval/loss", "train/mlm_loss" if "train/mlm_loss" in there else "train/loss"]
+    panels = [(f"loss ({unit})", shown, losses[: 1 + (len(runs) == 1)])]
+    panels += [(name, runs, [name]) for name in there if name.startswith(("validation/", "rtd/"))]
+    for i, (y, of, names) in enumerate(panels):
+        found = (run.line(name, run.name if runs[1:] else "") for name in names for run in of)
+        if lines := [line for line in found if line.xs]:
+            charts.save(charts.chart(lines, Axis("step"), Axis(y)), folder / f"curves{i}.svg")
             yield f"![{y} by step](curves{i}.svg)"
 
 
 def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterator[str]:
-    found = {run.name: run.by_language() for run in runs}
-    first, *_, last = [*found.values(), *found.values()]
-    order = sorted({one for of in found.values() for one in of}, key=lambda one: last.get(one, 0.0))
-    if not order:
+    found = {tables.escaped(run.name): run.by_language() for run in runs}
+    if not any(found.values()):
         return
-    marks = [Marks(name, list(of.values()), [order.index(one) for one in of], "dots")
-             for name, of in found.items()]  # fmt: skip
+    first, *_, last = [*found.values()] * 2
+    order = sorted({*itertools.chain(*found.values())}, key=lambda one: last.get(one, math.inf))
+    marks = [Marks(run.name, list(of.values()), [order.index(one) for one in of], "dots")
+             for run, of in zip(runs, found.values(), strict=True)]  # fmt: skip
     names = Axis(names=[label(one) for one in order])
     charts.save(charts.chart(marks, Axis(f"loss ({unit})"), names), folder / "languages.svg")
-    rows: list[dict[str, Any]] = [
-        {"language": one} | {tables.escaped(name): of.get(one) for name, of in found.items()}
-        for one in order
-    ]
-    for row, one in zip(rows, order, strict=True) if len(found) == 2 else ():
-        row["difference"] = last.get(one, math.nan) - first.get(one, math.nan)
-    formats = dict.fromkeys(list(rows[0])[1:], ".3f") | {"difference": "+.3f"}
+    rows = [{"language": one} | {name: of.get(one) for name, of in found.items()} for one in order]
+    if len(runs) == 2:
+        rows = [row | {"difference": last.get(row["language"], math.nan)
+                       - first.get(row["language"], math.nan)} for row in rows]  # fmt: skip
+    formats = dict.fromkeys(found, ".3f") | {"difference": "+.3f"}
     yield f"## Losses by language, in {unit}"
     yield "![Losses by language](languages.svg)"
-    yield tables.markdown(rows, formats, mean=list(rows[0])[1:])
+    whole = all(of.keys() == first.keys() for of in found.values())
+    yield tables.markdown(rows, formats, mean=list(rows[0])[1:] if whole else ())
 
 
 def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
