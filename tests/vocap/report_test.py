@@ -260,7 +260,7 @@ class PageTest(parameterized.TestCase):
         )
         content = (folder / "report.html").read_text(encoding="utf-8")
         self.assertEqual('id="explorer"' in content, method == "vocap")
-        self.assertIn("<h2>Sizes</h2>", content)
+        self.assertIn(">Sizes</h2>", content)
         for path in folder.iterdir():
             self.assertNotEqual(path.read_bytes(), b"old")
         record = json.loads((folder / "allocation.json").read_text(encoding="utf-8"))

@@ -77,7 +77,10 @@ def write_report(
     examples = examples_table(results.examples)
     if examples:
         parts += ["## Examples", _EXAMPLES_NOTE, examples]
-    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE, *more]
+    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
+    off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
+    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
+    parts += [tables.markdown(off, left=3), *more]
     if results.detection:
         svg = _by_step(metrics, _AUC, {"chance": 0.5}, "AUC, mean of languages")
         charts.save(svg, folder / "detection.svg")
@@ -254,9 +257,10 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
             f"times the {chance:.1%} of chance."
         )
     ranked = sorted(rows, key=lambda row: row["loss"] - row["unigram"])
-    text += f"\n\nMost was learned in {', '.join(map(_gain, ranked[:3]))}."
-    if behind := [_gain(row) for row in ranked if row["loss"] >= row["unigram"]]:
-        text += f" **Nothing was learned from context in {tables.named(behind, 10)}.**"
+    if below:
+        text += f"\n\nFurthest below, in nats: {', '.join(map(_gain, ranked[: min(below, 3)]))}."
+    if behind := tables.named(list(map(_gain, ranked[below:])), 10):
+        text += f"\n\n**Nothing was learned from context in {behind}.**"
     text += (
         f"\n\nMeans over {len(rows)} languages, {store.vocab_size} pieces, {results.step} steps. "
         f"{bits:.3f} bits a character."
@@ -271,9 +275,7 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
             "\n\n**The training rows have seen much of the held-out text of some languages, whose "
             f"losses are too low: {', '.join(leaked)}.**"
         )
-    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
-    off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
-    return tables.page(text, tables.markdown(off, left=3)).rstrip()
+    return text
 
 
 def _gain(row: tables.Row) -> str:

@@ -127,7 +127,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
         shown = []
         parts.append(
             "**The losses are not compared.** Nats a token compare runs of one vocabulary only. "
-            f"Bits a character need rows/meta.json, which {tables.escaped(', '.join(lacking))} lacks."
+            f"There is no rows/meta.json, for bits a character, in {', '.join(lacking)}."
         )
     elif len({run.tokenizer for run in runs}) == 1:
         parts.append("The runs have one vocabulary. Held-out losses are in nats a token.")
