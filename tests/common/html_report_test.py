@@ -36,6 +36,15 @@ for (const word of ["swah", "TRADI", "nowhere", ""]) {
 document.title = JSON.stringify(seen);
 </script>"""
 
+POINT = """<script>
+const paper = () => getComputedStyle(document.body).backgroundColor;
+const before = paper();
+document.querySelector("#theme").click();
+const move = new PointerEvent("pointermove", { bubbles: true });
+document.querySelector("circle").dispatchEvent(move);
+document.title = JSON.stringify([before, paper(), document.querySelector("#tip").textContent]);
+</script>"""
+
 
 class Parsed(html.parser.HTMLParser):
     """Cells, images, tags and attributes of a page."""
@@ -108,6 +117,29 @@ class PageTest(parameterized.TestCase):
         self.assertEqual([seen[3][0], *seen[3][-3:-1]], ["en", "sw", "zh_Hant"])
         self.assertEqual(seen[4][:3], ["en", "sw", "zh_Hant"])
         self.assertEqual([*seen[7][:2], *seen[7][-2:]], ["en", "sw", "zh_Hant", "mean"])
+
+    def test_a_person_points_at_charts_and_chooses_dark(self):
+        dots = charts.Marks(EVIL, [1], [2], "dots")
+        charts.save(charts.chart([dots]), self.folder / "a.svg")
+        page = self.written("# A", "![a](a.svg)").replace("</body>", f"{POINT}</body>")
+        found = re.search("<title>(.*?)</title>", browser.document(self, page))
+        before, after, said = json.loads(html.unescape(found[1]))
+        self.assertNotEqual(before, after)
+        self.assertEqual(said, f"{EVIL}: 2 at 1")
+
+    def test_a_part_has_html_of_its_own_and_headings_have_links(self):
+        table = tables.markdown([{"a": 1}])
+        html_report.write(self.folder, tables.page("# A", "## B", "## C", "## D", table),
+                          instead={table: "<b>other</b>"}, head="<base>")  # fmt: skip
+        page = (self.folder / "report.html").read_text(encoding="utf-8")
+        found = Parsed(page)
+        links = [value[1:] for key, value in found.attributes if key == "href"]
+        self.assertLen(links, 3)
+        self.assertContainsSubset(links, [v for key, v in found.attributes if key == "id"])
+        self.assertIn("<b>other</b>", page)
+        self.assertIn("base", found.tags)
+        self.assertEqual((self.folder / "report.md").read_text().count("| a |"), 1)
+        self.assertNotIn("table", found.tags)
 
     @parameterized.parameters(
         ("sw", "Swahili"), ("swh_Latn", "Swahili (Latin)"), ("spa-MX", "Spanish (MX)"),

@@ -30,9 +30,8 @@ def write(
 ) -> pathlib.Path:
     """Write a report in Markdown as report.md, and as report.html; return the path of the first.
 
-    The page has the charts of `folder` that the text shows, which must be there before (see
-    `charts.save`). `instead` is HTML for the page by the part of the text that it replaces there.
-    `head` is more for the head of the page.
+    The page has the charts of `folder` that the text shows, files of `charts.save`. `instead` is
+    HTML by the part of the text that it replaces in the page, and `head` is more for its head.
     """
     artifacts.write_text(folder / MARKDOWN, text)
     artifacts.write_text(folder / PAGE, page(body(text, folder, instead), _title(text), head))

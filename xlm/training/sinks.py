@@ -99,7 +99,7 @@ def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _report(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Write the page of the run at its start, at each evaluation and at its end."""
+    """Write the page of the run at its start and at each evaluation, which is also its end."""
     is_train = folder.name == "train" and (folder.parent / "rows").exists()
     workdir = folder.parent if is_train else folder
     run = run_report.read(workdir)
@@ -111,7 +111,6 @@ def _report(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
     run_report.write_live(page, run)
     yield write
-    run_report.write_live(page, run)
 
 
 SINKS = {"report": _report, "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
