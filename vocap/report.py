@@ -258,6 +258,7 @@ def _size(one: Mapping[str, Any]) -> str:
 
 def allocation_table(record: Record) -> str:
     """Format the languages and their sizes as a table (paper Table 9), most text first."""
+    scores = record["scores"][methods(record)[0]] if record.get("scores") else {}
     rows = []
     for language, one in by_amount(record):
         row = {
@@ -269,8 +270,8 @@ def allocation_table(record: Record) -> str:
         if one["allocated"] is not None:
             alp = one["alp"][one["sizes"].index(one["allocated"])]
             row |= {"allocated": _size(one), "ALP (nats/sentence)": f"{alp:.1f}"}
-        if found := next(iter(record.get("scores", {}).values()), {}).get(language):
-            row["tokens/sentence"] = f"{found['tokens_per_sentence']:.1f}"
+        if language in scores:
+            row["tokens/sentence"] = f"{scores[language]['tokens_per_sentence']:.1f}"
         rows.append(row)
     return tables.markdown(rows)
 

@@ -11,12 +11,12 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xlm.common import artifacts
 
 STYLE = pathlib.Path(__file__).with_name("charts.css")
-Values = Sequence[float]
+Values = Any  # a sequence or array of numbers
 _WIDTH, _RIGHT, _LETTER, _COLOURS = 760, 744, 6.1, 10  # pixels; colours of charts.css
 _ROW, _LEAST_ROW, _TICKS = 19, 9, 7  # pixels of a row, of one with a name; ticks of an axis
 _MOST_POINTS, _MOST_TEXTS, _MOST_TIPS = 200, 150, 1000  # of a line; of cells
@@ -78,11 +78,12 @@ def chart(
     return _svg(_WIDTH, bottom + below + 46, title or y.label or x.label, parts)
 
 
-def by_step(records: Iterable[Mapping[str, float]], metric: str, name: str = "") -> Marks:
+def by_step(records: Sequence[Mapping[str, float]], metric: str, name: str = "") -> Marks:
     """Return the line of a metric of `records` with steps; an evaluation is dotted."""
-    found = [(one["step"], one[metric]) for one in records if metric in one]
+    found = [one for one in records if metric in one]
+    steps, values = ([one[key] for one in found] for key in ("step", metric))
     kind = "line" if metric.startswith(("train/", "speed/")) else "dotted"
-    return Marks(name or metric, *([both[i] for both in found] for i in (0, 1)), kind)
+    return Marks(name or metric, steps, values, kind)
 
 
 def restyled(one: Marks, place: int) -> Marks:
@@ -162,7 +163,7 @@ def _shown(one: Marks, x: Axis, y: Axis) -> Marks:
     if one.kind == "line" and len(kept) > _MOST_POINTS:
         kept = [*kept[:: math.ceil(len(kept) / _MOST_POINTS)], kept[-1]]
     fields = ((name, getattr(one, name)) for name in ("xs", "ys", "starts", "tips"))
-    found = {name: [of[i] for i in kept] if len(of) else () for name, of in fields}
+    found: dict[str, Any] = {name: [of[i] for i in kept] if len(of) else () for name, of in fields}
     return dataclasses.replace(one, **found)
 
 
@@ -191,15 +192,15 @@ def _drawn(
         start = one.starts[i] if one.starts else 0.0
         if one.kind == "bars":
             begin, end = sorted((x, across(start)))
-            box = {"x": begin, "y": y - row / 3, "width": end - begin, "height": row / 1.5}
-            yield _tag("rect", "bar", tip, **box)
+            at: Any = {"x": begin, "y": y - row / 3, "width": end - begin, "height": row / 1.5}
+            yield _tag("rect", "bar", tip, **at)
         elif one.kind == "spans":
             yield _line("span", across(start), y, x, y, tip)
         elif one.kind == "cells":
             wide, gap = across(1) - across(0), row > _LEAST_ROW
-            box = {"x": x - wide / 2, "y": y - row / 2, "width": wide - gap, "height": row - gap}
+            at = {"x": x - wide / 2, "y": y - row / 2, "width": wide - gap, "height": row - gap}
             tip = tip if len(pixels) <= _MOST_TIPS else ""
-            yield _tag("rect", "cell", tip, f'fill-opacity="{start:.2f}"', **box)
+            yield _tag("rect", "cell", tip, f'fill-opacity="{start:.2f}"', **at)
             if len(pixels) <= _MOST_TEXTS and _room(tip) < wide:
                 yield _text(x, y + 4, tip, "mid light" if start > 0.5 else "mid")
         else:  # points of a line are seen when they are pointed at
@@ -232,8 +233,8 @@ def _axes(
     for i, name in enumerate(y.names if row >= _LEAST_ROW else ()):
         yield _text(left - 6, down(i) + 4, name, "end")
     for i, name in enumerate(x.names):
-        at = across(i) + 4, bottom + 8
-        yield _text(*at, name, "end", f'transform="rotate(-60 {at[0]:.1f} {at[1]:.1f})"')
+        px, py = across(i) + 4, bottom + 8
+        yield _text(px, py, name, "end", f'transform="rotate(-60 {px:.1f} {py:.1f})"')
     below = bottom + 36 + 0.87 * max(map(_room, x.names), default=0)
     yield _text((left + _RIGHT) / 2, below, x.label, "mid soft")
     yield _text(12, middle, y.label, "mid soft", f'transform="rotate(-90 12 {middle:.1f})"')

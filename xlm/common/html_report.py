@@ -49,8 +49,8 @@ def body(text: str, folder: pathlib.Path, instead: Mapping[str, str] | None = No
     for part, name in zip(instead or {}, fragments, strict=True):
         text = text.replace(part, name, 1)
     tokens = markdown.parse(text)
-    headings = []
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+    headings: list[str] = []
+    for token, after in itertools.pairwise(tokens):
         if token.type == "td_open":
             token.attrSet("dir", "auto")
         if token.type == "heading_open" and token.tag == "h2":
@@ -65,8 +65,8 @@ def body(text: str, folder: pathlib.Path, instead: Mapping[str, str] | None = No
     found = markdown.renderer.render(tokens, markdown.options, {})
     found = found.replace("<table>", '<div class="scroll"><table>')
     found = found.replace("</table>", "</table></div>")
-    for name, one in fragments.items():
-        found = found.replace(f"<p>{name}</p>", one, 1)
+    for name, fragment in fragments.items():
+        found = found.replace(f"<p>{name}</p>", fragment, 1)
     links = f"<nav>{' '.join(headings)}</nav>\n" if len(headings) > 2 else ""
     return found.replace("</h1>\n", f"</h1>\n{links}{_FILTER}", 1)
 

@@ -48,7 +48,7 @@ class Run:
         return max(self.records, default=0), int(self.settings.get("train.num_steps", 0))
 
     def line(self, metric: str, name: str = "") -> Marks:
-        return charts.by_step((self.records[step] for step in sorted(self.records)), metric, name)
+        return charts.by_step([self.records[step] for step in sorted(self.records)], metric, name)
 
     def by_language(self) -> dict[str, float]:
         """Losses of the evaluation after training, or else of the latest one."""
@@ -179,7 +179,9 @@ def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterat
              for run, of in zip(runs, found.values(), strict=True)]  # fmt: skip
     names = Axis(names=[label(one) for one in order])
     charts.save(charts.chart(marks, Axis(f"loss ({unit})"), names), folder / "languages.svg")
-    rows = [{"language": one} | {name: of.get(one) for name, of in found.items()} for one in order]
+    rows: list[dict[str, Any]] = [
+        {"language": one} | {name: of.get(one) for name, of in found.items()} for one in order
+    ]
     if len(runs) == 2:
         rows = [row | {"difference": last.get(row["language"], math.nan)
                        - first.get(row["language"], math.nan)} for row in rows]  # fmt: skip
@@ -194,7 +196,8 @@ def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
     """Return the parts of a report on where the time of runs went, and their speed."""
     last = {run.name: next(iter(read_metrics(run.folder / GOODPUT)[-1:]), {}) for run in runs}
     timed = {name: [of[part] for part in PARTS] for name, of in last.items() if of}
-    parts, bars, rows = [], [], [{"part": part} for part in PARTS]
+    parts, bars = [], []
+    rows: list[dict[str, Any]] = [{"part": part} for part in PARTS]
     for i, part in enumerate(PARTS):
         shares = {name: [100 * one / sum(of) for one in of] for name, of in timed.items()}
         ends = [sum(of[: i + 1]) for of in shares.values()]
