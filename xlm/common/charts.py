@@ -252,8 +252,7 @@ def _legend(entries: Sequence[tuple[str, str]], top: float) -> tuple[float, str]
     return y + 14 if entries else top, "".join(parts)
 
 
-def _room(text: str) -> float:
-    """Pixels that a text takes, about."""
+def _room(text: str) -> float:  # pixels, about
     return _LETTER * sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 

@@ -107,8 +107,7 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
     with tempfile.TemporaryDirectory() as name:
         write(pathlib.Path(name), [run], "" if 0 < total <= steps else _RELOAD)
         page = pathlib.Path(name, html_report.PAGE).read_text(encoding="utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
-    artifacts.write_text(folder / html_report.PAGE, page)
+        artifacts.write_text(folder / html_report.PAGE, page)
 
 
 def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.Path:
@@ -182,13 +181,12 @@ def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterat
     rows: list[dict[str, Any]] = [
         {"language": one} | {name: of.get(one) for name, of in found.items()} for one in order
     ]
-    if len(runs) == 2:
-        rows = [row | {"difference": last.get(row["language"], math.nan)
-                       - first.get(row["language"], math.nan)} for row in rows]  # fmt: skip
+    whole = all(of.keys() == first.keys() for of in found.values())
+    for row in rows if whole and len(runs) == 2 else ():
+        row["difference"] = last[row["language"]] - first[row["language"]]
     formats = dict.fromkeys(found, ".3f") | {"difference": "+.3f"}
     yield f"## Losses by language, in {unit}"
     yield "![Losses by language](languages.svg)"
-    whole = all(of.keys() == first.keys() for of in found.values())
     yield tables.markdown(rows, formats, mean=list(rows[0])[1:] if whole else ())
 
 

@@ -102,8 +102,7 @@ def _report(folder: pathlib.Path, step: int) -> Iterator[Write]:
     """Write the page of the run at its start and at each evaluation, which is also its end."""
     is_train = folder.name == "train" and (folder.parent / "rows").exists()
     workdir = folder.parent if is_train else folder
-    run = run_report.read(workdir)
-    page = workdir / "report" if is_train else workdir
+    run, page = run_report.read(workdir), workdir / "report" if is_train else workdir
 
     def write(values: Mapping[str, float], step: int) -> None:
         if run.add(step, values):
