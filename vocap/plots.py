@@ -5,6 +5,7 @@ import numpy as np
 from vocap.record import RESOURCES, Record, allocated, by_amount, methods, score_groups
 from xlm.common import charts
 from xlm.common.charts import Axis, Marks
+from xlm.common.languages import label
 
 _MAX_LINES = 20  # per panel; more languages get a panel for each third
 
@@ -47,7 +48,7 @@ def plot_sizes(record: Record) -> str:
     notes = [" (largest)" * one["at_largest"] for _, one in named]
     tips = [f"{name}: {one['allocated']:,}{note}"
             for (name, one), note in zip(named, notes, strict=True)]  # fmt: skip
-    names = [f"{name}{note}" for (name, _), note in zip(named, notes, strict=True)]
+    names = [f"{label(name)}{note}" for (name, _), note in zip(named, notes, strict=True)]
     return charts.chart(
         [
             Marks("smallest trained size", first, rows, "bars", style="c7"),

@@ -7,8 +7,10 @@ import pathlib
 
 from absl.testing import absltest
 
+from tests import commands
 from tests.folders import FolderTest
-from xlm.training import run_report, sinks
+from xlm.common import artifacts, tables
+from xlm.training import clock, run_report, sinks
 from xlm.training.run_report import Run
 
 TEXT = {"en": (300, 1000), "he": (200, 400)}  # tokens and characters
@@ -38,7 +40,7 @@ class RunReportTest(FolderTest):
 
     def test_one_vocabulary_is_compared_in_nats(self):
         text = self.written(run("a", "t", alpha=0.3), run("b", "t", factor=2.0, alpha=0.7))
-        self.assertIn("one vocabulary", text)
+        self.assertIn("vocabularies are the same", text)
         self.assertEqual(self.rows(text)["he"], ["2.000", "1.000", "-1.000"])
         self.assertEqual(self.rows(text)["`alpha`"], ["0.3", "0.7"])
         self.assertNotIn("train.num_steps", text)
@@ -52,6 +54,15 @@ class RunReportTest(FolderTest):
         curves = (self.folder / "curves0.svg").read_text(encoding="utf-8")
         self.assertIn("loss (bits a character)", curves)
         self.assertNotIn("9 at", curves)  # the training loss is in nats
+
+    def test_means_are_over_the_languages_of_all_runs(self):
+        more = run("b", "t", text={**TEXT, "ar": (10, 10)})
+        text = self.written(run("a", "t"), more)
+        self.assertIn("over the 2 languages", text)
+        self.assertNotIn("ar", self.rows(text))
+        self.assertEqual(self.rows(text)["**mean**"][:2], ["1.500", "1.500"])
+        curves = (self.folder / "curves0.svg").read_text(encoding="utf-8")
+        self.assertEqual(curves.count(": 1.5 at 20"), 2)
 
     def test_losses_that_cannot_be_compared_are_not(self):
         unknown = dataclasses.replace(run("b", "u"), tokenizer="", statistics={})
@@ -90,6 +101,30 @@ class RunReportTest(FolderTest):
         self.assertNotIn('http-equiv="refresh"', seen[2])
         self.assertNotIn("he<b>", seen[2])
         self.assertEqual([one.name for one in page.parent.iterdir()], ["report.html"])
+
+    def test_the_command_reads_runs_as_they_are_on_disk(self):
+        for parent, loss in (("a", 2.0), ("b", 1.0)):
+            train, rows = (self.folder / parent / "run" / one for one in ("train", "rows"))
+            statistics = run("a", "t").statistics
+            meta = {"statistics": statistics, "tokenizer": "t"}
+            artifacts.write_text(rows / "meta.json", json.dumps(meta))
+            metrics = [{"step": 5, "eval/loss": 9, "eval/loss/he": 9}, {"step": 10, "eval/loss": 1}]
+            metrics[1]["eval/loss/he"] = loss
+            lines = "".join(f"{json.dumps(one)}\n" for one in metrics)
+            artifacts.write_text(train / "metrics.jsonl", lines)
+            artifacts.write_text(train / "speed.jsonl", '{"step": 10, "tokens_per_second": 70}\n')
+            seconds = dict.fromkeys(clock.PARTS, 0.0) | {"step": 10, "steps": 60, "compiling": 180}
+            artifacts.write_text(train / "goodput.jsonl", f"{json.dumps(seconds)}\n")
+        names = [str(self.folder / parent / "run") for parent in "ab"]
+        out = self.folder / "out"
+        done = commands.execute("report", f"--runs={','.join(names)}", f"--output={out}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.rows((out / "report.md").read_text(encoding="utf-8"))
+        self.assertEqual(rows["he"], ["2.000", "1.000", "-1.000"])
+        self.assertEqual(rows["compiling"], ["3.0", "75.0"] * 2)
+        self.assertIn(f"report: {out}/report.html", done.stdout)
+        self.assertIn(": 70 at 10", (out / "speed.svg").read_text(encoding="utf-8"))
+        self.assertIn(tables.escaped(names[1]), done.stdout)  # their names are equal
 
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):

@@ -1,7 +1,6 @@
 """A run by its files: the page that shows it while it trains, and several runs side by side."""
 
 import dataclasses
-import itertools
 import math
 import pathlib
 import re
@@ -21,6 +20,7 @@ from xlm.training.metrics import read_metrics
 # Metrics that a page shows by step; others stay in the files.
 _SPEED, _OF = "speed/tokens_per_second", "eval/loss/"
 _KEPT = re.compile(rf"train/(mlm_)?loss|eval/loss|{_OF}.*|validation/[^/]*|rtd/own/auc|{_SPEED}")
+_UNITS = ("nats a token", "bits a character")
 _RELOAD = '<meta http-equiv="refresh" content="30">\n'  # seconds
 
 
@@ -55,24 +55,22 @@ class Run:
         if self.results:
             return {language: of["loss"] for language, of in self.results.items()}
         last = max((step for step, of in self.records.items() if "eval/loss" in of), default=0)
-        found = self.records.get(last, {})
-        return {k.removeprefix(_OF): v for k, v in found.items() if k.startswith(_OF)}
+        found = self.records.get(last, {}).items()
+        return {name.removeprefix(_OF): one for name, one in found if name.startswith(_OF)}
 
-    def in_bits(self) -> "Run":
-        """Return the run with its held-out losses in bits a character, and no others."""
-        bits = {
-            language: of["heldout"]["tokens"] / of["heldout"]["characters"] / math.log(2)
-            for language, of in self.statistics.items()
-            if of["heldout"]["characters"]
-        }
+    def compared(self, languages: Sequence[str], in_bits: bool) -> "Run":
+        """Return the run with the held-out losses of some languages, their means, and no others."""
+
+        def factor(language: str) -> float:
+            of = self.statistics[language]["heldout"]
+            return of["tokens"] / of["characters"] / math.log(2) if in_bits else 1.0
+
         records = {}
-        for step, values in self.records.items():
-            found = {f"{_OF}{one}": values[f"{_OF}{one}"] * bits[one]
-                     for one in bits if f"{_OF}{one}" in values}  # fmt: skip
-            mean = {"eval/loss": tables.mean_of(found.values())} if found else {}
-            others = {name: one for name, one in values.items() if "loss" not in name}
-            records[step] = others | found | mean
-        results = {one: {"loss": of["bits_per_character"]} for one, of in self.results.items()}
+        for step, of in self.records.items():
+            if found := {n: of[n] * factor(one) for one in languages if (n := _OF + one) in of}:
+                records[step] = found | {"step": step, "eval/loss": tables.mean_of(found.values())}
+        key = "bits_per_character" if in_bits else "loss"
+        results = {one: {"loss": self.results[one][key]} for one in languages if self.results}
         return dataclasses.replace(self, records=records, results=results)
 
 
@@ -128,11 +126,14 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
             "**The losses are not compared.** Nats a token compare runs of one vocabulary only. "
             f"There is no rows/meta.json, for bits a character, in {', '.join(lacking)}."
         )
-    elif len({run.tokenizer for run in runs}) == 1:
-        parts.append("The runs have one vocabulary. Held-out losses are in nats a token.")
     else:
-        shown, unit = [run.in_bits() for run in shown], "bits a character"
-        parts.append("The vocabularies differ. Held-out losses are in bits a character.")
+        in_bits = len({run.tokenizer for run in runs}) > 1
+        common = sorted(set.intersection(*(set(run.by_language()) for run in shown)))
+        shown, unit = [run.compared(common, in_bits) for run in shown], _UNITS[in_bits]
+        parts.append(
+            f"The vocabularies {'differ' if in_bits else 'are the same'}. Held-out losses are in "
+            f"{unit}, over the {len(common)} languages that all runs have."
+        )
     texts = [
         {one: of["heldout"]["characters"] for one, of in run.statistics.items()} for run in runs
     ]
@@ -173,21 +174,20 @@ def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterat
     if not any(found.values()):
         return
     first, *_, last = [*found.values()] * 2
-    order = sorted({*itertools.chain(*found.values())}, key=lambda one: last.get(one, math.inf))
-    marks = [Marks(run.name, list(of.values()), [order.index(one) for one in of], "dots")
+    order = sorted(last, key=last.__getitem__)
+    marks = [Marks(run.name, [of[one] for one in order], range(len(order)), "dots")
              for run, of in zip(runs, found.values(), strict=True)]  # fmt: skip
     names = Axis(names=[label(one) for one in order])
     charts.save(charts.chart(marks, Axis(f"loss ({unit})"), names), folder / "languages.svg")
     rows: list[dict[str, Any]] = [
-        {"language": one} | {name: of.get(one) for name, of in found.items()} for one in order
-    ]
-    whole = all(of.keys() == first.keys() for of in found.values())
-    for row in rows if whole and len(runs) == 2 else ():
-        row["difference"] = last[row["language"]] - first[row["language"]]
+        {"language": one} | {name: of[one] for name, of in found.items()}
+        | ({"difference": last[one] - first[one]} if len(runs) == 2 else {})
+        for one in order
+    ]  # fmt: skip
     formats = dict.fromkeys(found, ".3f") | {"difference": "+.3f"}
     yield f"## Losses by language, in {unit}"
     yield "![Losses by language](languages.svg)"
-    yield tables.markdown(rows, formats, mean=list(rows[0])[1:] if whole else ())
+    yield tables.markdown(rows, formats, mean=list(rows[0])[1:])
 
 
 def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
