@@ -77,7 +77,7 @@ class Run:
 def read(workdir: pathlib.Path) -> Run:
     """Read a run of train.py or finetune.py; a ValueError names a folder that holds none."""
     folder = workdir / "train" if (workdir / "train").is_dir() else workdir
-    if not (folder / "metrics.jsonl").exists():
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "settings.json")):
         raise ValueError(f"{workdir} has no metrics.jsonl; name the --workdir of a run")
     run = Run(workdir.absolute().name, folder, settings_of(folder), {})
     for prefix, name in (("", "metrics.jsonl"), ("speed/", "speed.jsonl")):
