@@ -211,7 +211,7 @@ def examples_table(examples: Sequence[Example]) -> str:
 
 def example_cards(examples: Sequence[Example]) -> str:
     """Return the examples as HTML: a line each, which opens."""
-    found = []
+    found: list[str] = []
     for one in examples:
         text = html.escape(one.text).replace(GAP, "<mark>____</mark>")
         guesses = dict(one.likeliest) | {one.truth: one.probability}  # an unlikely truth is last
