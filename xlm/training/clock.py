@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from xlm.common import tables
 from xlm.training.metrics import MetricsWriter, read_metrics
 
 _T = TypeVar("_T")
@@ -191,15 +190,6 @@ class Clock:
         faulthandler.dump_traceback(2)
         with open(path, "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-
-
-def section(folder: pathlib.Path) -> list[str]:
-    """Return the parts of a report on the time of a run in `folder`; none without records."""
-    if not (records := read_metrics(folder / GOODPUT)):
-        return []
-    last = {part: records[-1][part] for part in PARTS}
-    rows = [{"part": k, "minutes": last[k] / 60, "share": v} for k, v in _shares(last).items()]
-    return ["## Time of training", tables.markdown(rows, {"minutes": ",.1f", "share": ".1%"})]
 
 
 def _shares(seconds: dict[str, float]) -> dict[str, float]:
