@@ -61,7 +61,6 @@ class Encoder:
         Args:
           texts: cut to as many tokens as the encoder has positions.
           layer: whose states are taken; the last by default, 0 for the embeddings.
-          batch_size: texts at a time.
 
         Returns:
           [N, D] float32; zeros for a text without tokens.

@@ -94,13 +94,7 @@ def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
 
 
 class Trained(NamedTuple):
-    """Latest checkpoint of a run.
-
-    Attributes:
-      objective: of its config.
-      step: steps taken.
-      params: parameters, all up to date.
-    """
+    """Latest checkpoint of a run: its objective, steps taken, and parameters, all up to date."""
 
     objective: Objective
     step: int

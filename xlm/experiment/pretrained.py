@@ -33,10 +33,8 @@ class Pretrained:
     """Pre-trained encoder, without any cross-attention unless that was asked for.
 
     Attributes:
-      settings: its architecture.
       params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
         tokenizer's pieces are padding.
-      tokenizer: the serialised SentencePiece model.
       step: of the checkpoint; None of a model folder.
     """
 
@@ -62,7 +60,7 @@ def read_pretrained(
 
     Args:
       keeps_decoder: whether to keep the cross-attention that there may be.
-      objective: as of `run_config`.
+      objective: name of another package's, as of `run_config`.
       part_of: objective -> its part with the encoder.
 
     Raises:
@@ -144,11 +142,7 @@ def encoder_alone(
 
 
 def read_run(folders: Folders, objective: str = "") -> model.Trained:
-    """Read the latest checkpoint of a run of train.py, on one device of every host.
-
-    Args:
-      objective: as of `run_config`.
-    """
+    """Read the latest checkpoint of a run of train.py, on one device; see `run_config`."""
     built, functions = _built(folders, objective)
     return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
 

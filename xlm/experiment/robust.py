@@ -45,7 +45,6 @@ def with_next_phase(
     """Solve for the worst distribution, and add it to the record as the phase from `step` on.
 
     Args:
-      step: steps taken.
       losses: mean loss of each pair, NaN if it was not seen.
       baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
         without one counts as not seen.
@@ -102,13 +101,7 @@ class ReweightedData:
     It is an input of the training loop (`xlm.training.loop.LearnedData`). The stream is a pure
     function of the seed, the step and the recorded phases, so that a resumed run continues exactly.
 
-    Attributes:
-      config: of the run.
-      store: packed dataset.
-      mesh: of the run.
-      settings: of robust sampling.
-      path: file of the record, which the first host writes.
-      record: base distribution and phases so far.
+    The first host writes the record to `path`.
 
     Raises:
       ValueError: a baseline is of other pairs, or cannot be read.

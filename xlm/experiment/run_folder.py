@@ -34,7 +34,6 @@ def evaluated(
     """Score development and test data, and write the predictions of each language or direction.
 
     Args:
-      data: by split.
       score: data of one language -> its scores, and the lines of its predictions.
       step: steps that the run has taken.
 

@@ -99,7 +99,6 @@ def languages(
     """The languages of a split; of development data those that the selection needs.
 
     Args:
-      split: one of `SPLITS`.
       readers: to look into files that no name tells the language of; those of the task's kind.
 
     Raises:

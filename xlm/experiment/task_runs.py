@@ -59,7 +59,6 @@ def run(
 
     Args:
       stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
-      notes: for the results.
 
     Returns:
       What results.json holds.

@@ -104,7 +104,6 @@ class TranslationRun:
 
         Args:
           lines: to translate; one of too many tokens is cut, with a warning.
-          direction: such as "en-de".
           first: number of the first line, by which warnings and samples know it.
           targets: for each line, how its translation begins, or with `scores` its translation.
           num_best: hypotheses of each line, as JSON; 0 for the text of the best one.
