@@ -61,13 +61,12 @@ def count(
 ) -> Counted:
     """Count the text of each language, which is read twice and never held.
 
+    Raises ValueError as `corpus.load_corpus`.
+
     Args:
       folder: where tables are kept; those of the same text are not counted again.
       num_workers: languages at a time, each in its process.
       progress: wraps an iteration, given its name and length.
-
-    Raises:
-      ValueError: as `corpus.load_corpus`.
     """
     jobs = [(spec, language, folder, rules) for language in CorpusStream(spec).languages]
     with processes.Workers(num_workers, "vocab.num_workers") as workers:

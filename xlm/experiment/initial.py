@@ -26,10 +26,8 @@ def initial_params(
 
     A working directory of train.py gives all parameters of its latest checkpoint, such as those of
     generator and discriminator; a model folder gives those of a masked LM. Cross-attention that the
-    source lacks is left out, to be random, and so is that which only the source has.
-
-    Raises:
-      ValueError: the run has not started and cannot start from there.
+    source lacks is left out, to be random, and so is that which only the source has. Raises
+    ValueError if the run has not started and cannot start from there.
     """
     if not config.train.init_from:
         if config.optimizer.stages:

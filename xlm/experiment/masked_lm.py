@@ -33,10 +33,8 @@ from xlm.objectives.settings import ContrastSettings, MaskSettings
 def build(setup: Setup) -> Objective:
     """Build masked LM on packed sequences, with TLM and sentence contrast if there are pairs.
 
-    With joint steps it is one masked LM, of text and pairs.
-
-    Raises:
-      ValueError: settings do not fit the data; the message names the keys.
+    With joint steps it is one masked LM, of text and pairs. Raises ValueError if settings do not
+    fit the data; the message names the keys.
     """
     found = masked_lms(setup, encoder_settings(setup))
     contrast = setup.settings(ContrastSettings, "contrast")
@@ -93,8 +91,7 @@ def has_masked_lm(objective: Objective) -> bool:
 def masked_lm_of(objective: Objective) -> MaskedLM:
     """Return an objective's masked LM on packed sequences: itself, a part, or the generator.
 
-    Raises:
-      ValueError: it has none.
+    Raises ValueError if it has none.
     """
     found = _masked_lm(objective)
     if not isinstance(found, MaskedLM):
@@ -108,8 +105,7 @@ def masked_lm_of(objective: Objective) -> MaskedLM:
 def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
     """Return the part of an objective with the encoder that is fine-tuned, and its parameters.
 
-    Raises:
-      ValueError: it has none.
+    Raises ValueError if it has none.
     """
     found = packed_term(objective)
     return found if isinstance(found, ReplacedToken) else masked_lm_of(objective)
@@ -132,12 +128,11 @@ def packed_term(objective: Objective) -> Objective | None:
 def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
     """Settings of the encoder in the config.
 
+    Raises ValueError if it has fewer positions than sequences or pairs have tokens, or
+    cross-attention that is not trained, or none that is.
+
     Args:
       cross_attention: whether the objective trains cross-attention.
-
-    Raises:
-      ValueError: it has fewer positions than sequences or pairs have tokens, or cross-attention
-        that is not trained, or none that is.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if found.cross_attention != cross_attention:

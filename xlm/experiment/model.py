@@ -36,8 +36,7 @@ def train_settings(config: ConfigDict) -> TrainSettings:
 def mesh(config: ConfigDict) -> Mesh:
     """Create the mesh of the config over all devices.
 
-    Raises:
-      ValueError: mesh, devices and batch do not fit.
+    Raises ValueError if mesh, devices and batch do not fit.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh))
     check_batch(config.train.batch_size, mesh)
@@ -106,11 +105,10 @@ def restore(
 ) -> Trained:
     """Read the latest checkpoint of the run in a working directory.
 
+    Raises ValueError if there is no checkpoint, or all are damaged.
+
     Args:
       mesh: mesh to place the parameters on; by default that of the config.
-
-    Raises:
-      ValueError: there is no checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
     objective = objectives.objective(config, store, mesh)

@@ -58,13 +58,12 @@ def read_pretrained(
     """Read an encoder from a working directory of train.py, or a folder of
     `xlm.interop.model_folder`.
 
+    Raises ValueError if it is neither, or cannot be read.
+
     Args:
       keeps_decoder: whether to keep the cross-attention that there may be.
       objective: name of another package's, as of `run_config`.
       part_of: objective -> its part with the encoder.
-
-    Raises:
-      ValueError: it is neither, or cannot be read.
     """
     folder, step = places.fetched(path), None
     if _is_model_folder(folder, path):
@@ -89,8 +88,7 @@ def _of_run(
 def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
     """Read the mean of the last `count` checkpoints of a run of train.py, and their steps.
 
-    Raises:
-      ValueError: it is no such run, or has fewer checkpoints.
+    Raises ValueError if it is no such run, or has fewer checkpoints.
     """
     if _is_model_folder(folder, str(folder)):
         raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
@@ -104,8 +102,7 @@ def read_settings(
 ) -> EncoderSettings:
     """Read the architecture that `read_pretrained` would return, but no weights.
 
-    Raises:
-      ValueError: it is no encoder, or its settings cannot be read.
+    Raises ValueError if it is no encoder, or its settings cannot be read.
     """
     folder = places.fetched(path)
     if _is_model_folder(folder, path):
@@ -121,8 +118,7 @@ def read_settings(
 def _is_model_folder(folder: pathlib.Path, path: str) -> bool:
     """Whether an encoder is in a model folder, or in a working directory of train.py.
 
-    Raises:
-      ValueError: it is in neither.
+    Raises ValueError if it is in neither.
     """
     if (folder / "config.json").exists():
         return True
@@ -158,11 +154,10 @@ def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunct
 def run_config(folders: Folders, objective: str = "") -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device.
 
+    Raises ValueError if the record is no config, or its objective is neither built in nor that one.
+
     Args:
       objective: name of another package's, which the user gave; a record alone imports no code.
-
-    Raises:
-      ValueError: the record is no config, or its objective is neither built in nor that one.
     """
     path = folders.train / SETTINGS
     # Sections of other stages are not of a record, and could name folders.

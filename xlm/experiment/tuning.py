@@ -50,13 +50,9 @@ def search(
     """Try changes on development data, each to the best settings so far; the first best is chosen.
 
     No trial reads test data. None begins once all have taken `minutes`, or `folder` has a run.
-
-    Returns:
-      The config with the best settings, and notes on the search for results.json.
-
-    Raises:
-      ValueError: the config or data are at fault, or have changed since.
-      Stopped: it was asked to stop; the same call goes on.
+    Returns the config with the best settings, and notes on the search for results.json. Raises
+    ValueError if the config or data are at fault, or have changed since, and Stopped if it was
+    asked to stop; the same call goes on.
     """
     task, hosts = task_settings(config).task, jax.process_count()
     if task.is_search or task.is_translation or hosts > 1:
@@ -138,8 +134,7 @@ def run_seeds(
 ) -> pathlib.Path:  # fmt: skip
     """Take the runs of `count` seeds, from train.seed on, to their ends; see `task_runs.run`.
 
-    Returns:
-      The path of seeds.json: (mean, standard deviation) by language and metric.
+    Returns the path of seeds.json: (mean, standard deviation) by language and metric.
     """
     seeds = range(config.train.seed, config.train.seed + count)
     folders, collapse = [folder / f"seed{seed}" for seed in seeds], []
