@@ -36,9 +36,8 @@ class Counted(NamedTuple):
 def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
     """Whether a vocabulary is built from tables of the text in place of the text.
 
-    Args:
-      folders: of the working directory, whose vocabulary may be of text that was held.
-      reader: setting that reads sentences, so that text of any size is held; "" if none does.
+    The vocabulary of `folders` may be of text that was held. `reader` is a setting that reads
+    sentences, so that text of any size is held; "" if none does.
     """
     settings = folders.vocab / "settings.json"
     # A hash of the other kind would differ, and be refused, though the text is the same.

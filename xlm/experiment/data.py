@@ -269,10 +269,8 @@ def warn_of_other_sections(
 ) -> None:
     """Warn where the config differs from the records of earlier stages; their results are used.
 
-    They may differ: a vocabulary of one text serves rows of another.
-
-    Args:
-      earlier: sections that the stage of a folder has read, by folder.
+    They may differ: a vocabulary of one text serves rows of another. `earlier` has the sections
+    that the stage of a folder has read, by folder.
     """
     found, defaults = [], schema.defaults_of_records()
     for folder, names in earlier.items():
@@ -297,10 +295,7 @@ def open_train_stage(
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
     Keys that do not affect results may differ (docs/training.md has the list); those of earlier
-    stages are warned of.
-
-    Args:
-      continue_from: step at which a phase begins, whose settings may differ (`phases`).
+    stages are warned of. At `continue_from` a phase begins, whose settings may differ (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = schema.defaults_of_records()

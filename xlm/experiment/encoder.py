@@ -103,10 +103,8 @@ class Encoder:
     ) -> float:
         """Exact masked-LM loss in nats a token; each token is masked once.
 
-        Raises ValueError if the texts have no tokens.
-
-        Args:
-          num_folds: passes over a text, each of which masks another part of its tokens.
+        Each of `num_folds` passes over a text masks another part of its tokens. Raises ValueError
+        if the texts have no tokens.
         """
         rows = [self._row(text) for text in texts]
         rng, total, count = np.random.default_rng(seed), 0.0, 0

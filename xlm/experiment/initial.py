@@ -101,11 +101,7 @@ def _of_run(
 
 
 def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shapes) -> None:
-    """Raise ValueError if one of two objectives has a generator, and the other has not.
-
-    Args:
-      source: working directory of the other run.
-    """
+    """Raise ValueError if one of two objectives has a generator, and the other has not."""
     if _has_generator(here) and not _has_generator(there):
         raise ValueError(
             f"train.init_from is {source}, a run without a generator and a discriminator: its "

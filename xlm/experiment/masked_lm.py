@@ -50,9 +50,7 @@ def build(setup: Setup) -> Objective:
 def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
     """Build masked LM for each kind of batch that the run has; for joint ones that of text.
 
-    Args:
-      encoder: settings of the model that all share.
-      scope: key of its parameters, see `MaskedLM`.
+    All share the `encoder` and the `scope`, the key of its parameters, see `MaskedLM`.
     """
     data = data_settings(setup.config)
     parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
@@ -128,11 +126,9 @@ def packed_term(objective: Objective) -> Objective | None:
 def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
     """Settings of the encoder in the config.
 
-    Raises ValueError if it has fewer positions than sequences or pairs have tokens, or
-    cross-attention that is not trained, or none that is.
-
-    Args:
-      cross_attention: whether the objective trains cross-attention.
+    `cross_attention` says whether the objective trains cross-attention. Raises ValueError if it has
+    fewer positions than sequences or pairs have tokens, or cross-attention that is not trained, or
+    none that is.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if found.cross_attention != cross_attention:
@@ -275,9 +271,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Token statistics of the training text, for a table of `vocab_size` rows.
 
-    Args:
-      store: packed dataset with the counts of each language.
-      shares: shares of the languages in the stream.
+    `shares` are those of the languages in the stream.
     """
     counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
     return statistics_of(store, counts, vocab_size)

@@ -130,10 +130,8 @@ def functions_of(
 def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
 
-    Raises ValueError if the mesh, the batch or its parts do not fit the devices.
-
-    Args:
-      stage: index of the stage (`optimizer.stages`), by default of the last one.
+    `stage` is the index of one of `optimizer.stages`, by default of the last. Raises ValueError if
+    the mesh, the batch or its parts do not fit the devices.
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)

@@ -105,10 +105,8 @@ def restore(
 ) -> Trained:
     """Read the latest checkpoint of the run in a working directory.
 
-    Raises ValueError if there is no checkpoint, or all are damaged.
-
-    Args:
-      mesh: mesh to place the parameters on; by default that of the config.
+    `mesh` is what the parameters are placed on, by default that of the config. Raises ValueError if
+    there is no checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
     objective = objectives.objective(config, store, mesh)

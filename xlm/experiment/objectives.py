@@ -83,12 +83,8 @@ def objective(
 ) -> Objective:
     """Build the objective that the config names.
 
-    Raises ValueError if there is no such objective, or settings do not fit the data; the message
-    names the keys.
-
-    Args:
-      store: packed dataset, with its vocabulary and statistics.
-      mesh: mesh that the objective will run on; None for a single device.
+    It will run on `mesh`, None for a single device. Raises ValueError if there is no such
+    objective, or settings do not fit the data; the message names the keys.
     """
     name = OBJECTIVES.get(config.objective, config.objective)
     module, colon, function = name.partition(":")

@@ -58,12 +58,9 @@ def read_pretrained(
     """Read an encoder from a working directory of train.py, or a folder of
     `xlm.interop.model_folder`.
 
-    Raises ValueError if it is neither, or cannot be read.
-
-    Args:
-      keeps_decoder: whether to keep the cross-attention that there may be.
-      objective: name of another package's, as of `run_config`.
-      part_of: objective -> its part with the encoder.
+    `keeps_decoder` keeps the cross-attention that there may be. `objective` is that of
+    `run_config`, and `part_of` maps one to its part with the encoder. Raises ValueError if it is
+    neither, or cannot be read.
     """
     folder, step = places.fetched(path), None
     if _is_model_folder(folder, path):
@@ -154,10 +151,9 @@ def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunct
 def run_config(folders: Folders, objective: str = "") -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device.
 
-    Raises ValueError if the record is no config, or its objective is neither built in nor that one.
-
-    Args:
-      objective: name of another package's, which the user gave; a record alone imports no code.
+    `objective` is the name of another package's, which the user gave: a record alone imports no
+    code. Raises ValueError if the record is no config, or its objective is neither built in nor
+    that one.
     """
     path = folders.train / SETTINGS
     # Sections of other stages are not of a record, and could name folders.

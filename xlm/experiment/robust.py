@@ -201,11 +201,8 @@ def training_data(
 ) -> ReweightedData:
     """Build this host's part of the training batches, re-weighted by what is learned.
 
-    Raises ValueError if settings do not fit each other or the data, or a record belongs to another
-    run.
-
-    Args:
-      folder: of training, for the record of the phases.
+    `folder` is that of training, for the record of the phases. Raises ValueError if settings do not
+    fit each other or the data, or a record belongs to another run.
     """
     robust = robust_settings(config)
     streams.log_pair_sampling(config, store)

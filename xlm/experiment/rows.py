@@ -33,8 +33,7 @@ def verify(folders: builders.Folders) -> None:
 def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None = None) -> None:
     """Tokenise the text, unless that is done.
 
-    Args:
-      executor: runs the tasks; by default `store.num_workers` processes.
+    The `executor` is by default `store.num_workers` processes.
     """
     tokenizer = folders.read_tokenizer()
     check_tokenizer(tokenizer, folders.tokenizer)

@@ -34,10 +34,8 @@ SPLITS = ("train", "validation", "test")
 def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
     """The config of a task of a user's own with the labels of its training data; others as is.
 
-    Raises ValueError if there are no files; see `loading.load_labels`.
-
-    Args:
-      known: labels of the same run when it ended, which need not be looked up.
+    `known` are labels of the same run when it ended, which need not be looked up. Raises ValueError
+    if there are no files; see `loading.load_labels`.
     """
     options = task_settings(config)
     if not options.task.is_own or options.labels:
@@ -94,10 +92,8 @@ def languages(
 ) -> tuple[str, ...]:
     """The languages of a split; of development data those that the selection needs.
 
-    Raises ValueError if there are none.
-
-    Args:
-      readers: to look into files that no name tells the language of; those of the task's kind.
+    `readers`, by default those of the task's kind, look into files that no name tells the language
+    of. Raises ValueError if there are none.
     """
     named = getattr(options, f"{split}_languages")
     if named:
@@ -273,11 +269,9 @@ def seen_in_training(
 ) -> dict[str, int]:
     """The number of test examples of each language of which the text is one of training.
 
-    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`.
-    Those that are held out of training as development data count: they select the checkpoint.
-
-    Args:
-      data: of each split. Languages without such are left out.
+    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`. Those
+    that are held out of training as development data count: they select the checkpoint. `data` are
+    of each split. Languages without such examples are left out.
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
     of_training = [one for split in splits for one in data[split]]

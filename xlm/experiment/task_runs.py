@@ -57,12 +57,10 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Take a run to its end; one that has ended before does nothing.
 
-    Returns what results.json holds. Raises ValueError if the config, the encoder or the data are at
-    fault, the folder belongs to another config or other data, or another process is at work in it,
-    and Stopped if it was asked to stop; the same call goes on.
-
-    Args:
-      stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
+    `stopping` makes the context in which the run may be asked to stop, see `StopRequest`. Returns
+    what results.json holds. Raises ValueError if the config, the encoder or the data are at fault,
+    the folder belongs to another config or other data, or another process is at work in it, and
+    Stopped if it was asked to stop; the same call goes on.
     """
     config = task_data.with_labels(config, _labels_of_finished(folder))
     options = task_settings(config)
