@@ -129,9 +129,8 @@ def _run(
 
 
 def run_seeds(
-    config: ConfigDict, folder: pathlib.Path, count: int, notes: Mapping[str, Any] | None = None,
-    stopping: StopContext = StopRequest,
-) -> pathlib.Path:  # fmt: skip
+    config: ConfigDict, folder: pathlib.Path, count: int, notes: Mapping[str, Any] | None = None
+) -> pathlib.Path:
     """Take the runs of `count` seeds, from train.seed on, to their ends; see `task_runs.run`.
 
     Returns the path of seeds.json: (mean, standard deviation) by language and metric.
@@ -139,7 +138,7 @@ def run_seeds(
     seeds = range(config.train.seed, config.train.seed + count)
     folders, collapse = [folder / f"seed{seed}" for seed in seeds], []
     for seed, one in zip(seeds, folders, strict=True):
-        results = task_runs.run(_changed(config, {"train.seed": seed}), one, stopping, notes)
+        results = task_runs.run(_changed(config, {"train.seed": seed}), one, notes=notes)
         collapse += [f"seed {seed}: {line}" for line in results.get("collapse", ())]
     (runs,) = xtreme_runs.variants(map(xtreme_runs.read_run, folders), "mean")
     languages = {one: {one} for one in runs.languages}
