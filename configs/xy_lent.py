@@ -19,7 +19,7 @@ docs/xy_lent.md. Without `,DATA` a config is only for looking at.
 | modern | Base in ModernBERT's blocks, as many parameters in its layers; not the paper's | - |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
+files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
 `small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21

@@ -347,7 +347,7 @@ def count(job: Job, task: LanguageTask) -> None:
     if found["share"] > overlap.LEAKED:
         logging.warning(
             "%s: %.0f%% of the held-out runs of %d tokens stand in training rows, such as %r: the "
-            "loss of this language says little (docs/corpus_format.md)",
+            "loss of this language says little (docs/heldout_text.md)",
             task.id, 100 * found["share"], found["length"], job.processor.decode(found["example"]),
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ _LONGEST_TICK = 10.0  # seconds
 
 
 class Clock:
-    """Seconds that a run has spent in each of `PARTS` (docs/training.md); a context manager.
+    """Seconds that a run has spent in each of `PARTS` (docs/metrics.md); a context manager.
 
     JAX runs programs asynchronously. While one that was given to `dispatched` is in flight, time is
     of its part, whatever the host does. Other time is of compiling, or of the host's part (`turn`).

@@ -39,8 +39,8 @@ class TrainSettings:
       verify_checkpoints: which checkpoints are read back once they are written: the
         "first_and_last" of each start of the run, or "every" one.
       tensorboard: whether metrics also go to TensorBoard.
-      wandb: whether metrics also go to Weights & Biases (docs/training.md).
-      mlflow: whether metrics also go to MLflow (docs/training.md).
+      wandb: whether metrics also go to Weights & Biases (docs/metrics.md).
+      mlflow: whether metrics also go to MLflow (docs/metrics.md).
       hang_minutes: minutes without a finished step, and at least 50 median steps, after which the
         run ends with status 79; compiling, evaluating, saving and starting may take 24 times as
         long; 0 for never.
