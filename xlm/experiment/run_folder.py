@@ -33,16 +33,9 @@ def evaluated(
 ) -> dict[str, Any]:
     """Score development and test data, and write the predictions of each language or direction.
 
-    Args:
-      data: by split.
-      score: data of one language -> its scores, and the lines of its predictions.
-      step: steps that the run has taken.
-
-    Returns:
-      Part of the results: the scores of each split, and its numbers of examples.
-
-    Raises:
-      Stopped: `should_stop` asked for it.
+    `score` maps data of one language to its scores and the lines of its predictions. The run has
+    taken `step` steps. Returns part of the results: the scores of each split, and its numbers of
+    examples. Raises Stopped if `should_stop` asked for it.
     """
     import tqdm
 

@@ -41,12 +41,9 @@ def training_data(
 ) -> StreamedData:
     """Build the stream of this host's part of the training batches on `mesh`.
 
-    Args:
-      weights: share of each language pair by the step from which on it is in force, among them 0;
-        None for those of the config, throughout.
-
-    Raises:
-      ValueError: a batch of pairs does not divide over the devices.
+    `weights` are the share of each language pair by the step from which on it is in force, among
+    them 0; None for those of the config, throughout. Raises ValueError if a batch of pairs does not
+    divide over the devices.
     """
     data = data_settings(config)
     check_batches(config, store, mesh)

@@ -36,8 +36,7 @@ class TranslationRun:
     def __init__(self, workdir: pathlib.Path, decoding: Mapping[str, Any] | None = None):
         """Read the run in `workdir`, to search with its settings but for those of `decoding`.
 
-        Raises:
-          ValueError: it has no parameters yet, or its files do not belong together.
+        Raises ValueError if it has no parameters yet, or its files do not belong together.
         """
         config = run_config(workdir, is_finished=False)
         config.decoding.update(decoding or {})
@@ -78,8 +77,8 @@ class TranslationRun:
     def direction(self, named: str) -> str:
         """The direction to translate in; by default the one of the run.
 
-        Raises:
-          ValueError: the run has several, or its model has no symbol for the target language.
+        Raises ValueError if the run has several, or its model has no symbol for the target
+        language.
         """
         if not named and len(self._trained) > 1:
             raise ValueError(
@@ -104,7 +103,6 @@ class TranslationRun:
 
         Args:
           lines: to translate; one of too many tokens is cut, with a warning.
-          direction: such as "en-de".
           first: number of the first line, by which warnings and samples know it.
           targets: for each line, how its translation begins, or with `scores` its translation.
           num_best: hypotheses of each line, as JSON; 0 for the text of the best one.
@@ -165,10 +163,8 @@ class TranslationRun:
 
         Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
         same call resumes after the last of them, if source, direction and model are the same.
-        `targets` has a line for each line; `wanted` are further arguments of a call.
-
-        Raises:
-          ValueError: there is no such file, it is no text, or the direction is unknown.
+        `targets` has a line for each line; `wanted` are further arguments of a call. Raises
+        ValueError if there is no such file, it is no text, or the direction is unknown.
         """
         direction = self.direction(direction)
         if not source.is_file():
