@@ -132,7 +132,7 @@ def _execute(
         lambda _, __, task: not job.unfinished(kind, [task]), name, job.work,
     )  # fmt: skip
     took, busy = time.perf_counter() - start, sum(filter(None, times))
-    message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+    message = "%-15s%d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
     logging.info(message, name, len(left), total / 1e6, took, busy)
 
 

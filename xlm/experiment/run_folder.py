@@ -44,8 +44,7 @@ def evaluated(
     Raises:
       Stopped: `should_stop` asked for it.
     """
-    import tqdm
-
+    from xlm.common import console
     from xlm.evaluation.task_results import write_lines
     from xlm.training import hosts
     from xlm.training.signals import Stopped
@@ -54,7 +53,7 @@ def evaluated(
     results: dict[str, Any] = {"examples": {}}
     for split in ("validation", "test"):
         results[split] = {}
-        for one in tqdm.tqdm(data[split], split, unit="set"):
+        for one in console.bar(data[split], split, len(data[split]), "sets"):
             # Several hosts agree on where to stop by a number that grows.
             if should_stop(next(polls)):
                 raise Stopped(step)

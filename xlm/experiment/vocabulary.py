@@ -8,14 +8,14 @@ from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
 from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
+from vocap.comparison import Score
 from vocap.text_rules import TextRules
-from xlm.common import artifacts, places
+from xlm.common import artifacts, console, html_report, places, tables
 from xlm.experiment import cleaned_text, counted_text, schema, text_warnings
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
@@ -59,8 +59,23 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
         artifacts.write_json(folders.text_record, text)
         stage.finish()
-    logging.info("wrote %s with %d pieces", path, settings.target_size)
-    print(f"report: {folders.vocab / 'report.md'}")
+    pieces = f"{settings.target_size:,} pieces in {len(train)} languages"
+    print(
+        pieces, _costs(chosen.built.scores), f"report: {folders.vocab / html_report.PAGE}", sep="\n"
+    )
+
+
+def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
+    """Say what text costs in tokens, by method, and by language of the first."""
+    costs = {
+        method: {language: one.tokens_per_sentence for language, one in found.items()}
+        for method, found in scores.items()
+    }
+    means = ", ".join(f"{tables.mean_of(one.values()):.1f} by {k}" for k, one in costs.items())
+    if not (first := next(iter(costs.values()), {})):
+        return "no text is held out that would show costs"
+    (low, fewest), *_, (high, most) = sorted(first.items(), key=lambda one: one[1])
+    return f"tokens a sentence: {means}; {fewest:.1f} in {low} to {most:.1f} in {high}"
 
 
 def _check_parallel(parallel: Mapping[str, Any], languages: Iterable[str]) -> None:
@@ -129,4 +144,4 @@ def _sources(
 
 
 def _progress(items: Iterable, name: str, total: int) -> Iterable:
-    return tqdm(items, desc=name, total=total, disable=not total)
+    return console.bar(items, "vocabulary", total, name)

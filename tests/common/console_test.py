@@ -1,0 +1,93 @@
+"""What a command shows in a pipe and on a terminal, quiet and verbose."""
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+from absl.testing import parameterized
+
+from tests import commands
+
+COMMAND = """\
+import logging
+from xlm.common import console, entry_point
+
+console._SECONDS, console._DELAY = 0.0, 1e-9
+NOISE = '''
+import logging
+for level in (10, 20, 30): logging.getLogger("jax").log(level, "noise %d", level)
+'''
+
+def main(_):
+    logging.info("two\\nlines")
+    for _ in range(2):
+        logging.warning("a file is left out; add it")
+    exec(compile(NOISE, "/x/site-packages/jax/noise.py", "exec"))
+    for i in console.bar(range(3), "count", 3, "files"):
+        if i == 1:
+            logging.info("in between")
+    for name in ("nothing", "unknown"):
+        list(console.bar([], name, 0 if name == "nothing" else None, "files"))
+    print("report: here")
+
+entry_point.run(main, required=())
+"""
+OURS = "two\n          lines", "warning: a file is left out; add it"
+
+
+class ConsoleTest(parameterized.TestCase):
+    def test_plain_lines_in_a_pipe(self):
+        shown = self.shown()
+        for i, share in ((1, 33), (2, 67), (3, 100)):
+            self.assertIn(f"count          {i} of 3 files ({share}%), 00:00 left", shown)
+        self.assertEqual([*shown[:3], shown[4]], [*OURS, "warning: noise 30", "in between"])
+        self.assertLen(shown, 7)
+
+    @parameterized.parameters(
+        (["--quiet"], [OURS[1], "warning: noise 30"]),
+        (["--verbose"], [*OURS, "noise 20", "warning: noise 30"]),
+        (["--verbose", "--quiet"], [OURS[1], "warning: noise 30"]),
+    )
+    def test_quiet_and_verbose(self, given, expected):
+        self.assertEqual(self.shown(*given)[: len(expected)], expected)
+        self.assertLen(self.shown(*given), len(expected) + 4 * ("--quiet" not in given))
+
+    def test_bars_make_room_on_a_terminal_and_fit_it(self):
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        with os.fdopen(ours, "rb", buffering=0) as screen:
+            process = subprocess.Popen(self.command(), stderr=theirs, stdout=subprocess.DEVNULL,
+                                       cwd=commands.ROOT)  # fmt: skip
+            os.close(theirs)
+            text = b""
+            try:
+                while part := screen.read(4096):
+                    text += part
+            except OSError:  # how Linux ends it
+                pass
+        self.assertEqual(process.wait(), 0, text)
+        states = re.split(r"[\r\n]+", text.decode())
+        self.assertTrue(any(re.fullmatch(r" {10}count +33% \|█+.*", one) for one in states), states)
+        self.assertLessEqual(max(len(one) for one in states if "count" in one), 50)
+        # A line begins where the bar was, and the bar is there again below it.
+        at = next(i for i, one in enumerate(states) if one.endswith("  in between"))
+        self.assertRegex(states[at], r"^\d\d:\d\d:\d\d  in between$")
+        self.assertEqual((states[at - 1].strip(), "count" in states[at + 1]), ("", True))
+        self.assertIn("count          100% |", text.decode())
+
+    def command(self, *given: str) -> list[str]:
+        return [sys.executable, "-c", COMMAND, *given]
+
+    def shown(self, *given: str) -> list[str]:
+        """What a command logs, without times of day."""
+        done = subprocess.run(
+            self.command(*given), cwd=commands.ROOT, capture_output=True, text=True
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "report: here\n"), done.stderr)
+        first, *found = re.split(r"^\d\d:\d\d:\d\d  ", done.stderr, flags=re.M)
+        self.assertEqual(first, "")
+        return [one.removesuffix("\n") for one in found]
