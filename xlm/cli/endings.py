@@ -12,8 +12,7 @@ Lines = Iterable[tuple[str, str]]
 
 
 def show(lines: Lines) -> None:
-    for name, text in lines:
-        print(f"{name + ':':<16}{text}")
+    print(*(f"{name + ':':<16}{text}" for name, text in lines), sep="\n")
 
 
 def of_training(folder: pathlib.Path) -> Lines:

@@ -1,10 +1,11 @@
 """What a command shows while it works: log lines of our own, and bars of progress."""
 
+import contextlib
 import io
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any
 
 import tqdm
 from absl import logging as absl_logging
@@ -74,14 +75,8 @@ class _Errors(io.TextIOBase):
     """Standard error as it is now; bars on a terminal make room for what is written."""
 
     def write(self, text: str) -> int:
-        stream: TextIO = sys.stderr
-        if not is_drawn():
-            return stream.write(text)
-        with tqdm.tqdm.external_write_mode(stream):
-            return stream.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
+        with _Bar.external_write_mode(sys.stderr) if is_drawn() else contextlib.nullcontext():
+            return sys.stderr.write(text)
 
 
 class _Formatter(logging.Formatter):
@@ -95,10 +90,9 @@ class _Formatter(logging.Formatter):
 
 def _is_shown(record: logging.LogRecord) -> bool:
     if record.levelno >= logging.WARNING:
-        text = record.getMessage()
-        is_new = text not in _told
-        _told.add(text)
-        return is_new
+        number = len(_told)
+        _told.add(record.getMessage())
+        return len(_told) > number
     return absl_logging.level_debug() or not _is_of_library(record.pathname)
 
 

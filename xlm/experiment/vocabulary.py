@@ -72,10 +72,9 @@ def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
         for method, found in scores.items()
     }
     means = ", ".join(f"{tables.mean_of(one.values()):.1f} by {k}" for k, one in costs.items())
-    if not (first := next(iter(costs.values()), {})):
-        return "no text is held out that would show costs"
-    (low, fewest), *_, (high, most) = sorted(first.items(), key=lambda one: one[1])
-    return f"tokens a sentence: {means}; {fewest:.1f} in {low} to {most:.1f} in {high}"
+    first = sorted((cost, language) for language, cost in next(iter(costs.values()), {}).items())
+    shown = [f"{cost:.1f} in {language}" for cost, language in (*first[:1], *first[1:][-1:])]
+    return f"tokens a sentence: {means or 'no text is held out'}; {' to '.join(shown)}"
 
 
 def _check_parallel(parallel: Mapping[str, Any], languages: Iterable[str]) -> None:

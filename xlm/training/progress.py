@@ -62,7 +62,8 @@ class Progress:
             self._sinks += [
                 Sink(one, folder, step) for one, on in zip(SINKS, is_on, strict=True) if on
             ]
-        self._bar = console.bar(None, "train", settings.num_steps, "steps", step, "{postfix}")
+        total = settings.num_steps if self._is_writer else 0
+        self._bar = console.bar(None, "train", total, "steps", step, "{postfix}")
         self._first, self._loss_name = step, "loss"
         self._losses: dict[str, list[float]] = {}  # by kind of step, since the last line
         self._shown: dict[str, str] = {}
@@ -170,10 +171,8 @@ class Progress:
         speed = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
         parts = f"{tqdm.tqdm.format_interval(left)} left", speed, *self._shown.values()
         self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
-        shown = self._bar.update(step - self._bar.n) or console.is_drawn()
-        if not shown and step == self._settings.num_steps:
-            shown = self._bar.refresh()
-        if shown:
+        is_last = step == self._settings.num_steps
+        if self._bar.update(step - self._bar.n) or (is_last and self._bar.refresh()):
             self._losses.clear()
 
     def _dump(self, step: int, found: LossAndMetrics) -> str:
