@@ -93,9 +93,6 @@ def _is_shown(record: logging.LogRecord) -> bool:
         number = len(_told)
         _told.add(record.getMessage())
         return len(_told) > number
-    return absl_logging.level_debug() or not _is_of_library(record.pathname)
-
-
-def _is_of_library(path: str) -> bool:
-    _, installed, rest = path.rpartition("-packages/")
-    return rest.split("/")[0] not in _OWN if installed else "/lib/python3" in path
+    _, installed, rest = record.pathname.rpartition("-packages/")
+    is_own = rest.split("/")[0] in _OWN if installed else "/lib/python3" not in record.pathname
+    return is_own or absl_logging.level_debug()

@@ -49,7 +49,6 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
-# Of absl's flag for all commands.
 _VERBOSITY = {"--quiet": "--verbosity=-1", "--verbose": "--verbosity=1"}
 _OTHER_REMEDY = "check the disk and the path, and run the same command again"
 

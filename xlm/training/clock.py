@@ -111,9 +111,8 @@ class Clock:
     def per_step(self, steps: int) -> float:
         """Return the mean seconds of this start's `steps`, all but starting and compiling."""
         self.turn(self._part)
-        once = ("starting", "compiling", "lost")
-        here = (self.seconds[one] - self._before[one] for one in PARTS if one not in once)
-        return sum(here) / max(steps, 1)
+        repeated = set(PARTS) - {"starting", "compiling", "lost"}
+        return sum(self.seconds[one] - self._before[one] for one in repeated) / max(steps, 1)
 
     def log(self) -> None:
         """Log each part's share of the time of the whole run, and since this start."""

@@ -45,8 +45,8 @@ def define_flags() -> Callable[[], None]:
                 f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, of which jax finds no "
                 f"device ({str(error) or 'not installed'}); unset it, or install what it needs"
             ) from error
-        hosts = f", {jax.process_count()} processes" * (jax.process_count() > 1)
-        logging.info("devices: %d %s%s", len(devices), devices[0].platform, hosts)
+        shown = len(devices), devices[0].platform, jax.process_count()
+        logging.info("devices: %d %s, processes: %d", *shown)
         logging.debug("devices: %s", devices)
         if jax.process_index() and not logging.level_debug():
             logging.set_verbosity(logging.WARNING)  # the first one tells how far all are
