@@ -63,7 +63,7 @@ class ProgressTest(folders.FolderTest):
         found = {}
         for name, shown in NAMES.items():
             if of := [one[key] for one in records if (key := f"train/{name}_loss") in one]:
-                found[shown] = f"{np.mean(of):.3f}"
+                found[shown] = f"{np.mean(of):.2f}"
         return found
 
     def test_means_by_kind_are_those_of_the_metrics_since_the_last_line(self):
@@ -71,22 +71,21 @@ class ProgressTest(folders.FolderTest):
         shown: dict[str, str] = {}
         for number, line in enumerate(self.lines(3), start=1):
             shown |= self.expected(3 * number - 3, 3 * number)  # of others as before
-            start = f"{3 * number} of 9 steps ({100 * number / 3:.0f}%), 00:00 left, "
-            speed = r"([\d,]+ tokens/s, )" + "?" * (number == 1)
             losses = ", ".join(f"{name} {loss}" for name, loss in shown.items())
-            self.assertRegex(line, f"^{re.escape(start)}{speed}{losses}$")
+            start = f"{3 * number} of 9 steps ({100 * number / 3:.0f}%), {losses}, 00:00 left"
+            speed = r", [\d,]+ tokens/s" if number > 1 else ""  # at first it compiles
+            self.assertRegex(line, f"^{re.escape(start)}{speed}$")
         self.assertEqual(number, 3)
 
     def test_lines_are_seldom_and_then_of_all_steps_between(self):
         self.lines(1)
         (line,) = self.lines(3, seconds=1e9)
         losses = ", ".join(f"{name} {loss}" for name, loss in self.expected(0, 9).items())
-        self.assertEndsWith(line, losses)
-        self.assertStartsWith(line, "9 of 9 steps (100%)")
+        self.assertStartsWith(line, f"9 of 9 steps (100%), {losses}, ")
 
     def test_without_a_mixture_there_is_one_loss(self):
         *_, last = self.lines(3, objective=mock.Mock(Objective))
-        self.assertEndsWith(last, f", loss {np.mean(self.losses[6:]) / 2:.3f}")
+        self.assertIn(f"(100%), loss {np.mean(self.losses[6:]) / 2:.2f}, ", last)
 
     def test_a_line_is_drawn_again_on_a_terminal(self):
         screen = Terminal()
@@ -95,7 +94,7 @@ class ProgressTest(folders.FolderTest):
             self.train(3, self.folder / "drawn")
         *states, end = screen.getvalue().split("\r")[1:]
         self.assertLen([one for one in states if "/9 steps" in one], len(KINDS))
-        self.assertRegex(end, r" {10}train +100% \|#+\| 9/9 steps, 00:00 left, .*mas.*\n$")
+        self.assertRegex(end, r" {10}train +100% \|#+\| 9/9 steps, masked LM \d.*, 00:00 left.*\n$")
 
     def test_a_quiet_run_keeps_no_losses(self):
         with self.assertNoLogs(level="WARNING"):

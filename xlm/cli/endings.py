@@ -8,14 +8,12 @@ from xlm.common import artifacts, html_report, tables
 from xlm.training.clock import GOODPUT, PARTS
 from xlm.training.metrics import read_metrics
 
-Lines = Iterable[tuple[str, str]]
 
-
-def show(lines: Lines) -> None:
+def show(lines: Iterable[tuple[str, str]]) -> None:
     print(*(f"{name + ':':<16}{text}" for name, text in lines), sep="\n")
 
 
-def of_training(folder: pathlib.Path) -> Lines:
+def of_training(folder: pathlib.Path) -> Iterable[tuple[str, str]]:
     """Yield steps, time, speed and held-out loss of a run whose records are in `folder`."""
     if times := read_metrics(folder / GOODPUT):
         minutes = sum(times[-1][part] for part in PARTS) / 60
@@ -28,7 +26,7 @@ def of_training(folder: pathlib.Path) -> Lines:
     yield "run", str(folder.absolute())
 
 
-def of_report(path: pathlib.Path) -> Lines:
+def of_report(path: pathlib.Path) -> Iterable[tuple[str, str]]:
     """Yield loss against unigram, the language with least gain, and retrieval against chance."""
     results = artifacts.read_object(path.parent / "results.json")
     rows = [(language, one["loss"], one["unigram"]) for language, one in results["losses"].items()]

@@ -40,7 +40,7 @@ def bar(
     is_off = total == 0 or not logging.getLogger().isEnabledFor(logging.INFO)
     common: dict[str, Any] = {"initial": initial, "miniters": 1, "disable": is_off}
     if is_drawn():
-        shape = "{percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt} {unit}" + ending
+        shape = "{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt} {unit}" + ending
         common |= {"dynamic_ncols": True, "mininterval": _DELAY, "delay": _DELAY}
     else:
         shape = "{n_fmt} of {total_fmt} {unit} ({percentage:.0f}%)" + ending

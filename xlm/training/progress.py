@@ -30,8 +30,8 @@ _REMEDY = (
 )
 # What the console calls the kinds of steps, by the name of their loss in metrics.jsonl.
 _NAMES = {
-    "mlm": "masked LM", "tlm": "TLM", "mlm_and_contrast": "masked LM + contrast",
-    "mrtd": "replaced tokens", "trtd": "replaced tokens of pairs",
+    "mlm": "masked LM", "tlm": "TLM", "mlm_and_contrast": "with contrast",
+    "mrtd": "replaced tokens", "trtd": "those of pairs",
 }  # fmt: skip
 # Function of the state that returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
@@ -166,10 +166,10 @@ class Progress:
             return self._losses.clear()
         for name, found in self._losses.items():
             name = name.removesuffix("_loss")
-            self._shown[name] = f"{_NAMES.get(name, name)} {sum(found) / len(found):.3f}"
+            self._shown[name] = f"{_NAMES.get(name, name)} {sum(found) / len(found):.2f}"
         left = self._goodput.per_step(step - self._first) * (self._settings.num_steps - step)
         speed = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
-        parts = f"{tqdm.tqdm.format_interval(left)} left", speed, *self._shown.values()
+        parts = *self._shown.values(), f"{tqdm.tqdm.format_interval(left)} left", speed
         self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
         is_last = step == self._settings.num_steps
         if self._bar.update(step - self._bar.n) or (is_last and self._bar.refresh()):
