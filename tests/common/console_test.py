@@ -1,5 +1,6 @@
 """What a command shows in a pipe and on a terminal, quiet and verbose."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -57,27 +58,32 @@ class ConsoleTest(parameterized.TestCase):
         self.assertLen(self.shown(*given), len(expected) + 4 * ("--quiet" not in given))
 
     def test_bars_make_room_on_a_terminal_and_fit_it(self):
-        ours, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
-        with os.fdopen(ours, "rb", buffering=0) as screen:
-            process = subprocess.Popen(self.command(), stderr=theirs, stdout=subprocess.DEVNULL,
-                                       cwd=commands.ROOT)  # fmt: skip
-            os.close(theirs)
-            text = b""
-            try:
-                while part := screen.read(4096):
-                    text += part
-            except OSError:  # how Linux ends it
-                pass
-        self.assertEqual(process.wait(), 0, text)
-        states = re.split(r"[\r\n]+", text.decode())
+        states = self.drawn(rows=24, columns=50)
         self.assertTrue(any(re.fullmatch(r" {10}count +33% \|█+.*", one) for one in states), states)
         self.assertLessEqual(max(len(one) for one in states if "count" in one), 50)
         # A line begins where the bar was, and the bar is there again below it.
         at = next(i for i, one in enumerate(states) if one.endswith("  in between"))
         self.assertRegex(states[at], r"^\d\d:\d\d:\d\d  in between$")
         self.assertEqual((states[at - 1].strip(), "count" in states[at + 1]), ("", True))
-        self.assertIn("count          100% |", text.decode())
+        self.assertIn("count          100% |", " ".join(states))
+
+    def test_bars_on_a_terminal_of_no_size(self):
+        self.assertIn("count          100% |", " ".join(self.drawn(rows=0, columns=0)))
+
+    def drawn(self, rows: int, columns: int) -> list[str]:
+        """What a terminal shows, each time that its line is drawn."""
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        with os.fdopen(ours, "rb", buffering=0) as screen:
+            process = subprocess.Popen(self.command(), stderr=theirs, stdout=subprocess.DEVNULL,
+                                       cwd=commands.ROOT)  # fmt: skip
+            os.close(theirs)
+            text = b""
+            with contextlib.suppress(OSError):  # how Linux ends it
+                while part := screen.read(4096):
+                    text += part
+        self.assertEqual(process.wait(), 0, text)
+        return re.split(r"[\r\n]+", text.decode())
 
     def command(self, *given: str) -> list[str]:
         return [sys.executable, "-c", COMMAND, *given]

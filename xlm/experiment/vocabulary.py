@@ -67,13 +67,10 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
 
 def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """Say what text costs in tokens, by method, and by language of the first."""
-    costs = {
-        method: {language: one.tokens_per_sentence for language, one in found.items()}
-        for method, found in scores.items()
-    }
-    means = ", ".join(f"{tables.mean_of(one.values()):.1f} by {k}" for k, one in costs.items())
-    first = sorted((cost, language) for language, cost in next(iter(costs.values()), {}).items())
-    shown = [f"{cost:.1f} in {language}" for cost, language in (*first[:1], *first[1:][-1:])]
+    costs = {k: {one.tokens_per_sentence: x for x, one in v.items()} for k, v in scores.items()}
+    means = ", ".join(f"{tables.mean_of(found):.1f} by {k}" for k, found in costs.items())
+    first = sorted(next(iter(costs.values()), {}).items())
+    shown = (f"{cost:.1f} in {language}" for cost, language in (*first[:1], *first[1:][-1:]))
     return f"tokens a sentence: {means or 'no text is held out'}; {' to '.join(shown)}"
 
 

@@ -47,7 +47,6 @@ def define_flags() -> Callable[[], None]:
             ) from error
         shown = len(devices), devices[0].platform, jax.process_count()
         logging.info("devices: %d %s, processes: %d", *shown)
-        logging.debug("devices: %s", devices)
         if jax.process_index() and not logging.level_debug():
             logging.set_verbosity(logging.WARNING)  # the first one tells how far all are
 
