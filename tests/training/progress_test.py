@@ -7,7 +7,6 @@ import sys
 from unittest import mock
 
 import numpy as np
-from absl.testing import parameterized
 
 from tests import folders
 from xlm.common import console
@@ -100,7 +99,3 @@ class ProgressTest(folders.FolderTest):
         with self.assertNoLogs(level="WARNING"):
             found = self.train(3, self.folder / "quiet")
         self.assertEmpty(found._losses)
-
-
-if __name__ == "__main__":
-    parameterized.absltest.main()

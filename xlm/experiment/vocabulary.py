@@ -67,11 +67,11 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
 
 def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """Say what text costs in tokens, by method, and by language of the first."""
-    costs = {k: {one.tokens_per_sentence: x for x, one in v.items()} for k, v in scores.items()}
-    means = ", ".join(f"{tables.mean_of(found):.1f} by {k}" for k, found in costs.items())
-    first = sorted(next(iter(costs.values()), {}).items())
+    costs = {k: [(one.tokens_per_sentence, x) for x, one in v.items()] for k, v in scores.items()}
+    means = ", ".join(f"{tables.mean_of(c for c, _ in v):.1f} by {k}" for k, v in costs.items())
+    first = sorted(next(iter(costs.values()), []))
     shown = (f"{cost:.1f} in {language}" for cost, language in (*first[:1], *first[1:][-1:]))
-    return f"tokens a sentence: {means or 'no text is held out'}; {' to '.join(shown)}"
+    return f"tokens a sentence: {means or 'no text is held out'}; {' to '.join(shown)}".rstrip("; ")
 
 
 def _check_parallel(parallel: Mapping[str, Any], languages: Iterable[str]) -> None:
