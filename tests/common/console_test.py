@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from tests import commands
 
 COMMAND = """\
-import logging
+import logging, os
 from xlm.common import console, entry_point
 
 console._SECONDS, console._DELAY = 0.0, 1e-9
@@ -33,7 +33,8 @@ def main(_):
             logging.info("in between")
     for name in ("nothing", "unknown"):
         list(console.bar([], name, 0 if name == "nothing" else None, "files"))
-    print("report: here")
+    print("report: here", flush=True)
+    os._exit(0)  # what was logged was there at once
 
 entry_point.run(main, required=())
 """

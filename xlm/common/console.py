@@ -78,6 +78,9 @@ class _Errors(io.TextIOBase):
         with _Bar.external_write_mode(sys.stderr) if is_drawn() else contextlib.nullcontext():
             return sys.stderr.write(text)
 
+    def flush(self) -> None:
+        sys.stderr.flush()
+
 
 class _Formatter(logging.Formatter):
     """`HH:MM:SS  message`; a warning says that it is one, further lines are indented."""
