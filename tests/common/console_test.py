@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from tests import commands
 
 COMMAND = """\
-import logging, os
+import logging, os, sys
 from xlm.common import console, entry_point
 
 console._SECONDS, console._DELAY = 0.0, 1e-9
@@ -24,6 +24,8 @@ for level in (10, 20, 30): logging.getLogger("jax").log(level, "noise %d", level
 '''
 
 def main(_):
+    # The one of a command runs Python code, amid which a handler of a signal may log.
+    assert console._stream() is sys.__stderr__ is not sys.stderr
     logging.info("two\\nlines")
     for _ in range(2):
         logging.warning("a file is left out; add it")

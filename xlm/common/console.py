@@ -17,11 +17,14 @@ _INDENT = " " * len("00:00:00  ")
 _SECONDS = 10.0  # between lines of progress where the output is no terminal
 _DELAY = 0.5  # before a bar is drawn, and drawn again
 _told: set[str] = set()
+# Of the interpreter: no handler of a signal, which may log, runs amid its writing.
+_first: Any = None
 
 
 def set_up() -> None:
     """Show log lines in our form, warnings once, libraries' other lines only by --verbose."""
-    handler = absl_logging.get_absl_handler()
+    global _first
+    _first, handler = sys.stderr, absl_logging.get_absl_handler()
     handler.setFormatter(_Formatter())
     handler.addFilter(_is_shown)
     handler.python_handler.stream = _Errors()
@@ -41,7 +44,7 @@ def bar(
     common: dict[str, Any] = {"initial": initial, "miniters": 1, "disable": is_off}
     if is_drawn():
         shape = "{percentage:3.0f}% |{bar:10}| {n_fmt}/{total_fmt} {unit}" + ending
-        common |= {"dynamic_ncols": True, "mininterval": _DELAY, "delay": _DELAY}
+        common |= {"file": _stream(), "dynamic_ncols": True, "mininterval": _DELAY, "delay": _DELAY}
     else:
         shape = "{n_fmt} of {total_fmt} {unit} ({percentage:.0f}%)" + ending
         common |= {"file": io.StringIO(), "mininterval": _SECONDS, "delay": 1e-9, "leave": False}
@@ -53,7 +56,11 @@ def bar(
 
 def is_drawn() -> bool:
     """Return whether bars are drawn again in place: standard error is a terminal."""
-    return bool(sys.stderr and sys.stderr.isatty())
+    return bool(_stream() and _stream().isatty())
+
+
+def _stream() -> Any:
+    return sys.stderr if _first is None or _first.closed else _first
 
 
 class _Bar(tqdm.tqdm):
@@ -72,14 +79,14 @@ class _Lines(_Bar):
 
 
 class _Errors(io.TextIOBase):
-    """Standard error as it is now; bars on a terminal make room for what is written."""
+    """Standard error, on which bars make room for what is written."""
 
     def write(self, text: str) -> int:
-        with _Bar.external_write_mode(sys.stderr) if is_drawn() else contextlib.nullcontext():
-            return sys.stderr.write(text)
+        with _Bar.external_write_mode(_stream()) if is_drawn() else contextlib.nullcontext():
+            return _stream().write(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        _stream().flush()
 
 
 class _Formatter(logging.Formatter):
