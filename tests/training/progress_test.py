@@ -88,7 +88,11 @@ class ProgressTest(folders.FolderTest):
     def test_a_line_is_drawn_again_on_a_terminal(self):
         screen = Terminal()
         quick = mock.patch.multiple(console, _DELAY=1e-9)
-        with quick, mock.patch.object(console, "_first", screen), self.assertLogs(level="INFO"):
+        with (
+            quick,
+            mock.patch.object(console, "_stream", lambda: screen),
+            self.assertLogs(level="INFO"),
+        ):
             self.train(3, self.folder / "drawn")
         *states, end = screen.getvalue().split("\r")[1:]
         self.assertLen([one for one in states if "/9 steps" in one], len(KINDS))

@@ -1,9 +1,7 @@
 """What a command shows while it works: log lines of our own, and bars of progress."""
 
-import contextlib
 import io
 import logging
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,17 +15,13 @@ _INDENT = " " * len("00:00:00  ")
 _SECONDS = 10.0  # between lines of progress where the output is no terminal
 _DELAY = 0.5  # before a bar is drawn, and drawn again
 _told: set[str] = set()
-# Of the interpreter: no handler of a signal, which may log, runs amid its writing.
-_first: Any = None
 
 
 def set_up() -> None:
     """Show log lines in our form, warnings once, libraries' other lines only by --verbose."""
-    global _first
-    _first, handler = sys.stderr, absl_logging.get_absl_handler()
+    handler = absl_logging.get_absl_handler()
     handler.setFormatter(_Formatter())
     handler.addFilter(_is_shown)
-    handler.python_handler.stream = _Errors()
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.INFO)
 
@@ -56,11 +50,12 @@ def bar(
 
 def is_drawn() -> bool:
     """Return whether bars are drawn again in place: standard error is a terminal."""
-    return bool(_stream() and _stream().isatty())
+    return bool(_stream() and not _stream().closed and _stream().isatty())
 
 
 def _stream() -> Any:
-    return sys.stderr if _first is None or _first.closed else _first
+    """Return the interpreter's standard error, amid whose writing no handler of a signal logs."""
+    return absl_logging.get_absl_handler().python_handler.stream
 
 
 class _Bar(tqdm.tqdm):
@@ -78,17 +73,6 @@ class _Lines(_Bar):
         return True
 
 
-class _Errors(io.TextIOBase):
-    """Standard error, on which bars make room for what is written."""
-
-    def write(self, text: str) -> int:
-        with _Bar.external_write_mode(_stream()) if is_drawn() else contextlib.nullcontext():
-            return _stream().write(text)
-
-    def flush(self) -> None:
-        _stream().flush()
-
-
 class _Formatter(logging.Formatter):
     """`HH:MM:SS  message`; a warning says that it is one, further lines are indented."""
 
@@ -99,10 +83,14 @@ class _Formatter(logging.Formatter):
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
+    _, installed, rest = record.pathname.rpartition("-packages/")
+    is_own = rest.split("/")[0] in _OWN if installed else "/lib/python3" not in record.pathname
+    is_shown = bool(is_own or absl_logging.level_debug())
     if record.levelno >= logging.WARNING:
         number = len(_told)
         _told.add(record.getMessage())
-        return len(_told) > number
-    _, installed, rest = record.pathname.rpartition("-packages/")
-    is_own = rest.split("/")[0] in _OWN if installed else "/lib/python3" not in record.pathname
-    return is_own or absl_logging.level_debug()
+        is_shown = len(_told) > number
+    if is_shown and is_drawn():
+        for one in list(_Bar._instances):
+            one.clear()  # and drawn again below the line
+    return is_shown
