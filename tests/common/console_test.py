@@ -77,14 +77,15 @@ class ConsoleTest(parameterized.TestCase):
         """What a terminal shows, each time that its line is drawn."""
         ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        with os.fdopen(ours, "rb", buffering=0) as screen:
-            process = subprocess.Popen(self.command(), stderr=theirs, stdout=subprocess.DEVNULL,
-                                       cwd=commands.ROOT)  # fmt: skip
-            os.close(theirs)
-            text = b""
-            with contextlib.suppress(OSError):  # how Linux ends it
-                while part := screen.read(4096):
-                    text += part
+        process = subprocess.Popen(
+            self.command(), stderr=theirs, stdout=subprocess.DEVNULL, cwd=commands.ROOT
+        )
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # how Linux ends it
+            while part := os.read(ours, 4096):
+                text += part
+        os.close(ours)
         self.assertEqual(process.wait(), 0, text)
         return re.split(r"[\r\n]+", text.decode())
 
