@@ -67,7 +67,7 @@ def train_functions(
 def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
     """Log how layers are computed, and which table rows a step with masked LM reads and updates."""
     sizes = settings(EncoderSettings, config.model, vocab_size=store.vocab_size)
-    logging.info(
+    logging.debug(
         "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
         sizes.kernel, sizes.remat, sizes.layers_at_once,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) 
         size = config.train.batch_size
         reads = masked_lm_of(objective).describe_table_reads(size, store.length)
     update = config.optimizer.embedding_update
-    logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
+    logging.debug("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:

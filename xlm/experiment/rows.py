@@ -74,7 +74,7 @@ def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None
         shutil.rmtree(job.work)
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
     rows = sum(s["train"]["rows"] for s in store.statistics.values())
-    logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
+    print(f"{rows:,} training rows of {tokens:,} tokens: {folders.rows}")
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:

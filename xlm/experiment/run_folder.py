@@ -37,8 +37,7 @@ def evaluated(
     taken `step` steps. Returns part of the results: the scores of each split, and its numbers of
     examples. Raises Stopped if `should_stop` asked for it.
     """
-    import tqdm
-
+    from xlm.common import console
     from xlm.evaluation.task_results import write_lines
     from xlm.training import hosts
     from xlm.training.signals import Stopped
@@ -47,7 +46,7 @@ def evaluated(
     results: dict[str, Any] = {"examples": {}}
     for split in ("validation", "test"):
         results[split] = {}
-        for one in tqdm.tqdm(data[split], split, unit="set"):
+        for one in console.bar(data[split], split, len(data[split]), "sets"):
             # Several hosts agree on where to stop by a number that grows.
             if should_stop(next(polls)):
                 raise Stopped(step)

@@ -172,5 +172,5 @@ def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
     """Log how language pairs are sampled; warn if languages cannot have their shares."""
     if sampling := pair_sampling(config, store):
         logging.log(
-            logging.INFO if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
+            logging.DEBUG if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
         )

@@ -31,7 +31,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     mesh = builders.mesh(config)
     data = _data(config, store, mesh, folders.train)
     parts = seen.section(config, store, config.train.num_steps, logging.warning)
-    logging.info("%s", "\n\n".join(filter(None, parts)))
+    logging.debug("%s", "\n\n".join(filter(None, parts)))  # also in the report
     objective = objectives.objective(config, store, mesh)
     builders.log_choices(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)

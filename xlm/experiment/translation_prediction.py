@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
-from xlm.common import artifacts, declarations, outputs
+from xlm.common import artifacts, console, declarations, outputs
 from xlm.experiment import fine_tuning, objectives, schema, task_schema, translated_text
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
@@ -66,13 +65,14 @@ class TranslationRun:
 
     def write(self, source: pathlib.Path, aside: pathlib.Path, *args: Any, **wanted: Any) -> int:
         """Translate a file, see `translate_file`; log the speed, and return the lines."""
-        with tqdm.tqdm(desc="translate", unit="line") as bar:
+        count = 0
+        with console.bar(None, "translate", None, "lines") as bar:
             for count in self.translate_file(source, aside, *args, **wanted):
                 bar.update(count - bar.n)
         rates = self._translator.throughput.rates()
         speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
         logging.info("translated %s", ", ".join(speeds) or "too little to time")
-        return bar.n
+        return count
 
     def direction(self, named: str) -> str:
         """The direction to translate in; by default the one of the run.
