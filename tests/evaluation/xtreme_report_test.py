@@ -12,6 +12,12 @@ PUBLISHED = published.read()
 
 
 class ReadTest(Case):
+    def test_files_beside_runs_are_no_runs(self):
+        self.write("seed0", {"en": 0.5})
+        (self.folder / "seeds.json").write_text("{}", encoding="utf-8")
+        (run,) = xtreme_runs.find_runs([str(self.folder / "seed*")])
+        self.assertEqual(run.folder.name, "seed0")
+
     def test_folders_that_are_no_runs_are_named(self):
         with self.assertRaisesRegex(ValueError, "nowhere: no such run folder"):
             xtreme_runs.find_runs([str(self.folder / "nowhere")])

@@ -226,10 +226,11 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
     """
     folders: list[pathlib.Path] = []
     for pattern in patterns:
-        found = sorted(glob.glob(pattern))
+        # `--seeds` leaves its record beside the folders of its seeds.
+        found = [one for one in map(pathlib.Path, sorted(glob.glob(pattern))) if one.is_dir()]
         if not found:
             raise ValueError(f"{pattern}: no such run folder; correct --runs")
-        folders += map(pathlib.Path, found)
+        folders += found
     runs = _with_tables([read_run(folder) for folder in dict.fromkeys(folders)])
     seen: dict[str, Run] = {}
     for run in runs:

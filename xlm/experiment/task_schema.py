@@ -73,7 +73,7 @@ class _Batches:
 
     Attributes:
       batch_tokens: tokens of a batch, padding included, on both sides together.
-      averaged_checkpoints: number of last checkpoints whose mean is the model; 0 for the last one.
+      averaged_checkpoints: last checkpoints whose mean is the model; 0 for the best parameters.
     """
 
     batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)
