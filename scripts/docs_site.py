@@ -1,9 +1,11 @@
 """Hook of mkdocs.yml: files outside of docs/ to which pages link are part of the site.
 
 The pages link as a checkout needs it, `../xlm/training/stages.py`. Markdown and images are taken as
-they are, other text as a page of code, a folder as a list, all below repository/.
+they are, other text as a page of code, a folder as a list, all below repository/. A notebook is a
+page where it is.
 """
 
+import json
 import pathlib
 import posixpath
 import re
@@ -15,13 +17,17 @@ from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
-_AS_IT_IS = (".png", ".svg", ".html", ".json", ".jsonl", ".ipynb")
+_AS_IT_IS = (".png", ".svg", ".html", ".json", ".jsonl")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add each file that a page links to, and those that these link to."""
     texts = {f"docs/{page.src_uri}": page.content_string for page in files.documentation_pages()}
+    texts |= {f"docs/{one.src_uri}": "" for one in files if one.src_uri.endswith(".ipynb")}
     seen, waiting = set(texts), [*texts.items()]
+    for path in texts:
+        if path.endswith(".ipynb"):
+            files.append(File.generated(config, place(path), content=notebook(path)))
     while waiting:
         for path in linked(*waiting.pop()):
             if path in seen or path.startswith("docs/"):
@@ -44,7 +50,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def rewritten(link: re.Match[str]) -> str:
         path = resolved(own, link[1])
-        if path is None or (own.startswith("docs/") and path.startswith("docs/")):
+        if path is None:
             return link[0]
         there = posixpath.relpath(place(path), posixpath.dirname(uri) or ".")
         return there + (link[2] or "")
@@ -67,7 +73,7 @@ def resolved(path: str, link: str) -> str | None:
 def place(path: str) -> str:
     """Where a file of the repository lies among the sources of the site."""
     if path.startswith("docs/"):
-        return path.removeprefix("docs/")
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
     if path.endswith((".md", *_AS_IT_IS)):
         return f"repository/{path}"
     return f"repository/{path}/index.md" if (ROOT / path).is_dir() else f"repository/{path}.md"
@@ -83,3 +89,20 @@ def shown(path: str) -> str:
         return text
     language = path.rpartition(".")[2]
     return f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n````{language}\n{text}````\n"
+
+
+def notebook(path: str) -> str:
+    """Markdown of a notebook: its cells, and the text and pictures that they gave."""
+    parts = []
+    for cell in json.loads((ROOT / path).read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if output["output_type"] == "stream":
+                parts.append(f"```\n{''.join(output['text'])}```")
+            elif "image/png" in output["data"]:
+                parts.append(f"![](data:image/png;base64,{output['data']['image/png'].strip()})")
+    return "\n\n".join([*parts, ""])

@@ -9,7 +9,8 @@ MOST_LINES, MOST_WORDS = 250, 17.0
 GENERATED = {"docs/keys.md"}
 
 _NO_PROSE = re.compile(
-    r"^---\n.*?^---\n|^ *```.*?^ *```|<!--.*?-->|^ *\|.*?$|^#+ .*?$|^ *!\[.*?$|^ *::: .*?(?=\n\S|\Z)",
+    r"^---\n.*?^---\n|^ *```.*?^ *```|<!--.*?-->|^ *\|.*?$|^#+ .*?$|^ *!\[.*?$"
+    r"|^ *::: .*?(?=\n\S|\Z)",
     re.M | re.S,
 )
 # Where a block begins: after an empty line, or with a mark of a list.
@@ -22,7 +23,7 @@ def pages() -> list[pathlib.Path]:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Words of each sentence of running text; code in a line is one word. No tables, no fragments."""
+    """Words of each sentence of running text; code is one word. No tables, no fragments."""
     found: list[list[str]] = []
     text = re.sub(r"\]\([^)]*\)", "]", _NO_PROSE.sub("\n\n", text))
     text = re.sub(r"`[^`]+`", "code", text)
