@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead the links to files outside of docs/ to their pages."""
     uri = page.file.src_uri
-    own = next((one for one in (uri.removeprefix("repository/"),) if one != uri), f"docs/{uri}")
+    own = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
 
     def rewritten(link: re.Match[str]) -> str:
         path = resolved(own, link[1])
@@ -74,9 +74,10 @@ def place(path: str) -> str:
     """Where a file of the repository lies among the sources of the site."""
     if path.startswith("docs/"):
         return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
+    there = f"repository/{path.removeprefix('.')}"  # MkDocs leaves out hidden folders
     if path.endswith((".md", *_AS_IT_IS)):
-        return f"repository/{path}"
-    return f"repository/{path}/index.md" if (ROOT / path).is_dir() else f"repository/{path}.md"
+        return there
+    return f"{there}/index.md" if (ROOT / path).is_dir() else f"{there}.md"
 
 
 def shown(path: str) -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from absl.testing import absltest
 
 from tests import folders, prose
+from xlm.cli.main import VERBS
 
 # Pages that are longer, or whose mean sentence is, and by how much. Only ever take away from it.
 TOO_LONG = {
@@ -37,6 +38,11 @@ class PagesTest(absltest.TestCase):
             uri = page.relative_to(docs).with_suffix(".md").as_posix()
             self.assertEqual(named.pop(uri, 0), 1, f"name {uri} once below nav in mkdocs.yml")
         self.assertEmpty(named, "pages that mkdocs.yml names and docs/ lacks")
+
+    def test_every_verb_is_in_the_reference(self):
+        page = (prose.ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+        for verb, module in VERBS.items():
+            self.assertIn(f'::: xlm.cli.{module}\n    options: {{heading: "xlm {verb}"', page)
 
     def test_pages_and_sentences_are_short(self):
         for page in prose.pages():
