@@ -47,8 +47,12 @@ class TutorialsTest(pages.PageTest):
 
     def test_labels(self):
         self.small = {"finetune": ("--config.task.max_length=24", "--config.task.buckets=()")}
-        # The head of a narrow encoder reads the mean, for which `transformers` has no class.
-        self.swapped = {'/exported")': '/exported", trust_remote_code=True)'}
+        # The head of a narrow encoder reads the mean, for which `transformers` has no class. This
+        # one has 24 positions.
+        self.swapped = {
+            '/exported")': '/exported", trust_remote_code=True)',
+            "The train was late, again.": "the cat",
+        }
         texts = [f'"the cat, {i}",{("complaint", "praise")[i % 3 % 2]}' for i in range(30)]
         for name in ("train.en", "train.de", "train.sw", "test.en", "test.sw"):
             tiny_tasks.write(self.folder / f"mine/{name}.csv", "\n".join(["text,label", *texts]))
