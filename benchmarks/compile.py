@@ -11,7 +11,7 @@ You install the target's compiler aside and put it on PYTHONPATH. For GPUs: `jax
 executed without --measure, and no parameter is allocated.
 
 --out keeps each program's text. A program that is there is read, not compiled again. A time is a
-roofline, no measurement: docs/performance.md has its arithmetic and what it cannot know.
+roofline, no measurement: docs/compiled_steps.md has its arithmetic and what it cannot know.
 """
 
 import gzip

@@ -37,7 +37,8 @@ from benchmarks.machine import describe_machine, interleaved_medians, set_up
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, line, tables
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.output_layer import make_exact_layer, make_output_layer
+from knn_sampling.samples import TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM

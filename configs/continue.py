@@ -9,8 +9,8 @@ WORKDIR/start, which the config begins with, and runs the stages:
     python train.py --config=configs/continue.py:WORKDIR/start,TEXT --workdir=WORKDIR
 
 The architecture and the tokenizer are those of MODEL. To give it other pieces, import it with
-`--vocabulary` first, or extend its tokenizer (docs/vocabulary.md). One epoch, a rate that falls by
-a cosine, rows of 512 tokens or as long as MODEL has positions.
+`--vocabulary` first, or extend its tokenizer (docs/existing_tokenizer.md). One epoch, a rate that
+falls by a cosine, rows of 512 tokens or as long as MODEL has positions.
 
 Hardware: a GPU. Nothing larger than a miniature was continued here.
 """

@@ -4,8 +4,8 @@
       python $stage.py --config=configs/veco.py:RUN,DATA --workdir=runs/RUN
     done
 
-IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the equations
-and keys. Without `,DATA` a config is only for looking at.
+IS-MLM and CS-MLM on text and on bitext, in turns, and TLM on bitext; docs/veco.md has the keys,
+docs/veco_paper.md the equations. Without `,DATA` a config is only for looking at.
 
 | run | the paper's | expected XNLI |
 |---|---|---|
@@ -14,7 +14,7 @@ and keys. Without `,DATA` a config is only for looking at.
 | base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is 1.36 TB of CommonCrawl in 50
+files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is 1.36 TB of CommonCrawl in 50
 languages, its pairs are 6.4G of OPUS, 879 language pairs. Its small models had a quarter of it, in
 33 languages (appendix A), which `--config.corpus.languages` chooses. `large` starts from XLM-R
 Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and first trains only

@@ -19,7 +19,7 @@ docs/xy_lent.md. Without `,DATA` a config is only for looking at.
 | modern | Base in ModernBERT's blocks, as many parameters in its layers; not the paper's | - |
 
 None of these has been run here. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV
-files `bitext/*-*.tsv*` (docs/corpus_format.md). The paper's text is CC-100, its pairs are CCMatrix
+files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
 `small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21
@@ -37,7 +37,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import bitext, mmbert, real_text, small, xlm_r
+from configs import bitext, mmbert, small, xlm_r
 from xlm.experiment.schema import default_config
 
 _LARGE = {
@@ -176,13 +176,8 @@ def _small() -> ConfigDict:
     # Sides of pairs are text of their languages, too, as in research/reports/results_xy_lent.md.
     config = small.get_config()
     _replaced_tokens(config)
-    config.corpus.text = ("common_voice_text/train", "wikiann_text", "books")
+    config.corpus.update(bitext.get_config("DATA").corpus)
     config.corpus.parallel = ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz")
-    config.corpus.parallel_eval = ("ntrex/dev",)
-    config.corpus.parallel_heldout_fraction = 0.02
-    config.corpus.exclude = real_text.TESTED
-    config.corpus.languages = bitext.LANGUAGES
-    config.corpus.language_codes = ConfigDict(bitext.NTREX_CODES)
     config.corpus.max_train_bytes = 1_500_000
     config.vocab.target_size = 10_000
     config.store.length = 64

@@ -21,23 +21,21 @@ _FILES_AT_ONCE = 256
 _NUMBERS_AT_ONCE = 1 << 20
 
 
-def load_array(
-    path: pathlib.Path, shape: tuple[int | None, ...], *, is_mapped: bool = False
-) -> np.ndarray:
-    """Load integers of a shape (None: any length), memory-mapped if `is_mapped`.
+def _mapped(path: pathlib.Path, shape: tuple[int | None, ...]) -> np.memmap:
+    """Map an array of integers of a shape (None: any length).
 
     Raise ValueError if the file is missing or damaged, or the array has another shape or type.
     """
     remedy = manifest.remedy(path.parent)
     try:
-        found = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
+        found = np.load(path, mmap_mode="r")
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist, but meta.json lists it; {remedy}") from None
     except (ValueError, EOFError) as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); the file may be cut off or damaged: {remedy}"
         ) from error
-    if isinstance(found, np.memmap) and path.stat().st_size != found.offset + found.nbytes:
+    if path.stat().st_size != found.offset + found.nbytes:
         raise ValueError(
             f"{path}: {path.stat().st_size} bytes, must have {found.offset + found.nbytes}; "
             f"{remedy}"
@@ -139,8 +137,7 @@ class _OpenFile:
     """
 
     def __init__(self, path: pathlib.Path, shape: tuple[int, ...]):
-        found = load_array(path, shape, is_mapped=True)
-        assert isinstance(found, np.memmap)
+        found = _mapped(path, shape)
         self._path, self._dtype, self._entry = path, found.dtype, shape[1:]
         self._offset, self._entry_bytes = found.offset, found.itemsize * math.prod(shape[1:])
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -206,20 +203,18 @@ class ShardedRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: int | np.integer | slice | np.ndarray | Sequence[int]):
+    def __getitem__(self, index: int | slice | np.ndarray | Sequence[int]) -> np.ndarray:
         """Return an entry, or those of a slice or of an array of numbers, [n, *entry].
 
         Raise IndexError if there is no such entry, ValueError if a file is missing or damaged.
         """
         if isinstance(index, slice):
-            numbers = range(*index.indices(len(self)))
-            if numbers.step == 1:
-                return self._checked(self.read(numbers.start, numbers.stop), numbers)
-            index = np.array(numbers, np.int64)
-        places = np.asarray(index)
-        if places.dtype == bool:
-            places = np.flatnonzero(places)
-        places, count = places.astype(np.int64), len(self)
+            first, stop, step = index.indices(len(self))
+            if step == 1:
+                return self._checked(self.read(first, stop), range(first, stop))
+            index = np.arange(first, stop, step)
+        places, count = np.asarray(index), len(self)
+        places = np.flatnonzero(places) if places.dtype == bool else places.astype(np.int64)
         if places.size and not (-count <= places.min() and places.max() < count):
             raise IndexError(f"sequences {places.min()} to {places.max()} of {count}")
         places = np.where(places < 0, places + count, places)
@@ -271,10 +266,10 @@ class ShardedRows:
 
 
 class ArrayFile(ShardedRows):
-    """Array in one file, which is checked at once, see `load_array`."""
+    """Array in one file, which is checked at once."""
 
     def __init__(self, path: pathlib.Path, shape: tuple[int | None, ...], limit: int | None = None):
-        found = load_array(path, shape, is_mapped=True)
+        found = _mapped(path, shape)
         changed = path.stat().st_mtime_ns
         super().__init__([path], [len(found)], found.shape[1:], found.dtype, limit, changed)
 

@@ -30,12 +30,11 @@ _RANGES = 16
 
 @dataclasses.dataclass(frozen=True)
 class BitextSettings:
-    """Settings of sentence pairs; part of the `data` section of a config.
+    """Settings of sentence pairs, in rows; part of the `data` section of a config.
 
     Attributes:
       positions: "continue" through both sentences of a pair, or "restart" at zero in the second.
       alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
-      batch_size: rows per batch.
       separate_segments: whether the sentences do not attend to each other, each with own positions.
     """
 
@@ -204,8 +203,7 @@ def pair_stream(
 
     A language pair is drawn by `shares` of sentence pairs, then one of its rows in all sets
     uniformly. The shares of `language_pairs` need not sum to one. Without them, two languages of a
-    set with n sentence pairs weigh n^alpha. Raise ValueError if there is no bitext, or `shares` has
-    other pairs.
+    set with n sentence pairs weigh n^alpha. Raise ValueError if there is no bitext.
     """
     weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
     if not weights:
@@ -252,18 +250,4 @@ def _sentence_weights(
     of_pairs: collections.Counter[Pair] = collections.Counter()
     for (_, pair), count in counts.items():
         of_pairs[pair] += count
-    _check_shares(shares, of_pairs)
     return {(name, pair): shares[pair] / of_pairs[pair] for name, pair in counts}
-
-
-def _check_shares(shares: Mapping[Pair, float], pairs: Iterable[Pair]) -> None:
-    """Raise ValueError unless `shares` has exactly these language pairs and usable values."""
-    if different := sorted(set(shares) ^ set(pairs)):
-        raise ValueError(
-            f"shares of language pairs: {different[:3]} are not both in the packed dataset's "
-            "bitext and in the shares; give one share to each of its pairs (a, b), a < b"
-        )
-    if wrong := {pair: share for pair, share in shares.items() if not 0 <= share < np.inf}:
-        raise ValueError(f"shares of language pairs must be finite and at least 0: {wrong}")
-    if shares and not any(shares.values()):
-        raise ValueError("shares of language pairs are all 0; one pair at least must be drawn")

@@ -12,7 +12,6 @@ import numpy as np
 from input_pipeline.stream import Stream
 
 Batch = dict[str, np.ndarray]
-LOADERS = ("tf.data", "threads")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from input_pipeline import manifest
-from input_pipeline.array_files import ArrayFile, ShardedRows, load_array, shard_names
+from input_pipeline.array_files import ArrayFile, ShardedRows, shard_names
 from input_pipeline.manifest import id_dtype
 from input_pipeline.overlap import Overlap
 from xlm.common import artifacts, declarations
@@ -212,7 +212,6 @@ class PackedDataset:
 
     Attributes:
       vocab_size, length: V, number of ids of the tokenizer, and L, tokens per sequence.
-      tokenizer: `tokenizer_hash` of the tokenizer.
       statistics: `rows`, `tokens`, `unknown` tokens and `characters`, by language and split.
       parallel, bitexts: languages of each set of parallel text, for evaluation and for training.
       pairs: counts of the language pairs of each part of a set in `bitexts`, see `pair_rows`.
@@ -284,7 +283,7 @@ class PackedDataset:
 
     def token_counts(self, language: str) -> np.ndarray:
         """Return [V] int64, the occurrences of each piece in a language's training text."""
-        return load_array(self.folder / f"{language}.counts.npy", (self.vocab_size,))
+        return ArrayFile(self.folder / f"{language}.counts.npy", (self.vocab_size,))[:]
 
     def parallel_rows(self, name: str, language: str) -> ShardedRows:
         """Return [sentences, L] token ids of one column of a parallel set."""

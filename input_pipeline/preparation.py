@@ -71,9 +71,8 @@ def find(job: Job) -> plans.Found:
 
 def _languages(job: Job, found: plans.Found) -> set[str]:
     """Return the languages of text, and of parallel text if that is text too."""
-    trained = [task.languages for task in found.tasks if task.key == "parallel"]
-    of_pairs = trained if job.spec.parallel_as_text else ()
-    return {piece.language for piece in found.pieces}.union(*of_pairs)
+    trained = found.trained if job.spec.parallel_as_text else ()
+    return {one.language for one in found.pieces}.union(*(task.languages for task in trained))
 
 
 def run(job: Job, found: plans.Found, model: bytes, executor: Executor) -> str:
@@ -110,9 +109,8 @@ def _run(job: Job, found: plans.Found, executor: Executor) -> None:
     execute_all(write, "rows", parts, "tokenise")
     execute_all(count, "count", languages, "count")
     _join(job, HELDOUT_TEXT, [f"heldout-{part.id}.npy" for part in parts])
-    pairs = [task for task in found.tasks if task.key == "parallel"]
-    execute_all(write_pairs, "pairs", pairs, "pairs")
-    for task in pairs:
+    execute_all(write_pairs, "pairs", found.trained, "pairs")
+    for task in found.trained:
         tally = job.read_note("pairs", task.id).tally
         log_tally(task.name, *tally, reason="pairs that repeat held-out text")
 
@@ -153,8 +151,7 @@ def find_parts(job: Job, found: plans.Found) -> list[Part]:
     languages = _languages(job, found)
     columns = [
         piece
-        for task in found.tasks
-        if task.key == "parallel"
+        for task in found.trained
         for origin in corpus.text_sides(job.spec)
         for language in task.languages
         if language in languages
@@ -347,7 +344,7 @@ def count(job: Job, task: LanguageTask) -> None:
     if found["share"] > overlap.LEAKED:
         logging.warning(
             "%s: %.0f%% of the held-out runs of %d tokens stand in training rows, such as %r: the "
-            "loss of this language says little (docs/corpus_format.md)",
+            "loss of this language says little (docs/heldout_text.md)",
             task.id, 100 * found["share"], found["length"], job.processor.decode(found["example"]),
         )  # fmt: skip
 
@@ -377,13 +374,12 @@ def _inputs(job: Job, found: plans.Found) -> plans.Inputs:
 
 def finish(job: Job, found: plans.Found) -> PackedDataset:
     """Move a finished preparation to the dataset; ValueError if a language yields no sequences."""
-    parts = find_parts(job, found)
+    parts, pairs = find_parts(job, found), found.trained
     languages = plans.language_tasks(parts)
-    pairs = [task for task in found.tasks if task.key == "parallel"]
     tasks = (("source", found.tasks), ("rows", parts), ("count", languages), ("pairs", pairs))
     notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
-    store = _dataset(job, found.tasks, languages)
+    store = _dataset(job, found, languages)
     if job.spec.clean_pairs:
         taken = {task.name: job.read_note("source", task.id).taken for task in found.tasks}
         artifacts.write_json(job.folder / "clean_pairs.json", taken)
@@ -406,10 +402,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     return store
 
 
-def _dataset(
-    job: Job, tasks: Sequence[SourceTask], languages: Sequence[LanguageTask]
-) -> PackedDataset:
-    pairs = [task for task in tasks if task.key == "parallel"]
+def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) -> PackedDataset:
     statistics: dict[str, dict[str, dict[str, int]]] = {}
     shards: dict[str, dict[str, list[int]]] = {}
     duplicates: dict[str, dict[str, int]] = {}
@@ -438,11 +431,11 @@ def _dataset(
         tokenizer=job.tokenizer,
         special=special_ids(job.processor),
         statistics=statistics,
-        parallel={task.name: task.languages for task in tasks},
-        bitexts={task.name: task.languages for task in pairs},
+        parallel={task.name: task.languages for task in found.tasks},
+        bitexts={task.name: task.languages for task in found.trained},
         pairs={
             name: [job.read_note("pairs", task.id).pairs for task in parts]
-            for name, parts in itertools.groupby(pairs, key=lambda task: task.name)
+            for name, parts in itertools.groupby(found.trained, key=lambda task: task.name)
         },
         shards=shards,
         duplicates=duplicates,

@@ -158,6 +158,11 @@ class Found:
     pieces: tuple[Piece, ...]
 
     @property
+    def trained(self) -> list[SourceTask]:
+        """Sources with pairs to train on."""
+        return [task for task in self.tasks if task.key == "parallel"]
+
+    @property
     def text_bytes(self) -> int:
         parallel = sum(task.text_bytes for task in self.tasks)
         return parallel + sum(piece.text_bytes for piece in self.pieces)

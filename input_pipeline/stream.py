@@ -117,10 +117,13 @@ class MixedStream(_ChosenStream):
 
 
 class PhasedStream(_ChosenStream):
-    """Schedule of streams by first step; one must be 0. Each starts with its first batch."""
+    """Schedule of streams by first step; one must be 0. Each starts with its first batch.
 
-    def __init__(self, phases: Mapping[int, Stream]):
-        self._phases = dict(sorted(phases.items()))
+    `alphas` are the exponents of the phases' shares, if they differ, by first step.
+    """
+
+    def __init__(self, phases: Mapping[int, Stream], alphas: Mapping[int, float] | None = None):
+        self._phases, self._alphas = dict(sorted(phases.items())), alphas
         self.types = {name: kind for one in phases.values() for name, kind in one.types.items()}
 
     def seen(self, steps: int) -> Seen:
@@ -129,23 +132,17 @@ class PhasedStream(_ChosenStream):
         took = ((one, min(end, steps) - first) for (first, one), end in parts)
         return sum((one.seen(own) for one, own in took if own > 0), Seen())
 
+    def step_values(self, step: int) -> dict[str, float]:
+        if self._alphas is None:
+            return super().step_values(step)
+        return {"alpha": self._alphas[self._first(step)]}
+
     def _of(self, step: int) -> tuple[Stream, int]:
         first = self._first(step)
         return self._phases[first], step - first
 
     def _first(self, step: int) -> int:
         return max(first for first in self._phases if first <= step)
-
-
-class AlphaPhases(PhasedStream):
-    """Schedule of (alpha, stream) by first step; one must be 0."""
-
-    def __init__(self, phases: Mapping[int, tuple[float, Stream]]):
-        super().__init__({first: stream for first, (_, stream) in phases.items()})
-        self._alphas = {first: alpha for first, (alpha, _) in phases.items()}
-
-    def step_values(self, step: int) -> dict[str, float]:
-        return {"alpha": self._alphas[self._first(step)]}
 
 
 class JointStream(Stream):
@@ -364,11 +361,6 @@ class TrainingStream(OrderedStream):
 def training_rows(store: PackedDataset) -> list[ShardedRows]:
     """Return the training sequences of each language, [sequences, L], read from disk."""
     return [store.rows(language, "train") for language in store.languages]
-
-
-def row_cache(store: PackedDataset, pool: Executor, settings: BlockSettings) -> BlockCache:
-    """Create a cache of blocks of `training_rows`."""
-    return block_cache(training_rows(store), pool, settings)
 
 
 def block_cache(rows: Sequence[Any], pool: Executor, settings: BlockSettings) -> BlockCache:

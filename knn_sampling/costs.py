@@ -1,7 +1,7 @@
 """Costs of a training step under each output layer, of which `output_layer.kind = "auto"` chooses.
 
 A roofline: seconds are FLOPs, bytes of memory and bytes sent, each over a share of the device's
-rate, and summed. Rates are data sheets' (docs/performance.md). Factors are those of steps that
+rate, and summed. Rates are data sheets' (docs/compiled_steps.md). Factors are those of steps that
 `benchmarks/compile.py` compiled, on a CPU of softmaxes that were timed. Compiled times of VoCap's
 steps at 500K are those estimated to 4 %. Nothing here needs jax.
 """

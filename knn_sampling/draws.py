@@ -1,4 +1,4 @@
-"""Classes drawn from the softmax over a table, without materialising the logits.
+"""Base of the output layers, and classes drawn from a softmax without materialising its logits.
 
 Replaced-token detection (ELECTRA, Clark et al. 2020) replaces masked tokens by classes drawn from a
 generator's output distribution. Blocks of the table are visited once. A tile of `TILE` classes has
@@ -11,15 +11,16 @@ logit, which would take longer than the logits.
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from knn_sampling.blockwise import vocabulary_block_size
+from knn_sampling.inclusion import NeighbourIndex
 from knn_sampling.losses import ABSENT
-from knn_sampling.samples import Sample, group_inputs
+from knn_sampling.samples import Sample, TokenStatistics, group_inputs
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 # Classes that share a random number. Blocks are whole tiles, so draws do not depend on their size.
@@ -38,16 +39,54 @@ class Draws(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawingLayer:
-    """Output layer that draws in blocks of `block_size` classes.
+class OutputLayer:
+    """Loss of masked positions over the vocabulary, or over a sample V' of it; base of the kinds.
 
-    Table rows from `num_valid` on are padding. `z_loss` is the weight of `losses.with_z_loss`.
+    Table rows from `num_valid` on are padding. It visits `block_size` classes at a time to draw, as
+    a softmax in blocks does. `z_loss` is the weight of `losses.with_z_loss`.
     """
 
     num_valid: int
     sharding: TableSharding = ONE_DEVICE
     block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
     z_loss: float = 0.0
+
+    def sample(
+        self,
+        key: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        statistics: TokenStatistics,
+        index: NeighbourIndex | None,
+    ) -> Sample | None:
+        """Select the classes in the loss of a batch; None, as here, for all.
+
+        `targets` are [B, M] int32 ids, `weights` [B, M] float, 0 for unused positions. Statistics
+        are of a table of V rows. Only "knn" reads `index`. Raises ValueError if groups do not
+        divide the batch.
+        """
+        return None
+
+    def loss(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        table: jax.Array,
+        bias: jax.Array,
+        sample: Any,
+    ) -> jax.Array:
+        """Return weighted losses [B, M] of the positions, float32 nats.
+
+        Args:
+          hidden: [B, M, E] hidden states.
+          targets, weights: [B, M] as passed to `sample`.
+          table: [R, E] table rows, at least those of the sample; the whole table if `sample` is
+            None, or if its `candidate_rows` are its ids, as `sample` returns them.
+          bias: [V] output bias.
+          sample: from `sample`, with the `candidate_rows` of this table.
+        """
+        raise NotImplementedError
 
     def draw(
         self,
@@ -59,13 +98,14 @@ class DrawingLayer:
         sample: Sample | None,
         temperature: float,
     ) -> Draws:
-        """Draw from the candidates V' of each group, exp((h . v_j + b_j) / T) / Q_j each.
+        """Draw a class at each position, from V' with weights exp((h . v_j + b_j) / T) / Q_j.
 
         Q is of `Sample.log_q`, 1 where that is None. The target y of a position is in V' with
         certainty and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the
         sum over all classes, as far as the other classes are independent of y. Slots that are
         unused, or have no row in the table, are never drawn. Without a sample all classes are
-        candidates. Arguments are those of `OutputLayer.draw`, errors those of `draw_slots`.
+        candidates. No gradient flows. The temperature T is static; 0 draws the likeliest class.
+        Other arguments are those of `loss`, errors those of `draw_slots`.
         """
         search = functools.partial(
             draw_slots, key, temperature=temperature, block_size=self.block_size,

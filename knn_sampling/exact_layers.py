@@ -3,24 +3,13 @@
 import jax
 
 from knn_sampling.blockwise import blockwise_softmax_loss
-from knn_sampling.draws import DrawingLayer
-from knn_sampling.inclusion import NeighbourIndex
+from knn_sampling.draws import OutputLayer
 from knn_sampling.losses import full_softmax_loss, with_z_loss
-from knn_sampling.samples import Sample, TokenStatistics
+from knn_sampling.samples import Sample
 
 
-class _ExactSoftmax(DrawingLayer):
+class _ExactSoftmax(OutputLayer):
     """Softmax over the `num_valid` first rows of a table, by any computation of its loss."""
-
-    def sample(
-        self,
-        key: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        statistics: TokenStatistics,
-        index: NeighbourIndex | None,
-    ) -> None:
-        """Return None: the loss is over all classes."""
 
     def loss(
         self,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from knn_sampling.blockwise import blockwise_softmax_loss, vocabulary_block_size
+from knn_sampling.blockwise import blockwise_softmax_loss
 from knn_sampling.candidates import Candidates, marked, union_of_classes, union_of_neighbours
-from knn_sampling.draws import DrawingLayer
+from knn_sampling.draws import OutputLayer
 from knn_sampling.inclusion import (
     NeighbourIndex,
     inclusion,
@@ -63,14 +63,13 @@ def loss_in_bucket(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SampledLayer(DrawingLayer):
+class _SampledLayer(OutputLayer):
     """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch.
 
     Softmaxes on one device are in blocks of `block_size` classes, too.
     """
 
     group_size: int
-    block_size: int = dataclasses.field(default_factory=vocabulary_block_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,10 +238,12 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SharedNegatives(_SampledLayer):
-    """Logistic regressions against negatives that a group of sequences shares.
+class NegativeSampling(_SampledLayer):
+    """Logistic regressions against S = `num_negatives` classes that a group shares, of Table 2.
 
-    Each group has S = `num_negatives` classes drawn from the unigram distribution.
+    They are drawn from the unigram distribution. Draws of the layer are not corrected. At the
+    optimum a logit is log p(c | h) - log(S p_c), and V' holds a rare class with probability about
+    S p_c. Together they draw from p(c | h), unlike the softmax of these logits.
     """
 
     num_negatives: int
@@ -276,52 +277,30 @@ class _SharedNegatives(_SampledLayer):
         candidates = union_of_classes(targets, weights, drawn, vocab_size)
         counts = jax.vmap(lambda one: jnp.bincount(one, length=vocab_size))(drawn)  # [G, V]
         counts = jax.vmap(values_at)(counts, candidates.ids).astype(jnp.float32)
-        return self._sample(candidates, counts, _num_live(weights), statistics.probabilities)
+        sample = Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
+        return self._corrected(sample, _num_live(weights), statistics.probabilities)
 
     def _losses(self, **inputs: jax.Array) -> jax.Array:
         """Return losses [Wg] of a group from its part of `group_inputs`."""
-        raise NotImplementedError
+        return neg_loss(**inputs)
 
-    def _sample(
-        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
-    ) -> Sample:
-        """Build the sample; negatives were drawn `counts` [G, C] times, `num_targets` is [G, 1]."""
-        raise NotImplementedError
+    def _corrected(self, sample: Sample, num_targets: jax.Array, p: jax.Array) -> Sample:
+        """Return the sample with what the layer corrects; `num_targets` is [G, 1], p [V]."""
+        return sample
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NCE(_SharedNegatives):
+class NCE(NegativeSampling):
     """Noise-contrastive estimation with shared negatives, of Table 2.
 
-    Draws are corrected. V' holds each class at most once, however often it was drawn as a negative.
-    So Q is the probability of at least one among the negatives and the targets of the group, not
-    the noise in `Sample.logit_bias`.
+    Logits and draws are corrected. V' holds each class at most once, however often it was drawn as
+    a negative. So Q is the probability of at least one among the negatives and the targets of the
+    group, not the noise in `Sample.logit_bias`.
     """
-
-    def _sample(
-        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
-    ) -> Sample:
-        noise = values_at(jnp.log(jnp.maximum(p, 1e-12)), candidates.ids)
-        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + num_targets)
-        return Sample(candidates, -noise, counts, candidates.ids, log_q)
 
     def _losses(self, **inputs: jax.Array) -> jax.Array:
         return nce_loss(**inputs, num_negatives=self.num_negatives)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NegativeSampling(_SharedNegatives):
-    """Negative sampling: NCE without the noise correction of the logits, of Table 2.
-
-    Draws are not corrected. At the optimum a logit is log p(c | h) - log(S p_c), and V' holds a
-    rare class with probability about S p_c. Together they draw from p(c | h), unlike the softmax of
-    these logits.
-    """
-
-    def _sample(
-        self, candidates: Candidates, counts: jax.Array, num_targets: jax.Array, p: jax.Array
-    ) -> Sample:
-        return Sample(candidates, jnp.zeros_like(counts), counts, candidates.ids)
-
-    def _losses(self, **inputs: jax.Array) -> jax.Array:
-        return neg_loss(**inputs)
+    def _corrected(self, sample: Sample, num_targets: jax.Array, p: jax.Array) -> Sample:
+        noise = values_at(jnp.log(jnp.maximum(p, 1e-12)), sample.candidates.ids)
+        log_q = log_inclusion(jnp.exp(noise), self.num_negatives + num_targets)
+        return sample._replace(logit_bias=-noise, log_q=log_q)

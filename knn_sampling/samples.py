@@ -29,10 +29,9 @@ class TokenStatistics(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Sampled classes of a step's loss, by group.
+    """Sampled classes of a step's loss, V' of each group.
 
     Attributes:
-      candidates: V' of each group.
       logit_bias: [G, C] float32, added to the output bias: a correction, or the negative log noise.
       counts: [G, C] float32, draws of each class as a negative; None for softmaxes.
       candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or more

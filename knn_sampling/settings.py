@@ -55,15 +55,7 @@ class OutputLayerSettings:
     row_capacity: int = _key(0, at_least=0)
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value, limits = getattr(self, field.name), field.metadata
-            if (choices := limits["choices"]) and value not in choices:
-                require(False, field.name, value, f"one of {', '.join(choices)}")
-            is_fine = limits.get("at_least", value) <= value <= limits.get("at_most", value)
-            bounds = f"at least {limits.get('at_least')}"
-            if "at_most" in limits:
-                bounds += f" and at most {limits['at_most']}"
-            require(is_fine, field.name, value, bounds)
+        # Whoever reads a config checks the limits of single keys.
         if self.kind == "knn":
             require(self.k >= 1, "k", self.k, "at least 1")
         if self.kind in ("nce", "neg"):

@@ -24,8 +24,7 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks.tasks import TASKS
-from vocap import figures
-from xlm.common import artifacts, declarations, entry_point, html_report, outputs, tables
+from xlm.common import artifacts, charts, declarations, entry_point, html_report, outputs, tables
 from xlm.evaluation.replaced_token import UNIGRAM
 from xlm.evaluation.task_results import read_results, reported_scores, reported_split
 from xlm.experiment import evaluators
@@ -37,7 +36,7 @@ from xlm.objectives.replaced_token import ReplacedToken
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 
-RESULTS, PLOT = "results.json", "forgetting.png"
+RESULTS, PLOT = "results.json", "forgetting.svg"
 LOSS, AUC = "exact loss", "AUC, unigram"
 
 # Scores before and after by language.
@@ -211,7 +210,7 @@ def write_report(changes: Changes, title: str, folder: pathlib.Path) -> str:
             "no language has a score both before and after; compare runs on rows, or tasks, of "
             "the same languages"
         )
-    plot_changes(changes, folder / PLOT)
+    charts.save(plot_changes(changes), folder / PLOT)
     parts = ["# Forgetting", tables.escaped(title), NOTE]
     results = []
     for (data, measure), change in changes.items():
@@ -242,19 +241,15 @@ def change_table(measure: str, change: Change) -> str:
     return tables.markdown(rows, formats, mean=formats)
 
 
-def plot_changes(changes: Changes, path: pathlib.Path) -> None:
-    """Plot the relative losses of quality by language as bars, a panel per data and measure."""
-    size = (8, 0.8 + 2.2 * len(changes))
-    figure, panels = figures.new(size, nrows=len(changes), squeeze=False)
-    for axes, ((data, measure), change) in zip(panels[:, 0], changes.items(), strict=True):
+def plot_changes(changes: Changes) -> str:
+    """Draw the relative losses of quality by language as bars, a panel per data and measure."""
+    panels = []
+    for (data, measure), change in changes.items():
         values = {name: relative(measure, *both) for name, both in sorted(change.items())}
-        colours = ["tab:red" if value > 0 else "tab:blue" for value in values.values()]
-        axes.bar(list(values), list(values.values()), color=colours, alpha=0.7)
-        axes.axhline(0, color="black", lw=0.8)
-        axes.set_title(f"{data}: {measure}", fontsize=10)
-        axes.set_ylabel("worse by, %")
-        axes.grid(axis="y", alpha=0.3)
-    figures.save(figure, path)
+        bars = charts.Marks("", list(values.values()), range(len(values)), "bars", style="c0")
+        x, rows = charts.Axis("worse by, %", ends=(0,)), charts.Axis(names=list(values))
+        panels.append(charts.chart([bars], x, rows, title=f"{data}: {measure}"))
+    return charts.stacked(panels)
 
 
 def main(_) -> None:

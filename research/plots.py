@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from vocap import figures
+from research import drawing
 
 # Values of the seeds by x, of each series.
 Series = Mapping[str, Mapping[Any, Sequence[float]]]
@@ -64,7 +64,7 @@ def lines(panels: Sequence[Panel], path: pathlib.Path, columns: int = 3) -> None
         axes.grid(alpha=0.3)
         if len(panel.series) > 1 or panel.marks:
             axes.legend(fontsize=8)
-    figures.save(figure, path, dpi=110)
+    drawing.save(figure, path, dpi=110)
 
 
 def _line(axes: plt.Axes, panel: Panel, label: str, drawn: Mapping, colour: str) -> None:
@@ -101,7 +101,7 @@ def places(panels: Sequence[Panel], path: pathlib.Path, columns: int = 2) -> Non
         axes.invert_yaxis()
         if panel.xlim:
             axes.set_xlim(panel.xlim)
-    figures.save(figure, path, dpi=110)
+    drawing.save(figure, path, dpi=110)
 
 
 def bars(panels: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], y: str, path) -> None:
@@ -120,7 +120,7 @@ def bars(panels: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], y: str
         axes.set_ylabel(y)
         axes.grid(axis="y", alpha=0.3)
     flat[0].legend(fontsize=8)
-    figures.save(figure, path)
+    drawing.save(figure, path)
 
 
 def dots(panels: Sequence[Panel], path: pathlib.Path, columns: int) -> None:
@@ -140,7 +140,7 @@ def dots(panels: Sequence[Panel], path: pathlib.Path, columns: int) -> None:
         axes.locator_params(axis="x", nbins=4)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-    figures.save(figure, path, dpi=110)
+    drawing.save(figure, path, dpi=110)
 
 
 def _show_seeds(axes: plt.Axes, values: Sequence[float], place: int, size: float = 16) -> None:

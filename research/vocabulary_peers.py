@@ -30,7 +30,8 @@ from absl import app, flags, logging
 from tokenizers import models, pre_tokenizers, trainers
 
 from configs import vocabulary
-from vocap import building, byte_bpe, byte_tokens, comparison, figures, runs, seeds, segmentation
+from research import drawing
+from vocap import building, byte_bpe, byte_tokens, comparison, runs, seeds, segmentation
 from vocap.runs import RunTable
 from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.text_rules import TextRules
@@ -298,7 +299,7 @@ def _report(results: dict[str, list[dict[str, Any]]]) -> str:
 
 def _plot(results: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
     """Plot mean tokens against the Gini coefficient, a line for the union and its parities."""
-    figure, panels = figures.new((11, 5.5), ncols=2)
+    figure, panels = drawing.new((11, 5.5), ncols=2)
     for axes, name in zip(panels, ("news", "wiki"), strict=True):
         points = {
             method: [
@@ -320,7 +321,7 @@ def _plot(results: dict[str, list[dict[str, Any]]], path: pathlib.Path) -> None:
         )
         axes.margins(x=0.2)
         axes.grid(alpha=0.3)
-    figures.save(figure, path)
+    drawing.save(figure, path)
 
 
 def main(_) -> None:

@@ -4,7 +4,7 @@
 #   bash scripts/continue.sh MODEL TEXT WORKDIR [--vocabulary=FILE] [--config.KEY=VALUE ...]
 #
 # MODEL was written by save_pretrained, or by xlm export. The result is WORKDIR/hf. Rerun the command to
-# resume. With --vocabulary the model gets these pieces first (docs/interop.md).
+# resume. With --vocabulary the model gets these pieces first (docs/import.md).
 set -euo pipefail
 
 [ $# -ge 3 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }

@@ -180,7 +180,7 @@ class EndToEndTest(parameterized.TestCase):
         for language in ("en", "ka", "sw"):
             self.assertRegex(page, rf"(?m)^\| {language} \| [0-9]")
         self.assertIn("3 languages, 600 pieces, 60 steps.", page)
-        self.assertTrue((self.workdir / "report" / "loss.png").exists())
+        self.assertTrue((self.workdir / "report" / "loss.svg").exists())
         after = re.split(r"(?m)^\$ .*evaluate\.py .*$", self.printed)[1]
         printed = after.partition("\nTime taken")[0]
         self.assertIn(page, printed)

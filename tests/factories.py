@@ -16,8 +16,10 @@ from ml_collections import ConfigDict
 from input_pipeline.packed_dataset import SPLITS, PackedDataset, SpecialIds
 from input_pipeline.pair_rows import write_rows as write_rows_of_pairs
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.output_layer import make_exact_layer, make_output_layer
+from knn_sampling.samples import TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
+from knn_sampling.table_sharding import TableSharding
 from xlm.common.schema import settings as settings_of
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.masked_lm import MaskedLM
@@ -105,9 +107,8 @@ def masked_lm(
 ) -> MaskedLM:
     """Masked LM of `num_valid` tokens."""
     layer, encoder = layer or output_layer_settings(), encoder or encoder_settings()
-    vocab_axes, embed_axes = mesh_settings.table_axes()
-    layout = {"vocab_axes": vocab_axes, "embed_axes": embed_axes}
-    layout |= {"num_valid": num_valid, "mesh": mesh}
+    sharding = TableSharding(mesh, *mesh_settings.table_axes())
+    layout = {"num_valid": num_valid, "sharding": sharding}
     defaults = {
         "encoder": Encoder(encoder),
         "output_layer": make_output_layer(layer, **layout),

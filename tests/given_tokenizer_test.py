@@ -40,7 +40,7 @@ class GivenTokenizerTest(folders.FolderTest):
     def test_it_is_the_vocabulary_and_another_takes_its_place_until_rows_exist(self):
         self.folders.vocab.mkdir(parents=True)
         # Of an earlier build.
-        for name in ("allocation.json", "report.md", "report.html", "alp.png"):
+        for name in ("allocation.json", "report.md", "report.html", "alp.svg"):
             (self.folders.vocab / name).touch()
         self.build(self.write("one.model", model()))
         self.assertEqual(self.folders.read_tokenizer(), model())

@@ -34,8 +34,8 @@ OURS |= {"research": _ALL, "benchmarks": _ALL}
 
 # Of other people's packages that not everyone may import, a room may import these.
 THEIRS = {
-    "vocap":            {"sentencepiece", "numba", "scipy", "matplotlib", "fontTools",
-                         "msgspec", "tokenizers"},
+    "vocap":            {"sentencepiece", "numba", "scipy", "fontTools", "msgspec",
+                         "tokenizers"},
     "knn_sampling":     {"jax"},
     "input_pipeline":   {"tensorflow", "tensorflow_datasets", "sentencepiece", "scipy", "pyarrow",
                          "msgspec", "numba", "fontTools"},
@@ -45,8 +45,7 @@ THEIRS = {
     "xlm.objectives":   {"jax", "flax", "optax"},
     "xlm.training":     {"jax", "flax", "optax", "orbax", "tensorboardX", "wandb", "mlflow",
                          "msgspec"},
-    "xlm.evaluation":   {"jax", "matplotlib", "msgspec", "sacrebleu", "scipy", "seqeval",
-                         "sklearn"},
+    "xlm.evaluation":   {"jax", "msgspec", "sacrebleu", "scipy", "seqeval", "sklearn"},
     "xlm.interop":      {"sentencepiece", "tokenizers", "safetensors", "ml_dtypes", "msgspec",
                          "gguf", "tiktoken", "onnxruntime", "onnxscript", "torch",
                          "transformers"},

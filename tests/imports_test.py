@@ -15,11 +15,12 @@ _VOCABULARY = {"numba", "fontTools", "scipy"}
 _TRAINING = {"jax", "flax", "optax", "orbax", "scipy"}
 _MODELS = {"safetensors"}
 _COMMANDS = {
-    "build-vocab": (("xlm.experiment.vocabulary",), _VOCABULARY | {"matplotlib"}),
+    "build-vocab": (("xlm.experiment.vocabulary",), _VOCABULARY),
     "clean": ((), _VOCABULARY),
     "count": ((), _VOCABULARY),
     "inspect": ((), _VOCABULARY),
     "prepare": (("xlm.experiment.rows",), {"scipy"}),
+    "report": ((), {"jax"}),
     "train": (("xlm.experiment.training",), _TRAINING | _MODELS),
     "finetune": ((), _TRAINING | _MODELS),
     "predict": ((), _TRAINING | _MODELS),

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
     "fsspec": "remote", "upath": "remote", "wandb": "wandb", "mlflow": "mlflow",
     "distributed": "dask", "pyarrow": "parquet", "mkdocs": "docs",
+    "matplotlib": "dev",  # research/requirements.txt
 }  # fmt: skip
 # Required although no file imports them.
 NOT_IMPORTED = {

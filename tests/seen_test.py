@@ -11,7 +11,7 @@ from input_pipeline.bitext import count_pairs, pair_stream
 from input_pipeline.order import NO_BLOCKS, BlockSettings
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_rows import PairRows
-from input_pipeline.stream import AlphaPhases, MixedStream, Seen, Stream, TrainingStream
+from input_pipeline.stream import MixedStream, PhasedStream, Seen, Stream, TrainingStream
 from tests.factories import SPECIAL_IDS
 from tests.folders import FolderTest
 from tests.input_pipeline import bitext_test
@@ -41,7 +41,7 @@ class CountsTest(FolderTest):
 
     @parameterized.parameters(0, 3, 4, 5, 17, 40)
     def test_so_are_those_of_phases_and_mixtures_with_pairs(self, steps):
-        phases = AlphaPhases({4: (0.3, self.texts(1, 8)), 0: (0.7, self.texts(2, 8))})
+        phases = PhasedStream({4: self.texts(1, 8), 0: self.texts(2, 8)})
         self.assertEqual(+phases.seen(steps), counted(phases, steps))
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         store = bitext_test.write_store(folder)

@@ -87,7 +87,7 @@ class BriefTest(folders.FolderTest):
 
     def test_a_long_line_is_found_beyond_the_sample(self):
         self.lines["ru"][700] = " ".join(made_up(1, 6000, alphabet="абвгдежзиклмн"))
-        with mock.patch.object(brief, "_SAMPLE_BYTES", 1 << 16):
+        with mock.patch.object(files, "_SAMPLE_BYTES", 1 << 16):
             self.assertRegex(
                 "\n".join(self.warnings()), "^ru Russian: one line of [0-9,]+ bytes is"
             )

@@ -91,8 +91,8 @@ class LearningTest(folders.FolderTest):
     def test_the_report_has_curves_signatures_and_examples(self):
         text = (learned() / "report.md").read_text()
         self.assertIn("mean of 2 checkpoints, of steps 120 to 160", text)
-        self.assertIn("![BLEU by step](bleu.png)", text)
-        self.assertTrue((learned() / "bleu.png").exists())
+        self.assertIn("![BLEU by step](bleu.svg)", text)
+        self.assertTrue((learned() / "bleu.svg").exists())
         steps = [one for one in read_metrics(learned() / "metrics.jsonl")
                  if "validation/bleu/en-de" in one]  # fmt: skip
         self.assertEqual([one["step"] for one in steps], [80, 160])

@@ -1,4 +1,4 @@
-"""The commands of docs/vocabulary.md, run as printed on a folder in miniature, and its promises."""
+"""Commands of the pages on vocabularies, run as printed on a small folder, and their promises."""
 
 import contextlib
 import csv
@@ -13,9 +13,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tests import commands, folders
 from tests.vocap.texts import CORPUS, sentences
 
-PAGE = (commands.ROOT / "docs" / "vocabulary.md").read_text(encoding="utf-8")
+# In the order in which a reader would run them: some read what others wrote.
+PAGES = (
+    "vocabulary.md", "vocabulary_choices.md", "byte_bpe.md", "existing_tokenizer.md",
+    "allocation.md",
+)  # fmt: skip
+PAGE = "".join((commands.ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 LANGUAGES = ("cy", "en", "hi", "sw")
-# Of the page's sizes only the smallest would be as quick.
+# Of the pages' sizes only the smallest would be as quick.
 _SMALL = (
     "--config.vocab.target_size=600", "--config.vocab.compare=()", "--config.vocab.num_workers=1",
 )  # fmt: skip
@@ -56,9 +61,11 @@ class PageTest(folders.FolderTest):
         return text.replace("--pieces=4000", "--pieces=60")
 
     def run_page(self) -> dict[str, str]:
-        """Run the page's commands, and return what each printed by its output folder."""
+        """Run the pages' commands, and return what each printed by its output folder."""
         said = {}
-        for name, *arguments in commands.printed("vocabulary.md", _ELSEWHERE):
+        for name, *arguments in (
+            one for page in PAGES for one in commands.printed(page, _ELSEWHERE)
+        ):
             small = _SMALL if name == "build_vocab" else ()
             if name == "build_vocab" and "--workdir=runs/mine" not in arguments:
                 small += ("--config.vocab.explore=False",)

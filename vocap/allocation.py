@@ -17,8 +17,6 @@ import numpy as np
 
 from vocap.curves import Curve, concave_envelope
 
-METHODS = ("vocap", "proportional", "uniform")
-
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -82,7 +80,6 @@ class Allocation:
     Attributes:
       sizes: size of each language, the t_i of Algorithm 1.
       pieces: exactly `budget` distinct pieces, in code point order.
-      steps: in order.
       not_concave: sizes of each language that lie under the concave envelope and were skipped.
       at_largest: languages that ended at their largest trained size, where the curve is too short.
       partial: the language whose last step exceeded the budget. It holds the pieces of its size
@@ -150,14 +147,11 @@ def allocate(
     Args:
       probabilities: q_i of each language (Eq. 3); for "proportional", any positive weights.
       beta: exponent of q_i; 0 ignores the amount of text.
-      budget: T, without special tokens.
       method: "vocap" is Algorithm 1; "proportional" grows the smallest size / q_i, "uniform" the
         smallest size. The last two visit every size.
       initial_sizes: trained sizes to begin at instead of the smallest. From the sizes before its
         last step, an allocation reaches the same outcome.
     """
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}; must be one of {', '.join(METHODS)}")
     paths = _make_paths(curves, probabilities, beta, method, _starts(curves, initial_sizes))
     growth = _Growth(curves, paths)
     if growth.union > budget:
@@ -227,12 +221,6 @@ def _exchanges(growth: "_Growth", language: str) -> list[tuple[np.ndarray, np.nd
 
 
 def _starts(curves: Mapping[str, Curve], initial_sizes: Mapping[str, int]) -> dict[str, int]:
-    if unknown := sorted(set(initial_sizes) - set(curves)):
-        raise ValueError(
-            f"an initial size is given for {', '.join(unknown)}, but the languages are "
-            f"{', '.join(sorted(curves))}; remove it from vocab.allocation, or add the language to "
-            "the corpus"
-        )
     starts = dict.fromkeys(curves, 0)
     for language, size in initial_sizes.items():
         trained = curves[language].sizes
@@ -270,13 +258,10 @@ def _make_paths(
     method: str,
     starts: Mapping[str, int],
 ) -> dict[str, _Path]:
-    paths = {}
-    for lang in sorted(curves):
-        q = probabilities.get(lang)
-        if q is None or not 0 < q < math.inf:
-            raise ValueError(f"language {lang!r} has probability {q}; must be positive")
-        paths[lang] = _make_path(curves[lang], q, beta, method, starts[lang])
-    return paths
+    return {
+        lang: _make_path(curves[lang], probabilities[lang], beta, method, starts[lang])
+        for lang in sorted(curves)
+    }
 
 
 def _make_path(curve: Curve, probability: float, beta: float, method: str, first: int) -> _Path:

@@ -12,16 +12,8 @@ def average_log_probability(
 
     The double sum runs over the pieces k of the best segmentation of every sentence j. Grouped by
     piece, it is the dot product of counts [V] and natural-log probabilities [V]. The ALP is zero or
-    less; larger is better. Raises ValueError if shapes differ, or `num_sentences` is not positive.
+    less; larger is better.
     """
-    piece_counts, log_probs = np.asarray(piece_counts), np.asarray(log_probs)
-    if piece_counts.shape != log_probs.shape:
-        raise ValueError(
-            f"piece_counts has shape {piece_counts.shape}, log_probs {log_probs.shape}; "
-            "both must be [V]"
-        )
-    if num_sentences <= 0:
-        raise ValueError(f"num_sentences is {num_sentences}, must be positive: the corpus is empty")
     # Pieces that never occur may have log probability -inf, and 0 * -inf is NaN.
     used = piece_counts > 0
     return float(piece_counts[used] @ log_probs[used]) / num_sentences

@@ -91,9 +91,10 @@ def build_vocabulary(
             if not settings.sizes and one.vocabularies.curve.sizes[-1] >= limits[language]
         ]
         if not limited or _num_pieces(languages) >= settings.budget:
-            built = _choose(
-                train, heldout, prepared, languages, settings, cache, progress, parallel
+            together = MixtureTrainer(
+                train, heldout, languages, prepared, settings, cache, parallel
             )
+            built = _choose(together, progress)
             reached = built.choice.allocation.sizes if built.choice.allocation else {}
             ends = {
                 language: one.vocabularies.curve.sizes[-1] for language, one in languages.items()
@@ -115,19 +116,10 @@ def _num_pieces(languages: Mapping[str, Language]) -> int:
     return len({piece for curve in curves for piece in curve.vocabulary(len(curve.sizes) - 1)})
 
 
-def _choose(
-    train: Mapping[str, Source],
-    heldout: Mapping[str, Source],
-    prepared: Mapping[str, Prepared],
-    languages: dict[str, Language],
-    settings: VocabularySettings,
-    cache: pathlib.Path,
-    progress: Progress,
-    parallel: Mapping[str, Sequence[str]],
-) -> BuiltVocabulary:
+def _choose(together: MixtureTrainer, progress: Progress) -> BuiltVocabulary:
     """Choose the pieces by each method wanted, score them, and write the model of the first."""
+    languages, settings = together.languages, together.settings
     probabilities = {language: one.probability for language, one in languages.items()}
-    together = MixtureTrainer(train, heldout, languages, prepared, settings, cache, parallel)
     choices, scores = {}, {}
     wanted = dict.fromkeys((settings.method, *settings.compare))
     for method in progress(wanted, "methods", len(wanted)):
@@ -135,14 +127,8 @@ def _choose(
             method,
             {language: one.vocabularies for language, one in languages.items()},
             probabilities,
-            beta=settings.beta,
-            budget=settings.budget,
-            num_clusters=settings.num_clusters,
-            train_together=together.train,
-            train_merges=together.train_merges,
-            train_union=together.train_union,
-            train_bytes=together.train_bytes,
-            initial_sizes=settings.initial_sizes,
+            settings,
+            together,
         )
         scores[method] = together.fit_scores(choices[method])
     choice = choices[settings.method]
@@ -309,7 +295,8 @@ def _build_language(
             "exceed the characters and be small enough for the text to fill: add text, or offer "
             "other sizes"
         )
-    unigram.write_vocabularies(prepared.vocabularies, vocabularies)
+    with entries.written(prepared.vocabularies) as aside:
+        unigram.write_vocabularies(aside, vocabularies)
 
 
 def _score(

@@ -59,17 +59,6 @@ def count(sentences: Iterable[str]) -> RunTable:
     return runs.table_of(packed, num_sentences)
 
 
-def count_each(
-    sources: Mapping[str, Sequence[str] | pathlib.Path], languages: Iterable[str]
-) -> dict[str, RunTable]:
-    """Count the pretokens of each language, whose source is no table, as `check` makes sure."""
-    return {
-        language: count(source)
-        for language in languages
-        if not isinstance(source := sources[language], pathlib.Path)
-    }
-
-
 def in_bytes(table: RunTable) -> RunTable:
     """Write each byte of the runs as one of `CHARACTERS`, a blank for `SPACE`."""
     codes = np.where(table.text.characters == ord(SPACE), ord(" "), table.text.characters)
@@ -85,14 +74,9 @@ def train(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Train the tokens of a vocabulary, `settings.budget` in all, and scores 0, -1, ... of them.
 
-    Bytes come first, then merges from the first on, written in `CHARACTERS`.
-
-    Args:
-      tables: pretokens of each language.
-      shares: of each language in the bytes of the mixture, in any unit.
-
-    Raises:
-      ValueError: as `check`, or the text offers fewer merges.
+    Bytes come first, then merges from the first on, written in `CHARACTERS`. `shares` are each
+    language's of the bytes of the mixture, in any unit. Raise ValueError as `check`, or if the
+    text offers fewer merges.
     """
     check(settings)
     budget = settings.budget

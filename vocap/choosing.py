@@ -27,12 +27,10 @@ _REFERENCE = "uniform"
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """What a candidate costs on held-out text.
+    """What a candidate of some `settings` costs on held-out text.
 
-    Attributes:
-      settings: keys that build it.
-      tokens: mean tokens of a held-out sentence, over languages.
-      ratios: tokens of each language by those under "uniform".
+    `tokens` are the mean of a held-out sentence, over languages, `ratios` the tokens of each
+    language by those under "uniform".
     """
 
     settings: Mapping[str, Any]

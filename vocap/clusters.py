@@ -20,19 +20,14 @@ def cluster_languages(
 
     A language's fingerprint has one entry for each piece of any language: -log p in its own unigram
     vocabulary, or, if it lacks the piece, ten nats more than the largest -log p of any language. So
-    languages are near if they share pieces, frequent ones above all. Of the
-    restarts, the one with the least sum of squared distances to the means wins.
+    languages are near if they share pieces, frequent ones above all. Of the restarts, the one with
+    the least sum of squared distances to the means wins.
 
     Returns the cluster of each language, languages in code point order. No cluster is empty;
-    clusters are numbered from 0 in the order of their first languages. Raises ValueError if k is
-    not between 1 and the number of languages.
+    clusters are numbered from 0 in the order of their first languages. k is between 1 and the
+    number of languages.
     """
     languages = sorted(pieces)
-    if not 1 <= num_clusters <= len(languages):
-        raise ValueError(
-            f"{num_clusters} clusters of {len(languages)} languages are impossible; "
-            "ask for one or more, and at most one for each language"
-        )
     points = _points(languages, pieces, log_probs)
     distances = ((points[:, None] - points) ** 2).sum(axis=-1)
     rng = np.random.default_rng(0)

@@ -23,15 +23,6 @@ class Curve:
     pieces: tuple[str, ...]
     members: tuple[np.ndarray, ...]
 
-    def __post_init__(self):
-        sizes, held = tuple(self.sizes), tuple(len(m) for m in self.members)
-        if not sizes or list(sizes) != sorted(set(sizes)):
-            raise ValueError(f"sizes of a curve are {sizes}; must be one or more, ascending")
-        if held != sizes:
-            raise ValueError(f"sizes of a curve are {sizes}, but its vocabularies hold {held}")
-        if len(self.alp) != len(sizes) or not np.isfinite(self.alp).all():
-            raise ValueError(f"ALP of a curve is {self.alp}; must be {len(sizes)} finite numbers")
-
     def vocabulary(self, s: int) -> tuple[str, ...]:
         """Return the pieces of the vocabulary of size `sizes[s]`, highest probability first."""
         return tuple(self.pieces[i] for i in self.members[s])

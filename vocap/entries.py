@@ -4,9 +4,24 @@ import contextlib
 import hashlib
 import logging
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from xlm.common import artifacts
+
+T = TypeVar("T")
+
+
+def kept(
+    path: pathlib.Path, make: Callable[[], Any], write: Callable[[pathlib.Path, Any], None],
+    read: Callable[[pathlib.Path], T],
+) -> T:  # fmt: skip
+    """Read an entry; unless it is whole, make and write it first."""
+    if not is_whole(path):
+        found = make()
+        with written(path) as aside:
+            write(aside, found)
+    return read(path)
 
 
 @contextlib.contextmanager

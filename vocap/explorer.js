@@ -438,7 +438,7 @@
     element("export").addEventListener("click", download);
     element("rows").addEventListener("keydown", moveSelection);
     window.addEventListener("hashchange", () => {
-      if (location.hash === "#report") return; // the link to the report below
+      if (/^#(report|part-)/.test(location.hash)) return; // links to the report below
       readAddress();
       show();
     });

@@ -95,7 +95,7 @@ def fill_template(data: Mapping[str, Any], report: str = "", name: str = "explor
     )
     parts = {
         "NO_NETWORK": html_report.NO_NETWORK,
-        "STYLE": html_report.asset("report.css") + style,
+        "STYLE": html_report.style() + style,
         "REPORT": report,
         # No string of the data can end the element that holds it, or begin a comment in it.
         "DATA": text.replace("<", "\\u003c"),

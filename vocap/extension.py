@@ -54,13 +54,9 @@ def unigram(
     mixture of old and new text, whose share is that of the new pieces, size / V. None is below the
     lowest old score, from which SentencePiece computes that of an unknown character.
 
-    Args:
-      old: scores of the pieces; -inf for those that segmentation does not use.
-      tables: text of the new languages.
-      shares: of each language in the bytes of the mixture, in any unit.
-
-    Raises:
-      ValueError: the languages require more characters, or their text offers fewer pieces.
+    `old` scores are -inf for pieces that segmentation does not use. `shares` are each new
+    language's of the bytes of the mixture, in any unit. Raise ValueError if the languages require
+    more characters, or their text offers fewer pieces.
     """
     mixture = runs.mixture(tables, shares)
     text = seeds.cover_each(mixture, tables.values(), character_coverage)

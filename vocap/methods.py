@@ -16,37 +16,46 @@ segments text.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from vocap import clusters
 from vocap.allocation import Allocation, allocate
 from vocap.curves import Curve
-from vocap.settings import BPE, BYTE_BPE, UNIGRAM
+from vocap.settings import BPE, BYTE_BPE, UNIGRAM, VocabularySettings
 from vocap.unigram import Vocabularies
 
 _FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
 _CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
 
-# Trains the vocabularies of some languages together: (languages, sizes) -> vocabularies.
-TrainTogether = Callable[[tuple[str, ...], tuple[int, ...]], Vocabularies]
-# Trains merges, or the union, of all languages: number of pieces -> pieces, scores.
-TrainScored = Callable[[int], tuple[Sequence[str], np.ndarray]]
+Scored = tuple[Sequence[str], np.ndarray]  # pieces, and their scores
+
+
+class Trainer(Protocol):
+    """Trainer of pieces on several languages together."""
+
+    def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> Vocabularies:
+        """Train the vocabularies of the languages' mixture."""
+
+    def train_merges(self, size: int) -> Scored:
+        """Train the merges of all languages' mixture."""
+
+    def train_union(self, size: int) -> Scored:
+        """Train the pieces of all languages as one problem."""
+
+    def train_bytes(self, size: int) -> Scored:
+        """Train merges of the bytes of all languages' mixture."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The pieces of a joint vocabulary.
+    """The pieces of a joint vocabulary, exactly as many as the budget, in code point order.
 
-    Attributes:
-      pieces: exactly as many distinct pieces as the budget, in code point order.
-      scores: [V] float64: log probabilities; for merges any numbers, the larger the earlier merged.
-      allocation: sizes per language, or per cluster; None for those of the mixture.
-      groups: languages trained together, by the names that `allocation` uses.
-      kind: `UNIGRAM`, `BPE` or `BYTE_BPE`.
-      is_scored: whether the scores are final, and not the first ones of EM.
+    `scores` [V] float64 are log probabilities, or for merges any numbers, the larger the earlier
+    merged. They are final if it `is_scored`, and else the first ones of EM. `allocation` has sizes
+    per language, or per cluster of `groups`; None for pieces of the mixture.
     """
 
     pieces: tuple[str, ...]
@@ -61,40 +70,30 @@ def choose(
     method: str,
     vocabularies: Mapping[str, Vocabularies],
     probabilities: Mapping[str, float],
-    *,
-    beta: float,
-    budget: int,
-    num_clusters: int,
-    train_together: TrainTogether,
-    train_merges: TrainScored,
-    train_union: TrainScored,
-    train_bytes: TrainScored,
-    initial_sizes: Mapping[str, int] = MappingProxyType({}),
+    settings: VocabularySettings,
+    trainer: Trainer,
 ) -> Choice:
     """Choose the pieces by one of `METHODS`; raise ValueError if the budget cannot be met.
 
-    `probabilities` are q_i of Eq. 3 and `beta` their exponent in Eq. 2. `num_clusters` and
-    `train_together` serve "clustered", `train_together` also "joint", `train_merges` "bpe",
-    `train_union` "union", `train_bytes` "byte_bpe", and `initial_sizes` "vocap" (see
-    `allocation.allocate`).
+    `probabilities` are q_i of Eq. 3.
     """
+    budget = settings.budget
     if method == "joint":
-        joint = train_together(tuple(sorted(vocabularies)), (budget,))
+        joint = trainer.train(tuple(sorted(vocabularies)), (budget,))
         log_probs = joint.log_probs[0].astype(np.float64)
         return _together(vocabularies, joint.curve.vocabulary(0), log_probs)
     if method == "bpe":
-        pieces, scores = train_merges(budget)
-        return _together(vocabularies, pieces, scores, BPE, is_scored=True)
+        return _together(vocabularies, *trainer.train_merges(budget), BPE, is_scored=True)
     if method == "union":
-        return _together(vocabularies, *train_union(budget), is_scored=True)
+        return _together(vocabularies, *trainer.train_union(budget), is_scored=True)
     if method == "byte_bpe":
-        return _together(vocabularies, *train_bytes(budget), BYTE_BPE, is_scored=True)
+        return _together(vocabularies, *trainer.train_bytes(budget), BYTE_BPE, is_scored=True)
     if method == "clustered":
-        return _clustered(vocabularies, probabilities, beta, budget, num_clusters, train_together)
+        return _clustered(vocabularies, probabilities, settings, trainer)
     curves = {language: v.curve for language, v in vocabularies.items()}
     allocation = allocate(
-        curves, probabilities, beta=beta, budget=budget, method=method,
-        initial_sizes=initial_sizes if method == "vocap" else {},
+        curves, probabilities, beta=settings.beta, budget=budget, method=method,
+        initial_sizes=settings.initial_sizes if method == "vocap" else {},
     )  # fmt: skip
     groups: dict[str, tuple[str, ...]] = {language: (language,) for language in curves}
     return _allocated(allocation, vocabularies, probabilities, groups)
@@ -123,10 +122,8 @@ def _together(
 def _clustered(
     vocabularies: Mapping[str, Vocabularies],
     probabilities: Mapping[str, float],
-    beta: float,
-    budget: int,
-    num_clusters: int,
-    train_together: TrainTogether,
+    settings: VocabularySettings,
+    trainer: Trainer,
 ) -> Choice:
     """Choose as in XLM-V (Liang et al. 2023): k-means of languages, one training per cluster.
 
@@ -134,26 +131,22 @@ def _clustered(
     their union falls short of the sum of capacities. They grow in proportion until it meets the
     budget.
     """
+    beta, budget = settings.beta, settings.budget
     curves = {language: v.curve for language, v in vocabularies.items()}
     capacity_of = allocate(curves, probabilities, beta=beta, budget=budget).sizes
-    groups = _groups(vocabularies, num_clusters)
+    groups = _groups(vocabularies, settings.num_clusters)
     capacities = {name: sum(capacity_of[lang] for lang in group) for name, group in groups.items()}
     together = {}
     for name, group in groups.items():
         target = budget * capacities[name] / sum(capacities.values())
         sizes = _sizes_around(target, [curves[language] for language in group])
         alone = len(group) == 1
-        together[name] = vocabularies[group[0]] if alone else train_together(group, sizes)
+        together[name] = vocabularies[group[0]] if alone else trainer.train(group, sizes)
     shares = {
         name: sum(probabilities[language] for language in group) for name, group in groups.items()
     }
-    allocation = allocate(
-        {name: v.curve for name, v in together.items()},
-        capacities,
-        beta=beta,
-        budget=budget,
-        method="proportional",
-    )
+    of_clusters = {name: v.curve for name, v in together.items()}
+    allocation = allocate(of_clusters, capacities, beta=beta, budget=budget, method="proportional")
     return _allocated(allocation, together, shares, groups)
 
 

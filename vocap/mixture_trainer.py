@@ -6,7 +6,7 @@ import logging
 import pathlib
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -58,14 +58,14 @@ class MixtureTrainer:
 
     sources: Mapping[str, Source]
     heldout: Mapping[str, Source]
-    languages: Mapping[str, Language]
+    languages: dict[str, Language]
     prepared: Mapping[str, Prepared]
     settings: VocabularySettings
     cache: pathlib.Path
     parallel: Mapping[str, Sequence[str]]
 
     def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-        """Train the vocabularies of the languages' mixture; see `methods.TrainTogether`."""
+        """See `methods.Trainer`."""
         settings = dataclasses.replace(self.settings.training, sizes=sizes)
         draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
         key = artifacts.fingerprint(
@@ -73,49 +73,50 @@ class MixtureTrainer:
             settings.training_identity,
             self.settings.seed if draws else None,
         )
-        path = self.cache / "together" / f"{key}.npz"
-        if not entries.is_whole(path):
+
+        def make() -> unigram.Vocabularies:
             if draws:
                 sentences = self._sentences(languages)
                 table = runs.most_frequent(runs.count_runs(sentences), self.settings.max_characters)
             else:
                 sentences, table = None, self._mixture(languages)
-            vocabularies = unigram.train_vocabularies(table, settings, sentences)
-            if vocabularies is None:
-                raise ValueError(
-                    f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
-                    f"{', '.join(languages)} together: the sizes must exceed their characters and "
-                    "be small enough for the text to fill; change vocab.target_size, or leave the "
-                    "method out of vocab.compare"
-                )
-            unigram.write_vocabularies(path, vocabularies)
-        return unigram.read_vocabularies(path)
+            if found := unigram.train_vocabularies(table, settings, sentences):
+                return found
+            raise ValueError(
+                f"no vocabulary of {sizes[0]} to {sizes[-1]} pieces can be trained on "
+                f"{', '.join(languages)} together: the sizes must exceed their characters and "
+                "be small enough for the text to fill; change vocab.target_size, or leave the "
+                "method out of vocab.compare"
+            )
+
+        path = self.cache / "together" / f"{key}.npz"
+        return entries.kept(path, make, unigram.write_vocabularies, unigram.read_vocabularies)
 
     def train_merges(self, size: int) -> Scored:
-        """Train the merges of all languages' mixture; see `methods.TrainScored`."""
+        """See `methods.Trainer`."""
         coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
         languages = tuple(self.languages)
-        key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
-        path = self.cache / "merges" / f"{key}.npz"
-        if not entries.is_whole(path):
-            merges = bpe.train(
+
+        def make() -> Scored:
+            if found := bpe.train(
                 self._mixture_of_all, size, character_coverage=coverage, max_piece_length=longest
+            ):
+                return found
+            raise ValueError(
+                f"no {size} pieces can be merged on {', '.join(languages)} together: there are "
+                "more characters than that, or too little text; change vocab.target_size, or "
+                "leave bpe out of vocab.compare"
             )
-            if merges is None:
-                raise ValueError(
-                    f"no {size} pieces can be merged on {', '.join(languages)} together: there are "
-                    "more characters than that, or too little text; change vocab.target_size, or "
-                    "leave bpe out of vocab.compare"
-                )
-            _write_scored(path, merges)
-        return _read_scored(path)
+
+        key = artifacts.fingerprint(self._text_key(languages), size, coverage, longest)
+        return entries.kept(self.cache / "merges" / f"{key}.npz", make, _write, _read)
 
     def train_union(self, size: int) -> Scored:
-        """Train the pieces of all languages as one problem; see `methods.TrainScored`."""
+        """See `methods.Trainer`."""
         return self._train_fairly("union", size)
 
     def train_bytes(self, size: int) -> Scored:
-        """Train merges of the bytes of all languages' mixture; see `methods.TrainScored`."""
+        """See `methods.Trainer`."""
         return self._train_fairly("bytes", size)
 
     def tradeoff(self) -> tradeoff.Tradeoff | None:
@@ -125,9 +126,8 @@ class MixtureTrainer:
             return None
         one = self.settings
         parities = sorted({*tradeoff.PARITIES, one.parity})
-        used = (one.budget, one.target_size, parities, self._measured_key())
-        path = self.cache / "tradeoff" / f"{self._fair_key('union', *used)}.json"
-        if not entries.is_whole(path):
+
+        def make() -> dict[str, Any]:
             logging.info(
                 "training other sizes and parities for report.html; vocab.explore=False leaves "
                 "them out"
@@ -136,23 +136,28 @@ class MixtureTrainer:
             found = tradeoff.measure(
                 tables, shares, fairest, measured, one, is_parallel=bool(self.parallel)
             )
-            with entries.written(path) as aside:
-                artifacts.write_json(aside, dataclasses.asdict(found))
-        return tradeoff.Tradeoff(**artifacts.read_object(path))
+            return dataclasses.asdict(found)
+
+        used = (one.budget, one.target_size, parities, self._measured_key())
+        path = self.cache / "tradeoff" / f"{self._fair_key('union', *used)}.json"
+        found = entries.kept(path, make, artifacts.write_json, artifacts.read_object)
+        return tradeoff.Tradeoff(**found)
 
     def _train_fairly(self, name: str, size: int) -> Scored:
         """Train "union" or "bytes" at the shares q^beta, moved by `parity`."""
         one = self.settings
-        measured = [one.parity, self._measured_key()] if one.parity else []
-        path = self.cache / name / f"{self._fair_key(name, size, measured)}.npz"
-        if not entries.is_whole(path):
+
+        def make() -> Scored:
             if one.parity:
                 trainer, tables, shares, fairest = self._ends(name)
                 shares = union.between(shares, fairest, one.parity)
             else:
                 trainer, tables, shares = self._beginning(name)
-            _write_scored(path, trainer.train(tables, shares, one))
-        return _read_scored(path)
+            return trainer.train(tables, shares, one)
+
+        measured = [one.parity, self._measured_key()] if one.parity else []
+        path = self.cache / name / f"{self._fair_key(name, size, measured)}.npz"
+        return entries.kept(path, make, _write, _read)
 
     def _fair_key(self, name: str, *more: Any) -> str:
         one = self.settings
@@ -176,17 +181,18 @@ class MixtureTrainer:
     ) -> tuple[types.ModuleType, Texts, dict[str, float], dict[str, float]]:
         """Return what `_beginning` does, and the shares of parity 1, which are cached."""
         trainer, tables, shares = self._beginning(name)
-        size = self.settings.budget
-        path = self.cache / "shares" / f"{self._fair_key(name, size, self._measured_key())}.json"
-        if not entries.is_whole(path):
+
+        def make() -> dict[str, float]:
             logging.info("searching the shares at which all languages cost the same")
-            fairest = union.fairest_shares(
+            return union.fairest_shares(
                 tables, shares, self._measured(name), self.settings,
                 is_parallel=bool(self.parallel), count=trainer.count_tokens,
             )  # fmt: skip
-            with entries.written(path) as aside:
-                artifacts.write_json(aside, fairest)
-        return trainer, tables, shares, artifacts.read_object(path)
+
+        key = self._fair_key(name, self.settings.budget, self._measured_key())
+        path = self.cache / "shares" / f"{key}.json"
+        fairest = entries.kept(path, make, artifacts.write_json, artifacts.read_object)
+        return trainer, tables, shares, fairest
 
     def _measured(self, name: str) -> Texts:
         """Text that the costs of "union" or "bytes" are measured on: parallel, or held out."""
@@ -210,10 +216,12 @@ class MixtureTrainer:
     @functools.cached_property
     def pretokens(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
         """The same as `byte_bpe` counts it."""
-        train, heldout = self.tables
-        return (
-            byte_bpe.count_each(self.sources, train), byte_bpe.count_each(self.heldout, heldout)
-        )  # fmt: skip
+        # No source is a table, as `byte_bpe.check` makes sure.
+        train, heldout = (
+            {one: byte_bpe.count(cast(Sequence[str], of[one])) for one in tables}
+            for of, tables in zip((self.sources, self.heldout), self.tables, strict=True)
+        )
+        return train, heldout
 
     def fit_scores(self, choice: methods.Choice) -> np.ndarray:
         """Score the chosen pieces on the mixture of all languages, in the pieces' order."""
@@ -225,15 +233,14 @@ class MixtureTrainer:
             choice.scores.tolist(),
             self.settings.em_iterations,
         )
-        path = self.cache / "scores" / f"{key}.npy"
-        if not entries.is_whole(path):
-            log_probs = merge.fit_scores(
-                choice.pieces, choice.scores, self._mixture_of_all,
-                self.settings.em_iterations,
-            )  # fmt: skip
-            with entries.written(path) as aside:
-                np.save(aside, log_probs)
-        return np.load(path, allow_pickle=False)
+        return entries.kept(
+            self.cache / "scores" / f"{key}.npy",
+            lambda: merge.fit_scores(
+                choice.pieces, choice.scores, self._mixture_of_all, self.settings.em_iterations
+            ),
+            np.save,
+            np.load,
+        )
 
     def _text_key(self, languages: tuple[str, ...]) -> str:
         digests = {language: self.prepared[language].digest for language in languages}
@@ -301,11 +308,10 @@ class MixtureTrainer:
         return drawn
 
 
-def _write_scored(path: pathlib.Path, found: tuple[Sequence[str], np.ndarray]) -> None:
-    with entries.written(path) as aside:
-        np.savez(aside, pieces=np.array(found[0]), scores=found[1])
+def _write(path: pathlib.Path, found: Scored) -> None:
+    np.savez(path, pieces=np.array(found[0]), scores=found[1])
 
 
-def _read_scored(path: pathlib.Path) -> Scored:
-    with np.load(path, allow_pickle=False) as arrays:
+def _read(path: pathlib.Path) -> Scored:
+    with np.load(path) as arrays:
         return tuple(arrays["pieces"].tolist()), arrays["scores"]

@@ -6,13 +6,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vocap import plots
 from vocap.building import BuiltVocabulary
 from vocap.choosing import Candidate
 from vocap.explorer import explorer_page, tradeoff_page
 from vocap.record import Record, allocated, allocation_record, by_amount, methods, score_groups
 from vocap.report_warnings import enumerated, warnings
 from vocap.settings import VocabularySettings
-from xlm.common import artifacts, html_report, tables
+from xlm.common import artifacts, charts, html_report, tables
 from xlm.common.html_report import MARKDOWN, PAGE
 
 _METHODS = {
@@ -39,13 +40,11 @@ _FIELDS: dict[str, tuple[str, int, float, bool]] = {
     "unknown_rate": ("unknown tokens (%)", 2, 100, False),
 }
 
-# Function of `vocap.plots` and title, by file; a page has those that its record has data for.
+# Chart and title, by file; a page has those that its record has data for.
 _PLOTS = {
-    "alp.png": ("plot_curves", "ALP against size"),
-    "sizes.png": ("plot_sizes", "Allocated sizes"),
-    "margins.png": ("plot_margins", "Gains of the last and of the next step"),
-    "gains.png": ("plot_gains", "Gain of each step against size"),
-    "comparison.png": ("plot_comparison", "Methods by amount of text"),
+    "alp.svg": (plots.plot_curves, "ALP against size"),
+    "sizes.svg": (plots.plot_sizes, "Allocated sizes"),
+    "comparison.svg": (plots.plot_comparison, "Methods by amount of text"),
 }
 
 _TRADEOFF_NOTE = f"""\
@@ -115,12 +114,10 @@ def write_report(
 
 def write_page(folder: pathlib.Path, record: Record) -> str:
     """Write report.md, its plots, and report.html without an explorer; return the first's text."""
-    from vocap import plots  # matplotlib, which nothing else here needs
-
     text = page(record)
-    for name, (function, _) in _PLOTS.items():
+    for name, (draw, _) in _PLOTS.items():
         if f"]({name})" in text:
-            getattr(plots, function)(record, folder / name)
+            charts.save(draw(record), folder / name)
     html_report.write(folder, text)
     return text
 
@@ -148,8 +145,8 @@ def page(record: Record) -> str:
         "## Sizes",
         allocation_table(record),
         cluster_table(record),
-        images["sizes.png"] if allocated(record) else "",
-        images["alp.png"],
+        images["sizes.svg"] if allocated(record) else "",
+        images["alp.svg"],
     ]
     if allocated(record):
         note = _MARGIN_NOTE.format(unit=unit)
@@ -157,13 +154,11 @@ def page(record: Record) -> str:
             "## At the cut",
             note if record["clusters"] else f"{note}\n{_SHARED_NOTE}",
             margin_table(record, unit),
-            images["margins.png"],
-            "" if record["clusters"] else images["gains.png"],  # they have no curves here
         ]
     parts.append("## Against other methods")
     if methods(record):
         parts += [_COMPARISON_NOTE, group_table(record)]
-        parts.append(images["comparison.png"] if len(methods(record)) > 1 else "")
+        parts.append(images["comparison.svg"] if len(methods(record)) > 1 else "")
         for field, (title, *_) in _FIELDS.items():
             parts += [f"### Per language: {title}", score_table(record, field)]
     else:
@@ -263,6 +258,7 @@ def _size(one: Mapping[str, Any]) -> str:
 
 def allocation_table(record: Record) -> str:
     """Format the languages and their sizes as a table (paper Table 9), most text first."""
+    scores = record["scores"][methods(record)[0]] if record.get("scores") else {}
     rows = []
     for language, one in by_amount(record):
         row = {
@@ -274,6 +270,8 @@ def allocation_table(record: Record) -> str:
         if one["allocated"] is not None:
             alp = one["alp"][one["sizes"].index(one["allocated"])]
             row |= {"allocated": _size(one), "ALP (nats/sentence)": f"{alp:.1f}"}
+        if language in scores:
+            row["tokens/sentence"] = f"{scores[language]['tokens_per_sentence']:.1f}"
         rows.append(row)
     return tables.markdown(rows)
 

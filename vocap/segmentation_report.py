@@ -1,14 +1,13 @@
 """Tables and plots of the scores of tokenizers, side by side."""
 
-import itertools
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from vocap import figures
 from vocap.segmentation import Samples, TokenizerScore, gini, interval
-from xlm.common import artifacts, html_report, languages, tables
+from xlm.common import artifacts, charts, html_report, languages, tables
+from xlm.common.charts import Axis, Marks
 
 _NOTE = """\
 - *±*: half of the 95 % interval, by bootstrap over sentences. The languages are fixed.
@@ -69,10 +68,10 @@ def write_report(
     }
     for heading, (measure, form) in columns.items():
         if values := _values(scores, measure, reference):
-            _plot(values, heading, folder / f"{measure}.png")
+            charts.save(_plot(values, heading), folder / f"{measure}.svg")
             title = tables.escaped(heading[0].upper() + heading[1:])
             parts += [f"## {title}", language_table(values, form, lacking),
-                      f"![{title}]({measure}.png)"]  # fmt: skip
+                      f"![{title}]({measure}.svg)"]  # fmt: skip
     return html_report.write(folder, tables.page(*parts))
 
 
@@ -260,17 +259,15 @@ def language_table(values: Values, form: str, lacking: Mapping[str, Collection[s
     return tables.markdown(rows)
 
 
-def _plot(values: Values, label: str, path: pathlib.Path) -> None:
-    """Plot a row per language, those with the largest value of the first tokenizer at the top."""
+def _plot(values: Values, label: str) -> str:
+    """Draw a row per language, those with the largest value of the first tokenizer at the top."""
     first = next(iter(values.values()))
     found_in: Sequence[str] = sorted({language for found in values.values() for language in found})
     names = sorted(found_in, key=lambda one: -first[one][0] if one in first else 0.0)
-    figure, axes = figures.rows([languages.label(one) for one in names], row=0.24)
-    for (tokenizer, found), marker in zip(
-        values.items(), itertools.cycle("o^sDvP*Xd<>"), strict=False
-    ):
-        places = [(found[name][0], row) for row, name in enumerate(names) if name in found]
-        axes.plot(*zip(*places, strict=True), marker, ms=5, label=tokenizer)
-    axes.set_xlabel(label)
-    figures.legend(figure, place="upper", columns=4)
-    figures.save(figure, path)
+    marks = [
+        Marks(tokenizer, [found[name][0] for name in names if name in found],
+              [row for row, name in enumerate(names) if name in found], "dots")
+        for tokenizer, found in values.items()
+    ]  # fmt: skip
+    rows = Axis(names=[languages.label(one) for one in names])
+    return charts.chart(marks, Axis(label), rows, title=label)

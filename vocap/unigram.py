@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import sentencepiece as spm
 
-from vocap import entries, lattice, model_proto, nested
+from vocap import lattice, model_proto, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
 from vocap.runs import TRAINER, RunTable, Text
@@ -152,15 +152,14 @@ def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable)
 
 def write_vocabularies(path: pathlib.Path, vocabularies: Vocabularies) -> None:
     curve = vocabularies.curve
-    with entries.written(path) as aside:
-        np.savez(
-            aside,
-            sizes=np.array(curve.sizes, np.int64),
-            alp=np.array(curve.alp, np.float64),
-            pieces=np.frombuffer("\n".join(curve.pieces).encode(), np.uint8),
-            members=np.concatenate(curve.members),
-            log_probs=np.concatenate(vocabularies.log_probs),
-        )
+    np.savez(
+        path,
+        sizes=np.array(curve.sizes, np.int64),
+        alp=np.array(curve.alp, np.float64),
+        pieces=np.frombuffer("\n".join(curve.pieces).encode(), np.uint8),
+        members=np.concatenate(curve.members),
+        log_probs=np.concatenate(vocabularies.log_probs),
+    )
 
 
 def read_vocabularies(path: pathlib.Path) -> Vocabularies:

@@ -39,15 +39,7 @@ CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], 
 def train(
     tables: Mapping[str, RunTable], shares: Mapping[str, float], settings: VocabularySettings
 ) -> Scored:
-    """Train the pieces of a vocabulary, `settings.budget` in all, and their log probabilities.
-
-    Args:
-      tables: training text of each language.
-      shares: of each language in the bytes of the mixture, in any unit.
-
-    Raises:
-      ValueError: the languages require more characters, or their text offers fewer pieces.
-    """
+    """Train the pieces of a vocabulary, `settings.budget` in all; see `train_sizes`."""
     (found,) = train_sizes(tables, shares, settings, [settings.budget])
     return found
 
@@ -58,7 +50,11 @@ def train_sizes(
     settings: VocabularySettings,
     budgets: Sequence[int],
 ) -> list[Scored]:
-    """Train vocabularies of several numbers of pieces, ascending, in one training; see `train`."""
+    """Train vocabularies of several numbers of pieces, ascending, in one training.
+
+    `shares` are each language's of the bytes of the mixture, in any unit. Raise ValueError if the
+    languages require more characters, or their text offers fewer pieces.
+    """
     mixture = runs.mixture(tables, shares)
     text = covered(mixture, tables, settings)
     size = len(text.alphabet)
@@ -143,12 +139,8 @@ def fairest_shares(
     Each round trains a vocabulary and multiplies a share by (cost / mean cost)^2. The fairest
     round counts, by the Gini coefficient of the costs.
 
-    Args:
-      tables: training text of each language, of which a part is used if there is much.
-      shares: to begin with.
-      measured: text of each language to count tokens on.
-      is_parallel: whether sentences of `measured` say the same in all languages.
-      count: trains a vocabulary and counts tokens; `union.count_tokens`, `byte_bpe.count_tokens`.
+    Of much training text a part is used. Tokens are counted on `measured`, whose sentences say the
+    same in all languages if it `is_parallel`, by `count`, which trains a vocabulary before.
     """
     total = sum(len(table.text.characters) for table in tables.values())
     part = min(1.0, _WEIGHED_CHARACTERS / total)

@@ -136,8 +136,7 @@ def _learn(found: Sequence[sources.TextFile], folder: pathlib.Path) -> dict[str,
     paths = collections.defaultdict(list)
     for one in found:
         paths[one.language].append(one.path)
-    blocks, scripts = files.sample_each(paths)
-    model = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
+    _, scripts, model = files.learn(paths)
     model.cuts[model.expected > _MOST_CONFUSED] = np.inf
     model.save(folder / "identifier.npz")
     return scripts

@@ -1,5 +1,6 @@
 """Inspection in brief: what a build warns of, from a sample of each language."""
 
+import collections
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,22 +10,20 @@ import numpy as np
 
 from input_pipeline import text_files
 from input_pipeline.inspection import files, findings
-from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import TextFile
 from xlm.common import long_lines
 from xlm.common.languages import label
 
-_SAMPLE_BYTES, _SAMPLE_FILES = 1 << 20, 8
+_SAMPLE_FILES = 8  # of a language
 _LONG_LINE = 0.1  # of the text of a language, of those with less than:
 _READ_WHOLE = 32 << 20
 
 
 def warnings(every: Sequence[TextFile]) -> list[str]:
     """Return a line for each fault of a language that hurts its training."""
-    paths: dict[str, list[pathlib.Path]] = {}
+    paths, result = collections.defaultdict[str, list[pathlib.Path]](list), []
     for one in every:
-        paths.setdefault(one.language, []).append(one.path)
-    result = []
+        paths[one.language].append(one.path)
     for record in _records(paths) if paths else ():
         found = paths[record["language"]]
         total = sum(text_files.text_bytes(path, path.stat().st_size) for path in found)
@@ -46,11 +45,7 @@ def warnings(every: Sequence[TextFile]) -> list[str]:
 
 def _records(paths: Mapping[str, Sequence[pathlib.Path]]) -> list[dict[str, Any]]:
     """Inspect a sample of each language, as if it were a file."""
-    samples, scripts = {}, {}
-    for language, some in paths.items():
-        of = files.sample(some[:: len(some) // _SAMPLE_FILES + 1], _SAMPLE_BYTES)
-        samples[language], scripts[language] = of[0], int(np.argmax(of[1][1:])) + 1
-    identifier = identification.fit({one: (b.codes, b.lines) for one, b in samples.items()})
+    samples, scripts, identifier = files.learn(paths, _SAMPLE_FILES)
     records = []
     with tempfile.TemporaryDirectory() as folder:
         for own, (language, block) in enumerate(samples.items()):

@@ -216,16 +216,17 @@ class Reader:
         return Block(data, codes, lines, documents)
 
 
-def sample_each(
-    found: Mapping[str, Sequence[pathlib.Path]],
-) -> tuple[dict[str, Block], dict[str, int]]:
-    """Return samples of the files of each language, and their main scripts, by number."""
+def learn(
+    found: Mapping[str, Sequence[pathlib.Path]], most_files: int = _SAMPLE_FILES
+) -> tuple[dict[str, Block], dict[str, int], Identifier]:
+    """Sample the files of each language; return samples, main scripts by number, and identifier."""
     blocks, scripts = {}, {}
     for language, paths in found.items():
-        some = paths[:: len(paths) // _SAMPLE_FILES + 1]
+        some = paths[:: len(paths) // most_files + 1]
         blocks[language], letters = sample(some, _SAMPLE_BYTES)
         scripts[language] = int(np.argmax(letters[1:])) + 1
-    return blocks, scripts
+    fitted = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
+    return blocks, scripts, fitted
 
 
 def sample(paths: Sequence[pathlib.Path], most: int) -> tuple[Block, np.ndarray]:

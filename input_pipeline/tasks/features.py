@@ -286,9 +286,14 @@ def question_features(
 
     `max_query_length` is how many tokens of a question are kept, `stride` the distance between the
     beginnings of two windows, at most one window of context. Raise ValueError if there is no room
-    for a context, or one of the two is not positive.
+    for a context.
     """
-    _check_lengths(max_length, max_query_length, stride)
+    check_length(max_length)
+    if max_query_length >= max_length - NUM_SPECIALS:
+        raise ValueError(
+            f"max_query_length is {max_query_length} of max_length {max_length}, which leaves no "
+            "room for the context; choose a smaller one"
+        )
     questions = processor.encode([one.question for one in examples], return_type="numpy")
     # XQuAD and MLQA ask several questions about a context.
     texts = list(dict.fromkeys(one.context for one in examples))
@@ -320,19 +325,6 @@ def question_features(
             window = QuestionFeature(number, tokens, places, has_max_context, start, end)
             windows.append(window)
     return windows
-
-
-def _check_lengths(max_length: int, max_query_length: int, stride: int) -> None:
-    check_length(max_length)
-    if min(stride, max_query_length) < 1:
-        raise ValueError(
-            f"stride is {stride} and max_query_length is {max_query_length}; both must be positive"
-        )
-    if max_query_length >= max_length - NUM_SPECIALS:
-        raise ValueError(
-            f"max_query_length is {max_query_length} of max_length {max_length}, which leaves no "
-            "room for the context; choose a smaller one"
-        )
 
 
 def token_offsets(

@@ -51,7 +51,7 @@ class PairSamplingToolTest(FolderTest):
             f"--counts={self.table}", f"--output={self.out}", "--examples=1620",
             pair_sampling="m2m", pair_temperature=1.2,
         )  # fmt: skip
-        names = ["density.png", "report.html", "report.json", "report.md", "shares.png"]
+        names = ["density.svg", "report.html", "report.json", "report.md", "shares.svg"]
         self.assertEqual(sorted(path.name for path in self.out.iterdir()), names)
         self.assertIn((self.out / "report.md").read_text(encoding="utf-8"), printed)
         found = json.loads((self.out / "report.json").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ import itertools
 import math
 import pathlib
 import tempfile
+from xml.etree import ElementTree
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,7 @@ from tests import factories, golden
 from tests.factories import SPECIAL_IDS as SPECIAL
 from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation import examples
-from xlm.evaluation.examples import Example, Examples, choose, examples_table
+from xlm.evaluation.examples import Example, Examples, choose, example_cards, examples_table
 from xlm.models.encoder import output_table
 from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh, param_shardings
@@ -225,3 +226,14 @@ class TableTest(absltest.TestCase):
             for (text, truth), one in zip(texts, itertools.cycle(probabilities), strict=False)
         ]
         golden.check(self, __file__, "examples", examples_table(found) + "\n")
+        parsed = ElementTree.fromstring(
+            f"<p>{example_cards(found)}</p>".replace("class=truth", 'class="truth"')
+            .replace(" open>", ' open="">')
+        )  # fmt: skip
+        cards = parsed.findall("details")
+        self.assertEqual(["".join(one.find("blockquote").itertext()) for one in cards],
+                         [text.replace("[____]", "____") for text, _ in texts])  # fmt: skip
+        for card, (_, truth) in zip(cards, texts, strict=True):
+            (shown,) = [one for one in card.iter("li") if one.get("class") == "truth"]
+            self.assertIn(shown.find("bdi").text, (truth.replace("▁", "␣"), f"◌{truth}"))
+        self.assertEqual([one.get("open") for one in cards], ["", *[None] * (len(cards) - 1)])

@@ -249,19 +249,6 @@ class PairStreamTest(_StoreTest):
             for row, number in zip(read(batch), batch["pair"], strict=True):
                 self.assertEqual(list(SHARES)[number], tuple(sorted(row[0][1])))
 
-    @parameterized.parameters(
-        ({("aa", "bb"): 1.0}, r"\[\('aa', 'cc'\), \('bb', 'cc'\)\] are not both in"),
-        ({**SHARES, ("aa", "dd"): 0.1}, r"\[\('aa', 'dd'\)\] are not both in"),
-        ({**SHARES, ("aa", "bb"): -0.1}, r"finite and at least 0: \{\('aa', 'bb'\): -0.1\}"),
-        ({**SHARES, ("aa", "bb"): float("nan")}, "finite and at least 0: .*nan"),
-        (dict.fromkeys(SHARES, 0.0), "are all 0; one pair at least"),
-    )
-    def test_shares_that_cannot_be(self, shares, message):
-        for use in (lambda: pair_stream(self.store, SETTINGS, 0, shares),
-                    lambda: token_counts(self.store, 1.0, shares)):  # fmt: skip
-            with self.assertRaisesRegex(ValueError, message):
-                use()
-
     @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
     def test_tokens_are_counted_as_the_stream_brings_them(self, alpha, of_languages):
         stream = pair_stream(self.store, of_batch(6000, alpha=alpha), 0, of_languages)

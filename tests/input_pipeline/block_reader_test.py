@@ -10,7 +10,13 @@ from absl.testing import absltest, parameterized
 
 from input_pipeline import dataset
 from input_pipeline.order import BlockSettings, Places
-from input_pipeline.stream import AlphaPhases, BlockCache, TrainingStream, row_cache
+from input_pipeline.stream import (
+    BlockCache,
+    PhasedStream,
+    TrainingStream,
+    block_cache,
+    training_rows,
+)
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_store
 
@@ -81,11 +87,12 @@ class StreamTest(FolderTest):
             self.assertEqual(found[name].dtype, array.dtype)
             np.testing.assert_array_equal(found[name], array)
 
-    @parameterized.product(loader=dataset.LOADERS, read_ahead=(0, 3), parts=((0,), (1, 3)))
+    @parameterized.product(loader=("tf.data", "threads"), read_ahead=(0, 3), parts=((0,), (1, 3)))
     def test_a_cache_changes_no_batch(self, loader, read_ahead, parts):
+        rows = training_rows(self.store)
         cached, plain = (
-            AlphaPhases({0: (0.7, self.stream(cache)), 5: (0.3, self.stream(cache, seed=4))})
-            for cache in (row_cache(self.store, ThreadPoolExecutor(3), _SETTINGS), None)
+            PhasedStream({0: self.stream(cache), 5: self.stream(cache, seed=4)})
+            for cache in (block_cache(rows, ThreadPoolExecutor(3), _SETTINGS), None)
         )
         steps, num_parts = range(1, 20, 2), 1 if parts == (0,) else 4
         data = dataset.StreamedData(cached, loader, parts, num_parts, read_ahead=read_ahead)

@@ -8,9 +8,11 @@ import numpy as np
 from absl.testing import parameterized
 
 from input_pipeline import dataset
-from input_pipeline.stream import PACKED, AlphaPhases, TrainingStream
+from input_pipeline.stream import PACKED, PhasedStream, TrainingStream
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_store
+
+LOADERS = ("tf.data", "threads")
 
 
 class _CountingStream(TrainingStream):
@@ -51,14 +53,14 @@ class BatchesTest(FolderTest):
                 np.testing.assert_array_equal(batch[key], value)
 
     @parameterized.product(
-        loader=dataset.LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
+        loader=LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
         prefetch=(1, 20),
     )  # fmt: skip
     def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
         found = loaded(self.stream, steps, loader, prefetch=prefetch)
         self.assert_batches(found, steps)
 
-    @parameterized.parameters(*dataset.LOADERS)
+    @parameterized.parameters(*LOADERS)
     def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):
         list(loaded(self.stream, range(5, 25), loader))
         self.assertCountEqual(self.stream.asked, range(5, 25))
@@ -68,15 +70,15 @@ class BatchesTest(FolderTest):
         del found
         self.assertLess(max(self.stream.asked), 20)
 
-    @parameterized.parameters(*dataset.LOADERS)
+    @parameterized.parameters(*LOADERS)
     def test_a_failure_to_read_reaches_the_loop(self, loader):
         stream = self.make_stream(fail_at=3)
         with self.assertRaisesRegex(OSError, "^the disk is gone$"):
             list(loaded(stream, range(5), loader))
 
-    @parameterized.parameters(*dataset.LOADERS)
+    @parameterized.parameters(*LOADERS)
     def test_a_stream_as_the_loop_wants_it(self, loader):
-        stream = AlphaPhases({0: (0.7, self.stream), 2: (0.3, self.make_stream())})
+        stream = PhasedStream({0: self.stream, 2: self.make_stream()}, {0: 0.7, 2: 0.3})
         data = dataset.StreamedData(stream, loader, parts=(1,), num_parts=2, prefetch=1)
         kinds, found = zip(*data.batches(range(4)), strict=True)
         self.assertEqual(kinds, (PACKED,) * 4)

@@ -15,7 +15,7 @@ from input_pipeline.sources import PAIR_RULES, CorpusSpec
 from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
 from tests.folders import FolderTest
-from tests.input_pipeline import preparation_test
+from tests.input_pipeline import preparing
 from tests.input_pipeline.inspection_test import made_up
 from xlm.common.processes import Workers
 
@@ -184,11 +184,11 @@ class PairsTest(FolderTest, parameterized.TestCase):
                 root=str(self.folder / name), text=(), parallel=("*.tsv",), clean_pairs=rules,
                 heldout_fraction=0.1,
             )  # fmt: skip
-            digest = packed_dataset.tokenizer_hash(preparation_test._MODEL)
+            digest = packed_dataset.tokenizer_hash(preparing.MODEL)
             job = preparation.Job(self.folder / f"{name}-out", spec, settings, digest)
             found = preparation.find(job)
             with Workers(2, "") as workers:
-                preparation.run(job, found, preparation_test._MODEL, workers)
+                preparation.run(job, found, preparing.MODEL, workers)
             preparation.finish(job, found)
             files.append({p.name: p.read_bytes() for p in job.folder.glob("*.npy")})
             files[-1]["text"] = load_corpus(spec).digest()

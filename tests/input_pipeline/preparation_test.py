@@ -1,143 +1,43 @@
-"""Tests of preparing a dataset as a stream: the text of `load_corpus`, whoever runs its tasks."""
+"""Tests of the contents of a prepared dataset: the text of `load_corpus`."""
 
-import dataclasses
 import itertools
 import json
 import pathlib
-import time
-import tracemalloc
 from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
-import sentencepiece as spm
-from absl import app
 from absl.testing import parameterized
 
 from input_pipeline import (
     manifest,
-    overlap,
     packed_dataset,
     pair_rows,
     preparation,
-    preparation_job,
-    preparation_plan,
-    selection,
     sources,
     text_files,
     tokenization,
 )
 from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import PackedDataset
-from input_pipeline.preparation import Job
-from input_pipeline.sources import CorpusSpec
-from input_pipeline.tokenization import PackedDatasetSettings
-from tests import processes
 from tests.input_pipeline import reading
-from vocap import merge
-from xlm.common import artifacts, entry_point
-from xlm.common.processes import Workers
-
-_LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
-_MODEL = merge.write_model(list(_LETTERS), -np.arange(1.0, len(_LETTERS) + 1))
-_PROCESSOR = spm.SentencePieceProcessor(model_proto=_MODEL)
-_SETTINGS = PackedDatasetSettings(length=64, parallel_length=32, num_workers=1)
-_SHARDED = dataclasses.replace(_SETTINGS, shard_bytes=2048)
-
-
-def documents(name: str, count: int, length: int = 3) -> list[list[str]]:
-    return [[f"{name} {i} {j}." for j in range(length)] for i in range(count)]
-
-
-def txt(found: list[list[str]]) -> str:
-    return "\n\n".join("\n".join(document) for document in found) + "\n"
-
-
-def in_order(function, job, tasks, name) -> None:
-    for task in tasks:
-        function(job, task)
-
-
-def backwards(function, job, tasks, name) -> None:
-    in_order(function, job, list(tasks)[::-1], name)
-
-
-class By:
-    """Executor that hands the tasks of a round, by its name, to a function."""
-
-    is_local = False
-    names = {"prepare_source": "parallel text", "write": "tokenise", "write_pairs": "pairs"}
-
-    def __init__(self, execute):
-        self.execute = execute
-
-    def run(self, function, jobs) -> list:
-        (of_round, job, _), tasks = jobs[0], [task for *_, task in jobs]
-        name = self.names.get(of_round.__name__, of_round.__name__)
-        self.execute(lambda *one: function(of_round, *one), job, tasks, name)
-        return []
-
-
-def prepare(job: Job, execute=in_order) -> PackedDataset:
-    found = preparation.find(job)
-    executor = execute if isinstance(execute, Workers) else By(execute)
-    preparation.run(job, found, _MODEL, executor)
-    return preparation.finish(job, found)
-
-
-def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.is_file() and path.name != "inputs.json"
-    }
-
-
-class _PreparationTest(reading.PackedFolderTest):
-    def setUp(self):
-        super().setUp()
-        self.root = self.folder / "text"
-        self.write("en.txt", txt([*documents("one", 40), *documents("long", 1, 130), ["ñandú"]]))
-        self.write("more/en.jsonl", "".join(map(text_files.json_line, documents("one", 60, 3))))
-        self.write("sw.txt", txt(documents("moja", 30)))
-        pairs = zip(documents("a", 40), documents("b", 40), strict=True)
-        rows = [[f"{x}\t{y}" for x, y in zip(*pair, strict=True)] for pair in pairs]
-        rows[3][1], rows[4] = "\tb alone", ["one 2 0.\tb excluded"]
-        self.write("en-sw.tsv", txt(rows))
-        self.write("eval/en.txt", "one\n\nthree\n")
-        self.write("eval/sw.txt", "moja\nmbili\ntatu\n")
-        self.write("tested.ids", "one 2 0.\n")
-
-    def write(self, name: str, text: str | bytes) -> pathlib.Path:
-        return super().write(f"text/{name}", text)
-
-    def spec(self, **changes) -> CorpusSpec:
-        settings = {"text": (".", "more"), "parallel": ("*.tsv",), "parallel_eval": ("eval",),
-                    "heldout_fraction": 0.2, "exclude": ("tested.ids",),
-                    "block_bytes": 500}  # fmt: skip
-        return CorpusSpec(**{"root": str(self.root), **settings, **changes})
-
-    def job(self, name: str = "rows", settings=_SETTINGS, **changes) -> Job:
-        digest = packed_dataset.tokenizer_hash(_MODEL)
-        return Job(self.folder / name, self.spec(**changes), settings, digest)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    number: int
-    text_bytes: int = 1
-
-
-def fail_or_wait(job: Job, task: _Task) -> None:
-    if not task.number:
-        raise ValueError("wrong")
-    time.sleep(1)
-    (job.work / f"{task.number}.json").touch()
+from tests.input_pipeline.preparing import (
+    PROCESSOR,
+    SHARDED,
+    SHARED,
+    SHARED_TEXT,
+    PreparationTest,
+    backwards,
+    contents,
+    documents,
+    prepare,
+    txt,
+)
 
 
 def encoded(found: Sequence[Sequence[str]]) -> list[np.ndarray]:
     return [
-        np.array([i for sentence in one for i in _PROCESSOR.encode(sentence)], np.uint32)
+        np.array([i for sentence in one for i in PROCESSOR.encode(sentence)], np.uint32)
         for one in found
     ]
 
@@ -148,16 +48,11 @@ _SPARSE = "id\ten\tsw\tde\n" + txt(
 )
 
 
-# Translations of which other sources have a side.
-_LINES = [f"a long sentence that two sources have, {i}." for i in range(90)]
-_SHARED = txt([[f"{x}\t{y}" for x, y in zip(_LINES, _LINES[::-1], strict=True)]])
-_SHARED_TEXT = txt([_LINES[i : i + 4] for i in range(0, 90, 4)])
-
 # A line that is cut: a piece of it is a sentence of a test set.
 _LONG = " ".join(f"word {i}." if i % 40 else "one 2 0." for i in range(3000))
 
 
-class ContentsTest(_PreparationTest):
+class ContentsTest(PreparationTest):
     def setUp(self):
         super().setUp()
         # Some documents at a time, which the sequences do not depend on.
@@ -168,7 +63,7 @@ class ContentsTest(_PreparationTest):
         {"heldout_by": "document"}, {"max_train_bytes": 1500},
         {"languages": ("sw", "en"), "exclude": ()},
         {"parallel_heldout_fraction": 0.0},
-        {"heldout_by": "document", "more": {"two.en-sw.tsv": _SHARED, "de.txt": _SHARED_TEXT}},
+        {"heldout_by": "document", "more": {"two.en-sw.tsv": SHARED, "de.txt": SHARED_TEXT}},
         {"more": {"short.en-sw.tsv": "a single block\tb\n" * 5}},
         {"more": {"three.tsv": _SPARSE, "de.txt": txt(documents("und", 30))}},
         {"parallel_as_text": False, "more": {"three.tsv": _SPARSE}},
@@ -192,7 +87,7 @@ class ContentsTest(_PreparationTest):
                 statistics = {
                     "rows": len(expected),
                     "tokens": len(flat),
-                    "unknown": int((flat == _PROCESSOR.unk_id()).sum()),
+                    "unknown": int((flat == PROCESSOR.unk_id()).sum()),
                     "characters": len("".join(s + "\n" for one in found for s in one)),
                 }
                 self.assertEqual(store.statistics[language][split], statistics)
@@ -226,11 +121,11 @@ class ContentsTest(_PreparationTest):
             rows = pair_rows.PairRows(store, "all", pair)
             special = store.special.special_ids()
             for _, ids in itertools.groupby(rows.read(0, len(rows)).flat, lambda x: x in special):
-                trained.append(_PROCESSOR.decode([*map(int, ids)]))
+                trained.append(PROCESSOR.decode([*map(int, ids)]))
             trained = [*filter(None, trained)]
             trained = [*map(list, zip(trained[::2], trained[1::2], strict=True))]
             held = zip(*(store.parallel_rows("all", one)[:].tolist() for one in pair), strict=True)
-            return sorted(trained), [[*map(_PROCESSOR.decode, row)] for row in held]
+            return sorted(trained), [[*map(PROCESSOR.decode, row)] for row in held]
 
         changes = {"heldout_by": heldout_by, "languages": ("en", "sw", "de")}
         one = rows_of(prepare(self.job("one", **changes)))
@@ -302,7 +197,7 @@ class ContentsTest(_PreparationTest):
         self.assertNotEmpty(one)
 
     def test_parts_hold_the_same_text_in_more_files(self):
-        one, many = prepare(self.job("one")), prepare(self.job("many", _SHARDED))
+        one, many = prepare(self.job("one")), prepare(self.job("many", SHARDED))
         self.assertEqual(set(many.shards), {"en", "sw"})
         self.assertGreater(len(many.shards["en"]["train"]), 3)
         for language, split in itertools.product(("en", "sw"), ("train", "heldout")):
@@ -313,245 +208,3 @@ class ContentsTest(_PreparationTest):
             self.assertEqual(*left)
         for name in ("en.counts.npy", "en-sw.en.bitext.npy"):
             self.assertEqual(contents(one.folder)[name], contents(many.folder)[name])
-
-
-class TasksTest(_PreparationTest):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        # Slow to write as text; all that is tested here is which tasks are run.
-        cls.enterClassContext(mock.patch.object(preparation, "_KEPT_FROM", 0))
-
-    def test_the_bytes_do_not_depend_on_who_runs_the_tasks(self):
-        prepare(self.job("one", _SHARDED))
-        prepare(self.job("back", _SHARDED), backwards)
-        self.enterContext(mock.patch.object(preparation, "_BYTES_A_PROCESS", 1))
-        with Workers(2, "") as workers:
-            prepare(self.job("two", _SHARDED), workers)
-        expected = contents(self.folder / "one")
-        self.assertGreater(len(expected), 10)
-        self.assertEqual(contents(self.folder / "back"), expected)
-        self.assertEqual(contents(self.folder / "two"), expected)
-
-    @parameterized.parameters("parallel text", "scan", "select", "tokenise", "count")
-    def test_a_runner_that_loses_a_task_fails(self, round_):
-        def losing(function, job, tasks, name) -> None:
-            in_order(function, job, tasks[name == round_ :], name)
-
-        job = self.job("lost", _SHARDED)
-        message = rf"{round_}: 1 of \d+ tasks have left no results in .*lost/work"
-        with self.assertRaisesRegex(ValueError, message):
-            prepare(job, losing)
-
-    def test_sentences_and_files_that_a_runner_loses_are_missed(self):
-        blocks_of = preparation_plan.blocks_of
-
-        def shorter(*args):
-            return itertools.islice(blocks_of(*args), 2)
-
-        def cut_short(function, job, tasks, name) -> None:
-            patched = blocks_of if name != "tokenise" else shorter
-            with mock.patch.object(preparation_plan, "blocks_of", patched):
-                in_order(function, job, tasks, name)
-
-        def removing(function, job, tasks, name) -> None:
-            in_order(function, job, tasks, name)
-            if name == "count":
-                next(job.work.glob("en.train*.npy")).unlink()
-
-        for execute, message in (
-            (cut_short, r"-of-\d+: \d+ sentences were read in \d+ blocks, and \d+ in "),
-            (removing, r"en\.train\S*\.npy: missing, must have"),
-        ):
-            with self.assertRaisesRegex(ValueError, message):
-                prepare(self.job("lost", _SHARDED), execute)
-
-    def test_a_language_of_more_parts_than_files_can_be_open(self):
-        changes = {"heldout_by": "position", "max_train_bytes": 50_000}
-        self.write("en.txt", txt(documents("one", 260, 30)))
-        settings = dataclasses.replace(_SETTINGS, shard_bytes=1024)
-        only = {"text": (".",), "languages": ("en",), "parallel": (), **changes}
-        store = prepare(self.job("whole", settings, **only))
-        self.assertGreater(len(store.shards["en"]["train"]), 72)
-        job = self.job("few", settings, **only)
-        with processes.few_open_files(72), mock.patch.object(selection, "_DIGESTS_AT_ONCE", 200):
-            prepare(job)
-        self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
-
-    def test_a_source_of_many_languages_raises_the_limit_of_open_files(self):
-        names = [f"{a}{b}" for a in "abcde" for b in "vwxyz"]
-        rows = [["\t".join([f"{i}", *(f"{x} {i} {j}" for x in names)]) for j in range(2)]
-                for i in range(20)]  # fmt: skip
-        self.write("sets/all.tsv", "\t".join(["id", *names]) + "\n" + txt(rows))
-        changes = {"text": (), "parallel": ("sets/*.tsv",), "parallel_eval": ()}
-        prepare(self.job("whole", **changes))
-        job = self.job("few", **changes)
-        with processes.few_open_files(40):
-            with self.assertRaisesRegex(OSError, "Too many open files") as caught:
-                prepare(job)
-            self.assertIn("ulimit -n", entry_point.describe(caught.exception))
-            with mock.patch.object(app, "run"):
-                entry_point.run(lambda _: None, required=())
-            prepare(job)
-        self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
-
-    def test_a_run_that_was_killed_goes_on_with_what_is_left(self):
-        ran: list[str] = []
-
-        def killed_after(limit: int):
-            def execute(function, job, tasks, name) -> None:
-                for task in tasks:
-                    if len(ran) == limit:
-                        raise KeyboardInterrupt
-                    function(job, task)
-                    ran.append(name)
-
-            return execute
-
-        prepare(self.job("whole", _SHARDED), killed_after(-1))
-        total, ran[:] = len(ran), []
-        self.assertGreaterEqual(total, 20)
-        job = self.job("parts", _SHARDED)
-        for limit in range(5, total, 5):
-            with self.assertRaises(KeyboardInterrupt):
-                prepare(job, killed_after(limit))
-        found = preparation.find(job)
-        preparation.run(job, found, _MODEL, By(killed_after(-1)))
-        self.assertLen(ran, total)
-        # And one that was killed while files were moved.
-        for path in sorted(job.work.glob("en.*.npy"))[:3]:
-            path.rename(job.folder / path.name)
-        prepare(job, killed_after(-1))
-        self.assertLen(ran, total)
-        self.assertEqual(contents(job.folder), contents(self.folder / "whole"))
-
-    def test_only_what_depends_on_a_corrected_file_is_done_again(self):
-        ran: list[str] = []
-
-        def recorded(function, job, tasks, name) -> None:
-            for task in tasks:
-                function(job, task)
-                ran.extend([task.id] if name == "scan" else [])
-
-        good = (self.root / "sw.txt").read_bytes()
-        (self.root / "sw.txt").write_bytes(good + b"\n\n\xff\n")
-        with self.assertRaisesRegex(ValueError, "sw.txt, line 122: not UTF-8"):
-            prepare(self.job(), recorded)
-        self.assertEqual(ran, ["en-00000-of-00001"])
-        (self.root / "sw.txt").write_bytes(good)
-        prepare(self.job(), recorded)
-        self.assertEqual(ran[1:], ["sw-00000-of-00001"])
-
-    @parameterized.parameters(
-        ("tested.ids", "one 2 0.\none 2 1.\none 30 0.\na 7 1.\n", "text"),
-        ("en-sw.tsv", _SHARED, "document"),
-    )
-    def test_a_test_set_that_has_changed_begins_anew(self, name, text, heldout_by):
-        def killed(function, job, tasks, name) -> None:
-            if name == "tokenise":
-                raise KeyboardInterrupt
-            in_order(function, job, tasks, name)
-
-        self.write("de.txt", _SHARED_TEXT)
-        with self.assertRaises(KeyboardInterrupt):
-            prepare(self.job(heldout_by=heldout_by), killed)
-        (self.root / name).write_text(text)
-        prepare(self.job(heldout_by=heldout_by))
-        preparation_job._EXCLUSIONS.clear()
-        prepare(self.job("clean", heldout_by=heldout_by))
-        self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
-
-    def test_parallel_text_counts_as_text_that_is_kept_behind_an_error(self):
-        def failing(function, job, tasks, name) -> None:
-            if name == "scan":
-                raise ValueError
-            in_order(function, job, tasks, name)
-
-        job = self.job()
-        size = preparation.find(job).text_bytes
-        for limit, is_kept in ((size, True), (size + 1, False)):
-            with mock.patch.object(preparation, "_KEPT_FROM", limit), self.assertRaises(ValueError):
-                prepare(job, failing)
-            self.assertEqual(job.work.exists(), is_kept)
-
-    def test_notes_of_unknown_settings_are_not_used(self):
-        job = self.job()
-        artifacts.write_json(job.work / "scan-en-00000-of-00001.json", {"made_from": "unknown"})
-        preparation.begin(job, _MODEL)
-        self.assertEqual({path.name for path in job.work.iterdir()}, {"job.json", "spm.model"})
-
-    @parameterized.parameters(
-        ("scan-sw-00000-of-00001", "digests", ["x"], 'digests.0 is "x", must be text of hex'),
-        ("select-en", "train", -1, "train is -1, must be a whole number"),
-        ("rows-en-00000-of-00001", "files", {"a/b": {}}, "a key of files must be text"),
-    )
-    def test_a_damaged_note_is_named(self, name, field, value, message):
-        job = self.job()
-        preparation.run(job, preparation.find(job), _MODEL, By(in_order))
-        path = job.work / f"{name}.json"
-        artifacts.write_json(path, {**artifacts.read_json(path), field: value})
-        with self.assertRaisesRegex(ValueError, f"{name}.json: {message}.*; remove .* run the"):
-            prepare(job)
-
-    def test_no_task_goes_on_behind_an_error(self):
-        job = self.job()
-        with Workers(2, "") as workers:
-            with self.assertRaisesRegex(ValueError, "wrong"):
-                list(workers.run(fail_or_wait, [(job, _Task(number)) for number in range(6)]))
-            left = sorted(job.work.glob("*"))
-        self.assertEqual(sorted(job.work.glob("*")), left)
-
-    @parameterized.parameters(
-        ("tokenise", "sw.txt", "sw.txt"), ("parallel text", "en-sw.tsv", "en-sw.tsv"),
-        ("parallel text", "eval/en.txt", "eval/en.txt"), ("parallel text", "eval/de.txt", "eval"),
-    )  # fmt: skip
-    def test_text_that_changes_before_or_while_it_is_read(self, round_, name, named):
-        def writing(function, job, tasks, of) -> None:
-            if of == round_:
-                with (self.root / name).open("a") as file:
-                    file.write("\nmore\tmore\n")
-            in_order(function, job, tasks, of)
-
-        with self.assertRaisesRegex(ValueError, f"{named}: has changed while it was read"):
-            prepare(self.job(), writing)
-
-    def test_parallel_text_that_changes_while_it_is_read(self):
-        def digest(source) -> str:
-            with (self.root / "en-sw.tsv").open("a") as file:
-                file.write("\nmore\tmore\n")
-            return ""
-
-        self.enterContext(mock.patch.object(preparation_plan, "source_digest", digest))
-        with self.assertRaisesRegex(ValueError, "en-sw.tsv: has changed while it was read"):
-            prepare(self.job())
-
-    def test_parallel_text_that_comes_later_is_not_taken_for_another(self):
-        def writing(function, job, tasks, name) -> None:
-            if name == "parallel text":
-                self.write("a.en-sw.tsv", "another\tset\n\n" * 30)
-            in_order(function, job, tasks, name)
-
-        prepare(self.job("clean"))
-        store = prepare(self.job(), writing)
-        self.assertEqual(list(store.bitexts), ["en-sw"])
-        self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
-
-
-class MemoryTest(_PreparationTest):
-    def test_it_does_not_grow_with_the_text(self):
-        peaks, sizes = [], []
-        self.enterContext(mock.patch.object(tokenization, "_CHARACTERS_AT_ONCE", 2000))
-        self.enterContext(mock.patch.object(manifest, "_BLOCK_BYTES", 1 << 13))
-        self.enterContext(mock.patch.object(overlap, "_TOKENS_AT_ONCE", 256))
-        self.enterContext(mock.patch.object(overlap, "_MOST_ROWS", 4))
-        text = [[f"{i} {j} " + "und noch " * 20 for j in range(10)] for i in range(60)]
-        for count in (15, 60):
-            self.write("de.txt", txt(text[:count]))
-            sizes.append((self.root / "de.txt").stat().st_size)
-            job = self.job(f"rows-{count}", languages=("de",), parallel=(), parallel_eval=())
-            tracemalloc.start()
-            prepare(job)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-        # Records of 33 bytes a block are all that does.
-        self.assertLess(peaks[1] - peaks[0], 0.05 * (sizes[1] - sizes[0]))

@@ -14,7 +14,14 @@ from input_pipeline.order import (
     largest_remainder,
     permute,
 )
-from input_pipeline.stream import PACKED, AlphaPhases, JointStream, TrainingStream, row_cache
+from input_pipeline.stream import (
+    PACKED,
+    JointStream,
+    PhasedStream,
+    TrainingStream,
+    block_cache,
+    training_rows,
+)
 from tests import processes
 from tests.folders import FolderTest
 from tests.input_pipeline.reading import training_store
@@ -171,7 +178,8 @@ class TrainingStreamTest(FolderTest):
         store = training_store(self.folder, {"de": 40, "en": 40})
         np.save(self.folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
         blocks = BlockSettings(block_bytes=32, window_blocks=2)
-        cache = row_cache(store, ThreadPoolExecutor(1), blocks) if is_cached else None
+        rows, pool = training_rows(store), ThreadPoolExecutor(1)
+        cache = block_cache(rows, pool, blocks) if is_cached else None
         stream = TrainingStream(store, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
         with self.assertRaisesRegex(ValueError, "en.train.npy: entry .* is not below 1000"):
             stream.batch(0)
@@ -183,7 +191,7 @@ class TrainingStreamTest(FolderTest):
 
         def streams() -> list[TrainingStream]:
             blocks = BlockSettings(block_bytes=32, window_blocks=2)
-            cache = row_cache(store, ThreadPoolExecutor(1), blocks)
+            cache = block_cache(training_rows(store), ThreadPoolExecutor(1), blocks)
             cached = TrainingStream(store, probabilities, 900, 1, blocks, cache)
             return [*(TrainingStream(store, probabilities, 900, seed) for seed in (1, 2)), cached]
 
@@ -218,21 +226,21 @@ class JointStreamTest(FolderTest):
         self.assertEqual(joint.seen(9), one.seen(9) + two.seen(9))
 
 
-class AlphaPhasesTest(FolderTest):
+class PhasesTest(FolderTest):
     def test_phases_change_the_shares(self):
         store = training_store(self.folder, {"aa": 200, "bb": 200})
         phases = {
-            first: (alpha, TrainingStream(store, {"aa": share, "bb": 1 - share}, 50, seed=first))
-            for first, alpha, share in ((20, 0.3, 0.1), (0, 0.7, 0.9))
+            first: TrainingStream(store, {"aa": share, "bb": 1 - share}, 50, seed=first)
+            for first, share in ((20, 0.1), (0, 0.9))
         }
-        phased = AlphaPhases(phases)
+        phased = PhasedStream(phases, {0: 0.7, 20: 0.3})
         for step in (0, 7, 19, 20, 21, 1000):
             first = 20 if step >= 20 else 0
-            alpha, stream = phases[first]
+            stream = phases[first]
             expected = stream.batch(step - first, 1, 2)
             for name, array in phased.batch(step, 1, 2).items():
                 np.testing.assert_array_equal(array, expected[name])
             self.assertEqual(phased.describe_batch(step), stream.describe_batch(step - first))
             self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
-            self.assertEqual(phased.step_values(step), {"alpha": alpha})
+            self.assertEqual(phased.step_values(step), {"alpha": 0.3 if first else 0.7})
             self.assertEmpty(stream.step_values(step))

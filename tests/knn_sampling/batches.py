@@ -11,8 +11,10 @@ import numpy as np
 from knn_sampling.inclusion import NeighbourIndex, inclusion
 from knn_sampling.neighbours import nearest_neighbours
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics, make_output_layer
+from knn_sampling.output_layer import OutputLayer, make_output_layer
+from knn_sampling.samples import Sample, TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
+from knn_sampling.table_sharding import ONE_DEVICE
 
 # B sequences of M masked positions, in G groups of WG positions each.
 B, M, G, WG, D, V, NUM_VALID = 4, 3, 2, 6, 4, 24, 21
@@ -25,10 +27,10 @@ def mesh_of(**axes: int) -> jax.sharding.Mesh:
 
 
 def layer_of(
-    kind: str = "knn", *, num_valid: int = NUM_VALID, mesh=None, vocab_axes=(), **changes
+    kind: str = "knn", *, num_valid: int = NUM_VALID, sharding=ONE_DEVICE, **changes
 ) -> OutputLayer:
     settings = dataclasses.replace(SETTINGS, kind=kind, **changes)
-    return make_output_layer(settings, num_valid=num_valid, mesh=mesh, vocab_axes=vocab_axes)
+    return make_output_layer(settings, num_valid=num_valid, sharding=sharding)
 
 
 # Blocks that do not divide their vocabularies.

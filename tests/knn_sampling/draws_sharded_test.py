@@ -41,7 +41,7 @@ class ShardedTest(parameterized.TestCase):
 
     def layers(self, kind: str, num_valid: int, **more) -> tuple[OutputLayer, OutputLayer]:
         changes = CHANGES | {"num_valid": num_valid, "log_q_correction": True} | more
-        split = layer_of(kind, mesh=MESH, vocab_axes=("model",), **changes)
+        split = layer_of(kind, sharding=TableSharding(MESH, ("model",)), **changes)
         return layer_of(kind, **changes), split
 
     @parameterized.parameters(*KINDS)
@@ -148,7 +148,7 @@ class MemoryTest(parameterized.TestCase):
         self.assertLess(held, 4 * self.positions * self.num_rows / 8)
 
     def test_neither_are_they_by_devices_nor_the_table(self):
-        layer = layer_of("full", num_valid=self.num_rows, mesh=MESH, vocab_axes=("model",))
+        layer = layer_of("full", num_valid=self.num_rows, sharding=TableSharding(MESH, ("model",)))
         placed = {}
         for name, x in self.shapes().items():
             layout = NamedSharding(MESH, PartitionSpec("model" if name == "table" else None))

@@ -9,7 +9,8 @@ import numpy as np
 from absl.testing import parameterized
 
 from knn_sampling.inclusion import NeighbourIndex
-from knn_sampling.output_layer import OutputLayer, Sample, TokenStatistics
+from knn_sampling.output_layer import OutputLayer
+from knn_sampling.samples import Sample, TokenStatistics
 from knn_sampling.working_rows import WorkingRows, working_rows
 from tests.knn_sampling.batches import (
     B,

@@ -12,7 +12,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from input_pipeline.stream import PACKED
-from knn_sampling.output_layer import Sample
+from knn_sampling.samples import Sample
 from knn_sampling.settings import OutputLayerSettings
 from tests import factories
 from tests.factories import BOS, EOS, MASK, PAD, SPECIAL, packed_tokens

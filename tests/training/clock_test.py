@@ -14,6 +14,7 @@ from tests import processes
 from tests.folders import FolderTest
 from tests.training import toy_runs
 from xlm.training import clock as clocks
+from xlm.training import run_report
 from xlm.training.clock import Clock
 from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
@@ -118,7 +119,7 @@ class RestartsTest(toy_runs.TestCase):
         self.assertEqual(after[place], {**before[-1], **moved})
         for one, other in zip(after[place:-1], after[place + 1 :], strict=True):
             self.assertTrue(all(one[part] <= other[part] for part in clocks.PARTS))
-        text = "\n".join(clocks.section(self.folder))
+        text = "\n".join(run_report.time_section(self.folder, [run_report.read(self.folder)]))
         self.assertIn(f"| compiling | {after[-1]['compiling'] / 60:,.1f} |", text)
 
     def test_a_stop_loses_nothing(self):

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from benchmarks.collectives import collectives_of
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics
+from knn_sampling.samples import TokenStatistics
 from tests import factories
 from xlm.objectives.contrastive import SentenceContrast
 from xlm.objectives.masked_lm import NEIGHBOURS, MaskedLM

@@ -95,9 +95,3 @@ class ClusterLanguagesTest(parameterized.TestCase):
             clusters = cluster_languages(pieces, dict.fromkeys(pieces, prices[order]), 3)
             expected = expected or clusters
             self.assertEqual(clusters, expected)
-
-    @parameterized.parameters(0, 3)
-    def test_a_number_of_clusters_that_cannot_be_is_an_error(self, k):
-        pieces, log_probs = random_vocabularies(random.Random(0), ["en", "sw"])
-        with self.assertRaisesRegex(ValueError, f"{k} clusters of 2 languages .* at most one for"):
-            cluster_languages(pieces, log_probs, k)

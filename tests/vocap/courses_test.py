@@ -7,13 +7,14 @@ import random
 from absl.testing import parameterized
 
 from tests.vocap.allocation_test import (
+    METHODS,
     disjoint_curve,
     make_curve,
     num_distinct,
     random_budget,
     random_curves,
 )
-from vocap.allocation import METHODS, allocate, trace_courses
+from vocap.allocation import allocate, trace_courses
 from vocap.curves import Curve
 
 
@@ -70,7 +71,6 @@ class InitialSizesTest(parameterized.TestCase):
             return allocate(curves, q, beta=0.7, budget=6, initial_sizes=initial_sizes)
 
         for sizes, message in (
-            ({"a": 4, "y": 4, "x": 4}, "given for x, y, but the languages are a, b; rem"),
             ({"b": 7}, "'b' has the initial size 7, .*3 sizes from 2 to 8, the nearest are 4, 8;"),
             ({"a": 8}, "target of 6 .*first voc.*, 1 of them of sizes given, of 2 .*hold 10 "),
         ):

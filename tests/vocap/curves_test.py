@@ -1,11 +1,10 @@
-"""Tests of curves and their concave envelopes."""
+"""Tests of the concave envelopes of curves."""
 
 import random
 
-import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
 
-from vocap.curves import Curve, concave_envelope
+from vocap.curves import concave_envelope
 
 
 def slow_envelope(sizes, alp) -> list[int]:
@@ -22,21 +21,6 @@ def slow_envelope(sizes, alp) -> list[int]:
         for i in indices
         if not any(on_or_under(a, i, b) for a in indices[:i] for b in indices[i + 1 :])
     ]
-
-
-class CurveTest(parameterized.TestCase):
-    @parameterized.parameters(
-        ((), (), (), "must be one or more, ascending"),
-        ((2, 1), (-2.0, -1.0), (2, 1), "must be one or more, ascending"),
-        ((2, 2), (-2.0, -1.0), (2, 2), "must be one or more, ascending"),
-        ((1, 2), (-2.0, -1.0), (1, 3), r"\(1, 2\), but its vocabularies hold \(1, 3\)"),
-        ((1, 2), (-2.0,), (1, 2), "must be 2 finite numbers"),
-        ((1, 2), (-2.0, float("nan")), (1, 2), "must be 2 finite numbers"),
-    )
-    def test_a_curve_that_contradicts_itself_is_an_error(self, sizes, alp, held, message):
-        members = tuple(np.arange(n, dtype=np.int32) for n in held)
-        with self.assertRaisesRegex(ValueError, message):
-            Curve(sizes, alp, ("a", "b", "c"), members)
 
 
 class ConcaveEnvelopeTest(absltest.TestCase):

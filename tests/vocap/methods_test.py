@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from unittest import mock
 
 import numpy as np
@@ -60,13 +61,17 @@ def required(text: runs.RunTable) -> set[str]:
     return set(map(chr, alphabet.tolist()))
 
 
-def choose(method: str, budget: int = BUDGET, num_clusters: int = 3, **changed) -> methods.Choice:
-    arguments = {
-        "vocabularies": vocabularies(), "probabilities": probabilities(),
-        "train_together": train_together, "train_merges": train_merges,
-        "train_union": train_union, "train_bytes": train_union, **changed,
-    }  # fmt: skip
-    return methods.choose(method, beta=BETA, budget=budget, num_clusters=num_clusters, **arguments)
+def choose(
+    method: str, budget: int = BUDGET, num_clusters: int = 3, train=train_together, **changed
+) -> methods.Choice:
+    settings = VocabularySettings(
+        target_size=budget + len(SPECIALS), beta=BETA, num_clusters=num_clusters
+    )
+    trainer = types.SimpleNamespace(
+        train=train, train_merges=train_merges, train_union=train_union, train_bytes=train_union
+    )
+    arguments = {"vocabularies": vocabularies(), "probabilities": probabilities(), **changed}
+    return methods.choose(method, settings=settings, trainer=trainer, **arguments)
 
 
 def capacities() -> dict[str, int]:
@@ -170,7 +175,7 @@ class ClusteredTest(parameterized.TestCase):
         def train(languages, _):
             self.fail(f"{languages} trained again")
 
-        choice = choose("clustered", num_clusters=num_clusters, train_together=train)
+        choice = choose("clustered", num_clusters=num_clusters, train=train)
         curves = {lang: v.curve for lang, v in vocabularies().items()}
         expected = allocate(curves, capacities(), beta=BETA, budget=BUDGET, method="proportional")
         self.assertEqual(choice.pieces, expected.pieces)
@@ -214,7 +219,7 @@ class ClusteredTest(parameterized.TestCase):
             tried[languages] = sizes
             return train_together(languages, sizes)
 
-        choice = choose("clustered", num_clusters=2, train_together=train)
+        choice = choose("clustered", num_clusters=2, train=train)
         self.assertNotEmpty(tried)
         for group, sizes in tried.items():
             share = sum(capacities()[lang] for lang in group) / sum(capacities().values())

@@ -16,7 +16,7 @@ VECO's cross-attention to its encoder.
 
 --format=onnx has model.onnx in place of the weights: the states of the last layer, or the logits of
 a finished run of finetune.py, --part=masked_lm or generator. --format=sentence_transformers adds
-files by which that library gives the vectors of xlm.Encoder. docs/interop.md has more.
+files by which that library gives the vectors of xlm.Encoder. docs/export.md has more.
 """
 
 import dataclasses

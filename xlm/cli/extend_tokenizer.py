@@ -8,7 +8,7 @@ with bytes to fall back to, or byte-level BPE. TEXT is a folder of <lang>.txt or
 of the new languages, one sentence a line; a part is held out to count tokens on. All old ids stay,
 the new ones follow. OLD is text of languages known before: how many sentences are segmented
 otherwise is printed. MODEL is the folder of a model with this tokenizer, in safetensors: its
-embeddings grow. docs/vocabulary.md has more.
+embeddings grow. docs/existing_tokenizer.md has more.
 """
 
 import pathlib

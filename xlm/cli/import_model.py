@@ -9,7 +9,7 @@ kept with its labels. Pieces of both vocabularies keep their embeddings; new one
 mean of their old pieces. Without --vocabulary the model keeps its pieces and added tokens, in this
 project's order. The SentencePiece model that normalises text is then FOLDER's
 sentencepiece.bpe.model, or rebuilt from its tokenizer.json. --check=TEXT lists the lines of a text
-that the tokenizer.json segments otherwise. docs/interop.md has more.
+that the tokenizer.json segments otherwise. docs/import.md has more.
 """
 
 import pathlib

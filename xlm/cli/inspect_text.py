@@ -23,7 +23,6 @@ from tqdm import tqdm
 from input_pipeline import corpus, sources, tokenization
 from input_pipeline import preparation_plan as plans
 from input_pipeline.inspection import files, findings, page, pairs
-from input_pipeline.inspection import language_identification as identification
 from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
 from xlm.common import artifacts, executors, html_report, outputs, packages
 
@@ -80,9 +79,8 @@ def _inspect(
     found: dict[str, dict[pathlib.Path, pathlib.Path]] = collections.defaultdict(dict)
     for i, one in enumerate(every):
         found[one.language][one.path] = folder / f"{i:06d}.npz"
-    blocks, scripts = files.sample_each({one: [*parts] for one, parts in found.items()})
+    blocks, scripts, identifier = files.learn({one: [*parts] for one, parts in found.items()})
     tokens = _tokenize(blocks) if _TOKENIZER.value else {}
-    identifier = identification.fit({one: (b.codes, b.lines) for one, b in blocks.items()})
     identifier.save(model := folder / "identifier.npz")
     jobs = [
         (path.absolute(), part, own, scripts[language], model, _NEAR_COPIES.value)

@@ -14,6 +14,7 @@ VERBS = {
     "prepare": "prepare_data",
     "train": "train",
     "evaluate": "evaluate",
+    "report": "report",
     "finetune": "finetune",
     "predict": "predict",
     "translate": "translate",

@@ -17,7 +17,7 @@ numbers, or those of objects if JSON has several on a line. --columns=NAME,NAME 
 the input, --text its text. A run that translates writes one
 line of text for each line of FILE, in the direction --language if it has several. Rerun the command
 to resume. On several hosts, start the same command on each with the flags that train.py has; the
-first writes. docs/fine_tuning.md and docs/translation.md have more.
+first writes. docs/predicting.md and docs/translate.md have more.
 """
 
 import contextlib

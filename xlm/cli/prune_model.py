@@ -4,7 +4,7 @@
 
 FOLDER is the output of xlm export or xlm import. The given texts keep their segmentation, and their
 pieces keep their embeddings. Other text is segmented into the remaining pieces. A fine-tuned model
-loses its head. docs/interop.md has more.
+loses its head. docs/prune_merge.md has more.
 """
 
 import itertools

@@ -6,7 +6,7 @@
 A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
 folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
 text that none of them was trained on. --parallel is a TSV or a folder of aligned files
-(docs/corpus_format.md). It compares the languages of --text with --pivot, which --text need not
+(docs/parallel_text.md). It compares the languages of --text with --pivot, which --text need not
 have. Lines that are not UTF-8 are skipped, with a warning. DIR gets report.html to sort and search,
 report.md with plots, scores.csv and results.json.
 """

@@ -4,7 +4,7 @@
 
 Reads DIR/rows, writes checkpoints and metrics to DIR/train. Rerun the command to resume from the
 latest checkpoint, on CPUs bit for bit. On SIGTERM or Ctrl-C it completes the step in flight, saves,
-and ends with status 75 (docs/training.md). On several hosts, start the same command on each with
+and ends with status 75 (docs/resume.md). On several hosts, start the same command on each with
 --distributed. If no cluster manager, such as Slurm or a TPU pod, introduces the hosts to each
 other, add --coordinator, --num_processes and --process_id.
 """

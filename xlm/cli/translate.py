@@ -5,7 +5,7 @@
 
 RUN is the --workdir of a run. One that has not ended translates with its best parameters or newest
 checkpoint. Keys of `decoding` (docs/keys.md) that you leave out are those of the run. --references
-writes log probabilities as JSON. Rerun the command to resume. docs/translation.md has more.
+writes log probabilities as JSON. Rerun the command to resume. docs/translate.md has more.
 """
 
 import contextlib

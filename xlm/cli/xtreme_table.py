@@ -2,7 +2,7 @@
 
     xlm table --runs=DIR1,DIR2,... --output=DIR [--center=median] [--submission]
 
-DIR may contain *, for many runs. Writes report.md with its plots, scores.csv and averages.csv.
+DIR may contain *, for many runs. Writes report.md, report.html, scores.csv and averages.csv.
 --submission adds a folder for each model and setting that XTREME's evaluate.py reads.
 """
 

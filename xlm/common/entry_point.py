@@ -185,7 +185,7 @@ def _call(
         if type(error).__module__.partition(".")[0] in _OF_STORES:
             fail(
                 f"{type(error).__name__}: {error}; check the bucket, the network and the "
-                "credentials, which the store's package finds (docs/scaling.md)"
+                "credentials, which the store's package finds (docs/buckets.md)"
             )
         place = traceback.extract_tb(error.__traceback__)[-1].filename
         if place.endswith("xla_bridge.py"):  # an AssertionError, if jax has no kind of device left

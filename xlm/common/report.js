@@ -65,3 +65,41 @@
     found.textContent = word ? `${codes.size} found` : "";
   });
 })();
+
+// Light or dark, as the system says, or as a person chose.
+(() => {
+  const root = document.documentElement, button = document.createElement("button");
+  const style = () => root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const other = () => (style() === "dark" ? "light" : "dark");
+  function show(chosen) {
+    root.style.colorScheme = chosen;
+    button.textContent = `${other()} page`;
+  }
+  let stored = "";
+  try { stored = localStorage.getItem("theme") ?? ""; } catch { /* files may have no storage */ }
+  button.addEventListener("click", () => {
+    show(other());
+    try { localStorage.setItem("theme", style()); } catch { /* the same */ }
+  });
+  Object.assign(button, { id: "theme", type: "button" });
+  show(stored);
+  document.body.append(button);
+})();
+
+// What a chart says of the place under the pointer, at once and on touch screens.
+(() => {
+  const tip = document.createElement("div");
+  Object.assign(tip, { id: "tip", hidden: true });
+  document.body.append(tip);
+  document.querySelectorAll(".chart title").forEach((title) => {
+    title.parentElement.dataset.tip = title.textContent;
+    title.remove();
+  });
+  const move = (event) => {
+    tip.textContent = event.target.dataset?.tip ?? "";
+    tip.hidden = !tip.textContent;
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4)}px`;
+    tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)}px`;
+  };
+  ["pointermove", "pointerdown"].forEach((kind) => document.addEventListener(kind, move));
+})();

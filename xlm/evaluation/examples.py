@@ -1,6 +1,7 @@
 """Examples of predictions: one held-out sentence of each language, with one piece masked."""
 
 import dataclasses
+import html
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.losses import ABSENT
 from xlm.common import tables
+from xlm.common.languages import label
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.objectives.masked_lm import MaskedLM
 
@@ -207,8 +209,34 @@ def examples_table(examples: Sequence[Example]) -> str:
     return tables.markdown(rows, left=4)
 
 
+def example_cards(examples: Sequence[Example]) -> str:
+    """Return the examples as HTML: a line each, which opens."""
+    found: list[str] = []
+    for one in examples:
+        text = html.escape(one.text).replace(GAP, "<mark>____</mark>")
+        guesses = dict(one.likeliest) | {one.truth: one.probability}  # an unlikely truth is last
+        lines = "".join(
+            f"<li{' class=truth' * (piece == one.truth)}><bdi>{html.escape(_holder(piece))}</bdi>"
+            f'<span>{_percent(share)} %</span><i style="width: {100 * share:.1f}%"></i></li>'
+            for piece, share in guesses.items()
+        )
+        found.append(
+            f'<details class="example" name="example"{" open" * (not found)}><summary>'
+            f"{html.escape(label(one.language))} <small>the truth is guess {one.rank:,}</small>"
+            f'</summary><blockquote dir="auto">{text}</blockquote><ol>{lines}</ol></details>\n'
+        )
+    return "".join(found)
+
+
 def _prediction(piece: str, probability: float) -> str:
-    percent = np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
-    # A combining mark is shown on a placeholder.
+    return f"{tables.text_cell(_holder(piece))} {_percent(probability)} %"
+
+
+def _percent(probability: float) -> str:
+    return np.format_float_positional(100 * probability, 2, fractional=False, trim="-")
+
+
+def _holder(piece: str) -> str:
+    """Return a piece to show: a combining mark is on a placeholder, a space is visible."""
     holder = "◌" * unicodedata.category(piece[0]).startswith("M")
-    return f"{tables.text_cell(holder + piece.replace(_SPACE, '␣'))} {percent} %"
+    return holder + piece.replace(_SPACE, "␣")

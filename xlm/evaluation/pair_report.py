@@ -17,11 +17,10 @@ import numpy as np
 
 from input_pipeline.pair_phases import PairRecord
 from input_pipeline.pair_sampling import Pair
-from vocap import figures
 from xlm.common import artifacts, html_report, tables
 from xlm.objectives.best_response import shrunk
 
-PLOT, RESULTS = "pair_weights.png", "pair_weights.json"
+RESULTS = "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
 # Ratios and excesses that should be equal, as of unseen pairs, differ in the last bits of float64.
@@ -150,9 +149,7 @@ def write_pair_report(
     known = ranked_by_excess(excess)
     high, low = list(known)[:number], list(known)[::-1][:number]
     ends = [up, down]
-    if up or down:
-        plot_weights(up, down, folder / PLOT)
-    else:  # those of highest and lowest loss
+    if not (up or down):  # those of highest and lowest loss
         seen = [one for one in ranked if one["loss"] is not None]
         middle = (len(seen) + 1) // 2
         ends = [seen[:middle][:number], seen[middle:][::-1][:number]]
@@ -194,7 +191,6 @@ def _by_weight(record: PairRecord, up: str, down: str) -> list[str]:
         f"{last.step}, at a divergence of {last.divergence:.4g}. Look at the text of both ends: "
         "the most up-weighted pairs have the highest losses, the most down-weighted ones the "
         "lowest.",
-        f"![Weights of the pairs]({PLOT})",
         *("## Up-weighted", up, "## Down-weighted", down),
     ]
 
@@ -248,21 +244,3 @@ def _examples_table(examples: Sequence[tuple[str, str]]) -> str:
 
     rows = [{"one side": cell(one), "other side": cell(other)} for one, other in examples]
     return tables.markdown(rows, left=2)
-
-
-def plot_weights(up: Sequence[PairWeight], down: Sequence[PairWeight], path: pathlib.Path) -> None:
-    """Plot the ratios of the most extreme pairs as bars from 1, with their means as dots."""
-    height = 1.4 + 0.24 * max(len(up), len(down), 4)
-    figure, panels = figures.new((9, height), ncols=2, sharex=True)
-    for axes, title, pairs, colour in zip(
-        panels, ("Up-weighted", "Down-weighted"), (up, down), ("tab:red", "tab:blue"), strict=True
-    ):
-        rows = range(len(pairs))
-        axes.barh(rows, [one["ratio"] - 1 for one in pairs], left=1, color=colour, alpha=0.6)
-        axes.plot([one["mean_ratio"] for one in pairs], rows, "ko", mfc="white", ms=5)
-        figures.name_rows(axes, [one["pair"] for one in pairs])
-        axes.axvline(1, color="black", lw=0.8)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("weight over base weight")
-    figure.suptitle("Pairs in the worst distribution (bars: last phase; dots: mean of all phases)")
-    figures.save(figure, path)

@@ -5,15 +5,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.colors
-import matplotlib.patches
-import matplotlib.ticker
 import numpy as np
 
 from input_pipeline.order import drawn_shares
 from input_pipeline.pair_sampling import Pair, PairSampling, PairSamplingSettings
-from vocap import figures
-from xlm.common import artifacts, html_report, tables
+from xlm.common import artifacts, charts, html_report, tables
+from xlm.common.charts import Axis, Marks
 
 _TITLES = {
     "alpha": "alpha: n^alpha, by set",
@@ -24,7 +21,6 @@ _TITLES = {
     "sinkhorn": "sinkhorn: Eq. 2, with entropy",
     "soft": "soft: Eq. 2, marginals at a price",
 }
-_KINDS = {"no sentence pairs": "0.88", "sentence pairs, but no share": "lightsalmon"}
 _MAX_NAMES = 60  # languages whose names are legible beside a panel
 _DECADES = 8  # of a logarithmic scale; shares that underflow would leave the others no room
 _MAX_NAMED = 20  # pairs that are named in a line or a table; report.json has all
@@ -42,8 +38,8 @@ def write_report(
     marked.
     """
     epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
-    _plot_density(samplings, folder / "density.png")
-    _plot_shares(samplings, epochs, folder / "shares.png")
+    charts.save(_plot_density(samplings), folder / "density.svg")
+    charts.save(_plot_shares(samplings, epochs), folder / "shares.svg")
     artifacts.write_json(
         folder / "report.json",
         {one.method: _record(one, examples[one.method], epochs[one.method]) for one in samplings},
@@ -59,8 +55,9 @@ def write_report(
         _methods_table(samplings, examples, epochs, settings.method),
         _TABLE_NOTE,
         *(f"**{one.method}**: {one.certificate()}." for one in samplings if not one.is_met),
-        "![P of each method](density.png)",
-        "![shares and epochs](shares.png)",
+        "![P of each method](density.svg)",
+        _DENSITY_NOTE,
+        "![shares and epochs](shares.svg)",
         "## Pairs that get nothing",
         *(
             f"- {one.method}: {tables.named(names, _MAX_NAMED)}"
@@ -75,6 +72,10 @@ def write_report(
     )
     return html_report.write(folder, page)
 
+
+_DENSITY_NOTE = """\
+Darker squares are larger P, half the share of a pair, on a logarithmic scale. Orange squares have
+sentence pairs but no share. Squares that are missing have no sentence pairs."""
 
 _TABLE_NOTE = """\
 - *effective pairs*: exponential of the entropy of the shares.
@@ -195,69 +196,54 @@ def _sizes(one: PairSampling) -> np.ndarray:
     return one.counts[np.nonzero(np.triu(one.counts))]
 
 
-def _plot_density(samplings: Sequence[PairSampling], path: pathlib.Path) -> None:
+def _plot_density(samplings: Sequence[PairSampling]) -> str:
     """A panel a method: P over languages, those with most data first (XY-LENT, Figures 2 and 6)."""
     counts, languages = samplings[0].counts, samplings[0].languages
     order = np.argsort(-counts.sum(axis=1), kind="stable")
     ordered = np.ix_(order, order)
     is_pair = counts[ordered] > 0
-    columns = min(3, len(samplings))
-    rows = math.ceil(len(samplings) / columns)
-    size = 5.2 * columns, 5.8 * rows
-    figure, panels = figures.new(size, nrows=rows, ncols=columns, squeeze=False)
+    names = [languages[i] if len(order) <= _MAX_NAMES else "" for i in order]
     lowest, highest = _range([one.sampling.probabilities for one in samplings])
-    colours = matplotlib.colors.LogNorm(lowest, highest, clip=True)
-    flat = matplotlib.colors.ListedColormap(list(_KINDS.values()))
-    for axes, one in zip(panels.flat, samplings, strict=False):
+    panels = []
+    for one in samplings:
         found = one.sampling.probabilities[ordered]
-        axes.imshow(np.where(is_pair, 1.0, 0.0), cmap=flat, vmin=0, vmax=1)
-        positive = np.ma.masked_less_equal(found, 0.0)
-        image = axes.imshow(positive, cmap="viridis_r", norm=colours)
-        absent = np.count_nonzero(np.triu(is_pair) & (found == 0))
-        axes.set_title(f"{_TITLES[one.method]}\n{absent} of {is_pair.sum() // 2} pairs get nothing")
-        axes.tick_params(length=0, labelsize=300 / max(len(languages), 30))
-        if len(languages) <= _MAX_NAMES:
-            axes.set_xticks(range(len(order)), [languages[i] for i in order], rotation=90)
-            axes.set_yticks(range(len(order)), [languages[i] for i in order])
-        else:
-            axes.set(xticks=[], yticks=[])
-            label = f"{len(languages)} languages, most sentence pairs first"
-            axes.set_xlabel(label, fontsize=9)
-    for axes in panels.flat[len(samplings) :]:
-        axes.set_axis_off()
-    figure.colorbar(image, ax=panels, label="P, half the share of a pair", shrink=0.6, extend="min")
-    patches = [matplotlib.patches.Patch(color=c, label=label) for label, c in _KINDS.items()]
-    figures.legend(figure, handles=patches, labels=list(_KINDS))
-    figures.save(figure, path)
+        absent = is_pair & (found == 0)
+        marks = []
+        for name, of, style in (("", is_pair & ~absent, "c0"), ("no share", absent, "c1")):
+            rows, columns = np.nonzero(of)
+            shades = np.log(found[of].clip(lowest) / lowest) / (math.log(highest / lowest) or 1)
+            shades = np.where(absent[of], 1.0, 0.12 + 0.88 * shades.clip(0, 1)).tolist()
+            tips = [f"{languages[order[i]]}-{languages[order[j]]}: P {found[i, j]:.3g}"
+                    for i, j in zip(rows, columns, strict=True)]  # fmt: skip
+            marks.append(Marks(name, columns, rows, "cells", shades, style, tips))
+        lacking = np.count_nonzero(np.triu(absent))
+        title = f"{_TITLES[one.method]}; {lacking} of {is_pair.sum() // 2} pairs get nothing"
+        panels.append(charts.chart(marks, Axis(names=names), Axis(names=names), title=title))
+    return charts.stacked(panels)
 
 
-def _plot_shares(
-    samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndarray], path: pathlib.Path
-) -> None:
-    """Plot shares of the pairs, largest first, and `epochs` [pairs] of each against its size."""
-    figure, (left, right) = figures.new((13, 5), ncols=2)
+def _plot_shares(samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndarray]) -> str:
+    """Draw shares of the pairs, largest first, and `epochs` [pairs] of each against its size."""
+    left, right = [], []
     for one in samplings:
         shares = np.sort(list(_shares(one).values()))[::-1]
-        shares = shares[shares > 0]
-        line = left.plot(np.arange(1, len(shares) + 1), shares, label=_TITLES[one.method])[0]
-        left.plot(len(shares), shares[-1], "o", ms=5, color=line.get_color())
+        shares, title = shares[shares > 0], _TITLES[one.method]
+        left.append(Marks(title, np.arange(1, len(shares) + 1), shares))
         sizes, passes = _sizes(one), epochs[one.method]
-        drawn, style = passes > 0, {"ms": 4, "alpha": 0.6, "color": line.get_color()}
-        right.plot(sizes[drawn], passes[drawn], ".", **style)
-    left.set(xscale="log", yscale="log", xlabel="pairs, largest share first", ylabel="share")
+        right.append(Marks(title, sizes[passes > 0], passes[passes > 0], "dots"))
     lowest, highest = _range([np.array(list(_shares(one).values())) for one in samplings])
-    left.set_ylim(lowest / 2, 2 * highest)
-    left.set_title("Shares; a dot ends the pairs that get any")
-    right.axhline(1, color="black", lw=0.8, ls="--", label="one epoch")
-    lowest, highest = _range(list(epochs.values()))
-    right.set_ylim(lowest / 2, 2 * max(highest, 1))
-    right.set(xscale="log", yscale="log", xlabel="sentence pairs", ylabel="epochs in the run")
-    right.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    right.set_title("Repetition; a dot a language pair that gets any; dashes: one epoch")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figures.legend(figure)
-    figures.save(figure, path)
+    right.append(Marks("one epoch", [], [1.0], "rule"))
+    low, high = _range(list(epochs.values()))
+    first = charts.chart(
+        left, Axis("pairs, largest share first", is_log=True),
+        Axis("share", is_log=True, ends=(lowest / 2, 2 * highest)), title="Shares of the pairs",
+    )  # fmt: skip
+    second = charts.chart(
+        right, Axis("sentence pairs", is_log=True),
+        Axis("epochs in the run", is_log=True, ends=(low / 2, 2 * max(high, 1))),
+        title="Repetition; a dot a language pair that gets any",
+    )  # fmt: skip
+    return charts.stacked([first, second])
 
 
 def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:

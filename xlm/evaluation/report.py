@@ -1,4 +1,4 @@
-"""Report of a complete run: tables and plots from vocabulary to evaluation."""
+"""Report of a complete run: tables and charts from vocabulary to evaluation."""
 
 import dataclasses
 import math
@@ -9,11 +9,20 @@ from typing import Any
 from input_pipeline import overlap
 from input_pipeline.packed_dataset import PackedDataset
 from knn_sampling.settings import OutputLayerSettings
-from vocap import figures
+from vocap import plots
 from vocap.record import allocated
 from vocap.report import allocation_table
-from xlm.common import artifacts, html_report, tables
-from xlm.evaluation.examples import LONGEST, MIN_COUNT, SHORTEST, Example, examples_table
+from xlm.common import artifacts, charts, html_report, tables
+from xlm.common.charts import Axis, Marks
+from xlm.common.languages import label
+from xlm.evaluation.examples import (
+    LONGEST,
+    MIN_COUNT,
+    SHORTEST,
+    Example,
+    example_cards,
+    examples_table,
+)
 from xlm.evaluation.masked_lm import LanguageLoss
 from xlm.evaluation.replaced_token import Detection, PairDetection
 from xlm.evaluation.retrieval import RetrievalResult
@@ -47,55 +56,73 @@ def write_report(
     output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
     full_softmax_from: int | None, more: Sequence[str] = (),
 ) -> pathlib.Path:  # fmt: skip
-    """Write report.md and .html, plots and results.json into `folder`; return the first's path.
+    """Write report.md and .html, charts and results.json into `folder`; return the first's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
     exact from `full_softmax_from` on, see `MaskedLM`; None if it never is. `more` are parts to add.
     """
-    from vocap import plots  # matplotlib
-
     artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
     losses = evaluation_rows(results, store)
     unigram = tables.mean_of(row["unigram"] for row in losses)
-    _plot_loss(metrics, unigram, exact_from, folder / "loss.png")
+    charts.save(_loss_chart(metrics, unigram, exact_from), folder / "loss.svg")
+    charts.save(_language_chart(losses), folder / "languages.svg")
     parts = [
         "# Report",
         _summary(results, losses, store),
-        "![Training loss, held-out loss and the unigram level](loss.png)",
+        "![Loss of each language against its unigram level](languages.svg)",
+        "![Training loss, held-out loss and the unigram level](loss.svg)",
         _SAMPLED_NOTE if output_layer.is_sampled else "",
     ]
-    if results.examples:
-        parts += ["## Examples", _EXAMPLES_NOTE, examples_table(results.examples)]
-    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE, *more]
+    examples = examples_table(results.examples)
+    if examples:
+        parts += ["## Examples", _EXAMPLES_NOTE, examples]
+    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
+    off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
+    parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
+    parts += [tables.markdown(off, left=3), *more]
     if results.detection:
-        _plot_detection(metrics, folder / "detection.png")
+        svg = _by_step(metrics, _AUC, {"chance": 0.5}, "AUC, mean of languages")
+        charts.save(svg, folder / "detection.svg")
         parts += ["## Replaced tokens", detection_table(results.detection), _DETECTION_NOTE,
-                  "![AUC of the discriminator](detection.png)"]  # fmt: skip
+                  "![AUC of the discriminator](detection.svg)"]  # fmt: skip
     if any(results.pair_detection.values()):
         parts += [_pair_table(results.pair_detection), _PAIR_NOTE]
     if any(results.translations.values()):
         parts += ["## Translations", _gain_table(results.translations), _GAIN_NOTE]
     if allocation is not None:
-        plots.plot_curves(allocation, folder / "alp.png")
-        parts += ["## Vocabulary", allocation_table(allocation), "![ALP against size](alp.png)"]
+        charts.save(plots.plot_curves(allocation), folder / "alp.svg")
+        parts += ["## Vocabulary", allocation_table(allocation), "![ALP against size](alp.svg)"]
         if allocated(allocation):
-            plots.plot_sizes(allocation, folder / "sizes.png")
-            parts.append("![Allocated sizes](sizes.png)")
+            charts.save(plots.plot_sizes(allocation), folder / "sizes.svg")
+            parts.append("![Allocated sizes](sizes.svg)")
     if output_layer.kind == "knn":
-        path = folder / "candidates.png"
-        _plot_candidates(metrics, output_layer.capacity, exact_from, path)
-        parts += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.png)"]
-    return html_report.write(folder, tables.page(*parts))
+        sampled = [one for one in metrics if one["step"] <= exact_from]
+        level = {f"capacity {output_layer.capacity}": output_layer.capacity}
+        svg = _by_step(sampled, _CANDIDATES, level, "pieces")
+        charts.save(svg, folder / "candidates.svg")
+        parts += ["## Candidates", _CANDIDATES_NOTE, "![Candidates](candidates.svg)"]
+    instead = {examples: example_cards(results.examples)} if examples else {}
+    return html_report.write(folder, tables.page(*parts), instead=instead)
 
+
+# Metrics by their entries of a legend.
+_AUC = {
+    "unigram samples": "rtd/unigram/auc",
+    "samples of a frozen generator": "rtd/frozen/auc",
+    "samples of its own generator": "rtd/own/auc",
+}
+_CANDIDATES = {"|V'|, before the cut": "train/candidates", "overflow": "train/overflow"}
+_LEARNED = "below its unigram level"
+_LEARNED_NOTHING = "not below: nothing learned from context"
 
 _SAMPLED_NOTE = """\
 Compare exact losses: the training loss is over sampled classes only, up to the exact steps at the
 end."""
 
 _EXAMPLES_NOTE = f"""\
-A held-out sentence of each language with one piece masked. The table has the five likeliest pieces,
-the truth and its rank, in the softmax over the whole vocabulary. \u2423 is the space before a word.
+A held-out sentence of each language with one piece masked, the five likeliest pieces, the truth and
+its rank, in the softmax over the whole vocabulary. \u2423 is the space before a word.
 The model saw no more than the sentence. `evaluation.seed` draws sentence and piece, without a
 model. It draws a whole sentence of {SHORTEST} to {LONGEST} pieces, or a part of a text that marks
 no ends of sentences. The piece has a letter, and occurs {MIN_COUNT} times or more in the language's
@@ -229,6 +256,11 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
             f" {share:.1%} of held-out sentences find their translation, {share / chance:.1f} "
             f"times the {chance:.1%} of chance."
         )
+    ranked = sorted(rows, key=lambda row: row["loss"] - row["unigram"])
+    if below:
+        text += f"\n\nFurthest below, in nats: {', '.join(map(_gain, ranked[: min(below, 3)]))}."
+    if behind := tables.named(list(map(_gain, ranked[below:])), 10):
+        text += f"\n\n**Nothing was learned from context in {behind}.**"
     text += (
         f"\n\nMeans over {len(rows)} languages, {store.vocab_size} pieces, {results.step} steps. "
         f"{bits:.3f} bits a character."
@@ -243,13 +275,34 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
             "\n\n**The training rows have seen much of the held-out text of some languages, whose "
             f"losses are too low: {', '.join(leaked)}.**"
         )
-    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
-    off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
-    return tables.page(text, tables.markdown(off, left=3)).rstrip()
+    return text
 
 
-def _plot_loss(metrics: Metrics, unigram: float, exact_from: int, path: pathlib.Path) -> None:
-    """Plot training loss, exact held-out loss with its range over languages, and unigram level.
+def _gain(row: tables.Row) -> str:
+    return f"{label(row['language'])} ({row['loss'] - row['unigram']:+.2f})"
+
+
+def _language_chart(rows: Sequence[tables.Row]) -> str:
+    """Draw each language's loss and unigram level, those that learned most at the top."""
+    rows = sorted(rows, key=lambda row: row["loss"] - row["unigram"])
+    at = {row["language"]: i for i, row in enumerate(rows)}
+    losses, levels = ([row[key] for row in rows] for key in ("loss", "unigram"))
+    marks = [
+        Marks("", losses, range(len(rows)), "spans", levels, "c7"),
+        Marks("unigram level", levels, range(len(rows)), "dots", style="c7 hollow"),
+    ]
+    for name, is_below, style in ((_LEARNED, True, "c0"), (_LEARNED_NOTHING, False, "c3")):
+        if of := [row for row in rows if (row["loss"] < row["unigram"]) == is_below]:
+            tips = [f"{_gain(row)}: {row['loss']:.3f} nats a token" for row in of]
+            places = [at[row["language"]] for row in of]
+            marks.append(Marks(name, [row["loss"] for row in of], places, "dots", (), style, tips))
+    names = Axis(names=[label(row["language"]) for row in rows])
+    title = "Who learned: held-out loss against knowing frequencies only"
+    return charts.chart(marks, Axis("loss (nats a token)"), names, title=title)
+
+
+def _loss_chart(metrics: Metrics, unigram: float, exact_from: int) -> str:
+    """Draw training loss, exact held-out loss with its range over languages, and unigram level.
 
     For a mixture of objectives, and for replaced-token detection, the training loss is that of
     masked LM on packed sequences, since other losses are not comparable. Training is exact from
@@ -259,62 +312,27 @@ def _plot_loss(metrics: Metrics, unigram: float, exact_from: int, path: pathlib.
     names = ("train/mlm_loss", "train/mrtd/generator_loss", "train/loss")
     training = next((name for name in names if name in recorded), "train/loss")
     lines = {"training": training, "exact, held-out rows, mean of languages": "eval/loss"}
-    level = (f"unigram, mean of languages ({unigram:.3f})", unigram)
-    figure, axes = _by_step(metrics, lines, level, "loss (nats a masked token)", exact_from)
+    level = {f"unigram, mean of languages ({unigram:.3f})": unigram}
     ranges = [
-        (record["step"], min(values), max(values))
+        (record["step"], max(values), min(values))
         for record in metrics
         if (values := [one for name, one in record.items() if name.startswith("eval/loss/")])
     ]
-    if ranges:
-        label = "languages, lowest to highest"
-        axes.fill_between(*zip(*ranges, strict=True), color="tab:orange", alpha=0.15, label=label)
-    _save(figure, path)
-
-
-def _plot_detection(metrics: Metrics, path: pathlib.Path) -> None:
-    """Plot the AUC of a discriminator by step, on each corruption of held-out text."""
-    lines = {
-        "unigram samples": "rtd/unigram/auc",
-        "samples of a frozen generator": "rtd/frozen/auc",
-        "samples of its own generator": "rtd/own/auc",
-    }
-    figure, _ = _by_step(metrics, lines, ("chance", 0.5), "AUC, mean of languages")
-    _save(figure, path)
-
-
-def _plot_candidates(metrics: Metrics, capacity: int, exact_from: int, path: pathlib.Path) -> None:
-    """Plot |V'| of the recorded steps up to `exact_from` against its capacity, and the overflow."""
-    lines = {"|V'|, before the cut": "train/candidates", "overflow": "train/overflow"}
-    level = (f"capacity {capacity}", capacity)
-    figure, axes = _by_step(metrics, lines, level, "pieces", exact_from, sampled_only=True)
-    axes.set_ylim(bottom=0)
-    _save(figure, path)
+    area = [Marks("languages, lowest to highest", [step for step, *_ in ranges],
+                  [high for _, high, _ in ranges], "area", [low for *_, low in ranges],
+                  "c1")] if ranges else []  # fmt: skip
+    return _by_step(metrics, lines, level, "loss (nats a masked token)", exact_from, area)
 
 
 def _by_step(
-    metrics: Metrics, lines: Mapping[str, str], level: tuple[str, float], label: str,
-    exact_from: float = float("inf"), *, sampled_only: bool = False,
-):  # fmt: skip
-    """Draw a line for each metric, by label, and a labelled level; shade the exact steps."""
-    figure, axes = figures.new()
-    for name, metric in lines.items():
-        found = [(record["step"], record[metric]) for record in metrics if metric in record]
-        if sampled_only:
-            found = [one for one in found if one[0] <= exact_from]
-        if found:
-            style = {} if metric.startswith("train/") else {"marker": "o"}
-            axes.plot(*zip(*found, strict=True), label=name, alpha=0.8, **style)
+    metrics: Metrics, lines: Mapping[str, str], levels: Mapping[str, float], named: str,
+    exact_from: float = float("inf"), more: Sequence[Marks] = (),
+) -> str:  # fmt: skip
+    """Draw a line for each metric, by label, and labelled levels; shade the exact steps."""
+    marks = [charts.by_step(metrics, metric, name) for name, metric in lines.items()]
+    marks += [Marks(name, [], [level], "rule") for name, level in levels.items()]
     last = max((record["step"] for record in metrics), default=0)
     if exact_from < last:
-        shade = {"color": "tab:green", "alpha": 0.12, "linewidth": 0}
-        axes.axvspan(exact_from, last, label="steps with the exact softmax", **shade)
-    axes.axhline(level[1], color="black", linestyle="--", label=level[0])
-    axes.set(xlabel="step", ylabel=label)
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    figures.legend(figure, place="upper", columns=2)
-    figures.save(figure, path)
+        marks.append(Marks("steps with the exact softmax", [exact_from, last], [], "shade"))
+    there = [one for one in (*marks, *more) if len(one.xs) or len(one.ys)]
+    return charts.chart(there, Axis("step"), Axis(named))

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import special
 
 from input_pipeline.tasks.tasks import Task
-from vocap import figures
-from xlm.common import html_report, tables
+from xlm.common import charts, html_report, tables
+from xlm.common.charts import Axis, Marks
 from xlm.evaluation import label_analysis
 from xlm.evaluation.label_analysis import Labelled
 from xlm.evaluation.task_results import table
@@ -17,7 +17,7 @@ from xlm.evaluation.tasks import TaskData
 from xlm.training.metrics import read_metrics
 
 _ROWS = 20  # of the tables of errors and confusions
-_DRAWN, _NUMBERED = 30, 12  # classes of a confusion that is drawn, and drawn with numbers
+_DRAWN = 30  # classes of a confusion that is drawn
 _LANGUAGES = 8  # whose F1 has a column each
 _TEXT = 300  # characters of a text that are shown
 _SCORES = """\
@@ -26,16 +26,16 @@ drawn from the training labels. A model that is no better has learned nothing.""
 _CONFUSION = """\
 Each row of the picture is a gold class, as shares of its labels, over all languages.
 
-![Confusion of classes](confusion.png)"""
+![Confusion of classes](confusion.svg)"""
 _CALIBRATION = """\
 A calibrated model is right in 80 % of the cases to which it gives 80 %. The error is the mean
 distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
 the softmax to get the second column. The development data chose it."""
 _CURVES = """\
-Dotted lines are the loss without any text (the entropy of the training labels) and the checkpoint
+Dashed lines are the loss without any text (the entropy of the training labels) and the checkpoint
 that was chosen.
 
-![Losses and scores by step](curves.png)"""
+![Losses and scores by step](curves.svg)"""
 
 
 def write(
@@ -56,7 +56,7 @@ def write(
         parts += [_SCORES, *_classes(folder, task.labels, results["classes"], pooled)]
         parts += ["## Calibration", _CALIBRATION, _calibration(**results["calibration"])]
         parts += _errors(task.labels, data, labelled)
-    _draw_curves(folder, task.metrics[0], results)
+    charts.save(_curves(folder, task.metrics[0], results), folder / "curves.svg")
     return html_report.write(folder, tables.page(*parts, "## Learning curves", _CURVES))
 
 
@@ -83,7 +83,7 @@ def _classes(
         yield f"Never predicted: {', '.join(never)}."
     yield "## Confusion"
     if len(labels) <= _DRAWN:
-        _draw_confusion(matrix, labels, folder / "confusion.png")
+        charts.save(_confusion_chart(matrix, labels), folder / "confusion.svg")
         yield _CONFUSION
     wrong = matrix * (1 - np.eye(len(labels), dtype=int))
     order = np.argsort(-wrong, axis=None, kind="stable")[:_ROWS]
@@ -93,19 +93,13 @@ def _classes(
     yield tables.markdown([dict(zip(columns, row, strict=True)) for row in found], left=2)
 
 
-def _draw_confusion(matrix: np.ndarray, labels: Sequence[str], path: pathlib.Path) -> None:
-    size = 2.5 + 0.35 * len(labels)
-    figure, axes = figures.new((size + 1, size))
+def _confusion_chart(matrix: np.ndarray, labels: Sequence[str]) -> str:
     shares = matrix / matrix.sum(axis=1, keepdims=True).clip(1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for at in np.ndindex(matrix.shape) if len(labels) <= _NUMBERED else ():
-        color = "white" if shares[at] > 0.5 else "black"
-        axes.text(*at[::-1], f"{matrix[at]:,}", ha="center", va="center", color=color, fontsize=8)
-    names = [label[:20].replace("$", r"\$") for label in labels]
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xlabel="predicted", ylabel="gold")
-    figures.save(figure, path)
+    rows, columns = np.indices(matrix.shape).reshape(2, -1)
+    counts = [f"{count:,}" for count in matrix.flat]
+    names = [label[:20] for label in labels]
+    cells = Marks("", columns, rows, "cells", shares.ravel().tolist(), "c0", counts)
+    return charts.chart([cells], Axis("predicted", names=names), Axis("gold", names=names))
 
 
 def _calibration(
@@ -152,16 +146,12 @@ def _text(data: TaskData, place: int) -> tuple[str, str]:
     return str(data.examples[at].id), text[:_TEXT] + "…" * (len(text) > _TEXT)
 
 
-def _draw_curves(folder: pathlib.Path, metric: str, results: Mapping[str, Any]) -> None:
+def _curves(folder: pathlib.Path, metric: str, results: Mapping[str, Any]) -> str:
     records = read_metrics(folder / "metrics.jsonl")
-    figure, axes = figures.new((8, 3.2), ncols=2)
-    for place, name in enumerate(("train/loss", "validation/loss", f"validation/{metric}")):
-        points = [(one["step"], one[name]) for one in records if name in one]
-        axes[place // 2].plot(*np.array(points).reshape(-1, 2).T, ".-", lw=1, label=name)
+    upper = [charts.by_step(records, name) for name in ("train/loss", "validation/loss")]
     if "label_entropy" in results:
-        axes[0].axhline(results["label_entropy"], color="black", lw=0.8, ls=":")
-    axes[1].axvline(results["selected"]["step"], color="black", lw=0.8, ls=":")
-    for one in axes:
-        one.set(xlabel="step")
-        one.legend(fontsize=8, frameon=False)
-    figures.save(figure, folder / "curves.png")
+        upper.append(Marks("loss without text", [], [results["label_entropy"]], "rule"))
+    lower = [charts.by_step(records, f"validation/{metric}")]
+    lower.append(Marks("chosen checkpoint", [results["selected"]["step"]], [], "rule"))
+    axes = zip((upper, lower), ("loss", metric), strict=True)
+    return charts.stacked([charts.chart(of, Axis("step"), Axis(name)) for of, name in axes])

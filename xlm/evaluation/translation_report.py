@@ -4,12 +4,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vocap import figures
-from xlm.common import html_report, tables
+from xlm.common import charts, html_report, tables
 from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines, reported_split
 
 NUM_EXAMPLES = 10
-PLOT = "bleu.png"
+PLOT = "bleu.svg"
 _PREFIX = "validation/bleu/"
 _LINE = ("id", "source", "reference", "prediction")
 
@@ -41,7 +40,7 @@ def write(
         parts += [f"Signatures, {direction}:", "\n".join(lines)]
     parts.append(f"Search: {', '.join(search)}.")
     if curves := learning_curves(records):
-        plot_curves(curves, folder / PLOT)
+        charts.save(plot_curves(curves), folder / PLOT)
         parts += ["## BLEU by step", f"![BLEU by step]({PLOT})", _steps(curves)]
     split = reported_split(results)
     for direction in results[split]:
@@ -65,17 +64,14 @@ def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tu
     return curves
 
 
-def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], path: pathlib.Path) -> None:
-    """Plot BLEU by step, a line for each direction (VECO, Table 4, right)."""
-    figure, axes = figures.new((6, 4))
-    for name, points in curves.items():
-        steps, values = zip(*points, strict=True)
-        axes.plot(steps, [100 * value for value in values], "o-", ms=3, label=name)
-    axes.set(xlabel="steps", ylabel="BLEU")
-    axes.set_title("BLEU on development data during training", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    figures.save(figure, path)
+def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draw BLEU by step, a line for each direction (VECO, Table 4, right)."""
+    marks = [
+        charts.Marks(name, [step for step, _ in points], [100 * one for _, one in points], "dotted")
+        for name, points in curves.items()
+    ]
+    title = "BLEU on development data during training"
+    return charts.chart(marks, charts.Axis("steps"), charts.Axis("BLEU"), title=title)
 
 
 def _unknown(results: Mapping[str, Any]) -> list[str]:

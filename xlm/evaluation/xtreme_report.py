@@ -1,14 +1,10 @@
 """The report of many fine-tuning runs: tables per task and language, averages, comparisons."""
 
 import pathlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from input_pipeline.tasks.tasks import TASKS
-from vocap import figures
 from xlm.common import artifacts, html_report, tables
 from xlm.evaluation import xtreme_runs
 from xlm.evaluation.published import GROUPS, UNLISTED, Published
@@ -27,23 +23,21 @@ _RULES = {
 def write_report(
     folder: pathlib.Path, variants: Sequence[Variant], published: Published
 ) -> pathlib.Path:
-    """Write report.md and .html, two tables as CSV and a plot a task; return the first's path."""
-    for task, of_task in _by_task(xtreme_runs.chosen(variants)).items():
-        _plot_task(of_task, averaged_languages(of_task), folder / _plot(task))
+    """Write report.md and .html and two tables as CSV; return the first's path."""
     for name, rows in (("scores", scores(variants)), ("averages", averages(variants, published))):
         artifacts.write_text(folder / f"{name}.csv", tables.comma_separated(rows))
     return html_report.write(folder, page(variants, published))
 
 
 def page(variants: Sequence[Variant], published: Published) -> str:
-    """Return the report as Markdown; its plots are named by their tasks."""
+    """Return the report as Markdown."""
     best = xtreme_runs.chosen(variants)
     sections = ["# Fine-tuning", _how(best), "## Averages", averages_table(best)]
     if gaps := gap_table(best, published):
         sections += ["## Cross-lingual transfer gap", _GAP_NOTE, gaps]
     for task, of_task in _by_task(best).items():
         title, table = tables.escaped(task), task_table(of_task, published)
-        sections += [f"## {title}", table, f"![{title}]({_plot(task)})"]
+        sections += [f"## {title}", table]
         if comparison := comparison_table(of_task, published):
             sections += ["Beside the papers, scores averaged over languages:", comparison]
     if sweeps := sweep_table(variants, best):
@@ -275,10 +269,6 @@ def _record(one: Variant, found: xtreme_runs.Statistic | None, **of: object) -> 
     }  # fmt: skip
 
 
-def _plot(task: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", task) + ".png"
-
-
 def _by_task(variants: Iterable[Variant]) -> dict[str, list[Variant]]:
     found: dict[str, list[Variant]] = {}
     for one in variants:
@@ -316,46 +306,3 @@ def _mark(one: Variant, languages: Iterable[str]) -> str:
 
 def _marked(one: Variant, score, languages: Sequence[str]) -> str:
     return _cell(one, score, languages) + _mark(one, languages)
-
-
-def _plot_task(of_task: Sequence[Variant], averaged: Sequence[str], path: pathlib.Path) -> None:
-    """Plot a row per language and for the average: dots are variants, bars standard deviations."""
-    scores = [_percents(one, averaged) for one in of_task]
-    # The average, then languages: those of the first variant best first, then the others'.
-    labels = list(
-        dict.fromkeys(
-            name
-            for found in scores
-            for name in sorted(found, key=lambda name: (name != "average", -found[name][0]))
-        )
-    )
-    height = 1.3 + len(labels) * (0.14 + 0.08 * len(of_task)) + 0.2 * len(of_task)
-    figure, axes = figures.new((7.5, height))
-    offsets = 0.6 * (np.arange(len(of_task)) + 0.5) / len(of_task) - 0.3
-    for name, found, offset in zip(names(of_task), scores, offsets, strict=True):
-        rows = np.array([labels.index(label) for label in found]) + offset
-        centers, spreads = zip(*found.values(), strict=True)
-        axes.errorbar(centers, rows, xerr=spreads, fmt="o", ms=3.5, lw=1, label=name)
-    for row in range(0, len(labels), 2):
-        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, lw=0)
-    if labels[0] == "average":
-        axes.axhline(0.5, color="black", lw=0.8)
-    figures.name_rows(axes, labels)
-    metrics = xtreme_runs.averaged_metrics(of_task[0].task)
-    mean = ", their mean" if len(metrics) > 1 else ""
-    axes.set_xlabel(f"{' and '.join(metrics)}{mean} (%)")
-    axes.set_title(f"{of_task[0].table}: score by language", fontsize=10)
-    figures.legend(figure, columns=1)
-    figures.save(figure, path)
-
-
-def _percents(one: Variant, averaged: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return per cent and standard deviation of each language, and of the average of several."""
-    found = {language: one.over_seeds(average, {language}) for language in one.languages}
-    if len(found) > 1:
-        found["average"] = one.over_seeds(average, averaged)
-    return {
-        name: (100 * value.center, 100 * (value.spread or 0.0))
-        for name, value in found.items()
-        if value is not None
-    }

@@ -203,7 +203,7 @@ def report(
         least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
         basis.append(
             f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
-            "traffic of steps that were compiled and not run (docs/performance.md)."
+            "traffic of steps that were compiled and not run (docs/compiled_steps.md)."
         )
     bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
     found = (

@@ -301,7 +301,7 @@ def open_train_stage(
 ) -> artifacts.Stage:
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
-    Keys that do not affect results may differ (docs/training.md has the list); those of earlier
+    Keys that do not affect results may differ (docs/resume.md has the list); those of earlier
     stages are warned of.
 
     Args:

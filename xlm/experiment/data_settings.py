@@ -4,7 +4,7 @@ import dataclasses
 
 from input_pipeline.bitext import POSITIONS
 from input_pipeline.order import BlockSettings
-from input_pipeline.pair_sampling import PairSamplingSettings
+from input_pipeline.pair_sampling import METHODS, PairSamplingSettings
 from xlm.common import schema
 
 
@@ -61,8 +61,8 @@ class DataSettings:
     kinds: str = schema.key("random", choices=("joint", "random", "turns"))
     pair_positions: str = schema.key("continue", choices=POSITIONS)
     pair_alpha: float = schema.key(0.5, at_least=0)
-    pair_sampling: str = schema.key("alpha")
-    pair_temperature: float = schema.key(2.0)
+    pair_sampling: str = schema.key("alpha", choices=METHODS)
+    pair_temperature: float = schema.key(2.0, above=0)
     pair_pivot: str = schema.key("en")
     pair_strength: float = schema.key(3.0, at_least=0)
     pair_least: int = schema.key(0, at_least=0)

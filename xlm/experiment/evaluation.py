@@ -25,7 +25,7 @@ from xlm.experiment.evaluators import check_retrieval
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.objectives.masked_lm import MaskedLM
 from xlm.objectives.replaced_token import ReplacedToken
-from xlm.training import clock, hosts
+from xlm.training import hosts, run_report
 from xlm.training.metrics import read_metrics
 
 _GAIN_SENTENCES = 256  # of a language, at most; the report has the error
@@ -63,7 +63,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
             more=[*text_warnings.section(folders), *seen.section(config, store, trained.step),
-                  *clock.section(folders.train)],
+                  *run_report.time_section(folders.report, [run_report.read(folders.workdir)])],
         )  # fmt: skip
     return path
 

@@ -14,8 +14,10 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS, token_counts
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from knn_sampling.output_layer import TokenStatistics, make_exact_layer, make_output_layer
+from knn_sampling.output_layer import make_exact_layer, make_output_layer
+from knn_sampling.samples import TokenStatistics
 from knn_sampling.settings import OutputLayerSettings
+from knn_sampling.table_sharding import TableSharding
 from knn_sampling.working_rows import check_capacity
 from vocap.allocation import language_probabilities
 from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares, rows_of_tasks
@@ -159,15 +161,9 @@ def _parts(setup: Setup) -> dict[str, Any]:
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
     _check_refresh_interval(setup, settings, mask)
-    vocab_axes, embed_axes = (
-        setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
-    )
-    layout: dict[str, Any] = {
-        "num_valid": store.vocab_size,
-        "mesh": setup.mesh,
-        "vocab_axes": vocab_axes,
-        "embed_axes": embed_axes,
-    }
+    axes = setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
+    sharding = TableSharding(setup.mesh, *axes)
+    layout: dict[str, Any] = {"num_valid": store.vocab_size, "sharding": sharding}
     full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
     return {
         "output_layer": make_output_layer(settings, **layout),

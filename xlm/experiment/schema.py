@@ -53,7 +53,7 @@ class _PreTraining:
 
     Attributes:
       objective: one of "masked_lm", "replaced_token" and "veco", or "MODULE:FUNCTION" of your own
-        (docs/architecture.md).
+        (docs/own_objective.md).
       phases: runs in turn, each from the state of the one before: a mapping each, of "name" and of
         the keys that differ, such as "mask.rate" (see `xlm.experiment.phase_runs`).
     """

@@ -13,13 +13,13 @@ from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import Pair
 from input_pipeline.stream import (
-    AlphaPhases,
     JointStream,
     MixedStream,
     PhasedStream,
     Stream,
     TrainingStream,
-    row_cache,
+    block_cache,
+    training_rows,
 )
 from xlm.experiment.data import (
     data_settings,
@@ -95,13 +95,12 @@ def _reading_threads(data: DataSettings) -> Executor | None:
 def _packed_stream(config: ConfigDict, store: PackedDataset, pool: Executor | None) -> Stream:
     data, train = data_settings(config), config.train
     blocks, size = data.block_settings(), rows_of_tasks(config)[0]
-    cache = row_cache(store, pool, blocks) if pool else None
-    phases = {}
-    for seed, (first, alpha) in enumerate(((0, data.alpha), *data.alpha_phases), train.seed):
+    cache = block_cache(training_rows(store), pool, blocks) if pool else None
+    alphas, phases = {0: data.alpha, **dict(data.alpha_phases)}, dict[int, Stream]()
+    for seed, (first, alpha) in enumerate(alphas.items(), train.seed):
         shares = language_shares(config, store, alpha)
-        stream = TrainingStream(store, shares, size, seed, blocks, cache)
-        phases[first] = alpha, stream
-    return AlphaPhases(phases) if data.alpha_phases else phases[0][1]
+        phases[first] = TrainingStream(store, shares, size, seed, blocks, cache)
+    return PhasedStream(phases, alphas) if data.alpha_phases else phases[0]
 
 
 def _reweighted_stream(

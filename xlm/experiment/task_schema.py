@@ -103,7 +103,7 @@ _FINE_TUNING_OPTIMIZER: dict[str, Any] = {"learning_rate": 2e-5, "beta2": 0.999,
                           "weight_decay": 0.0, "clip_norm": 1.0}  # fmt: skip
 _MUON = ("kind", "muon_learning_rate", "muon_momentum")
 _STAGED = ("warmup_steps", "stages", "restart_schedule")
-_SINKS = ("tensorboard", "wandb", "mlflow", "hang_minutes")
+_SINKS = ("report", "tensorboard", "wandb", "mlflow", "hang_minutes")
 _RECORDS = ("log_every", "keep_checkpoints", *_SINKS, "deterministic")
 FINE_TUNING: Family = {
     "": section(_FineTuning),

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from knn_sampling.inclusion import NeighbourIndex
-from knn_sampling.output_layer import KNNSampling, OutputLayer, Sample, TokenStatistics
-from knn_sampling.samples import example_axes
+from knn_sampling.output_layer import OutputLayer
+from knn_sampling.sampled_layers import KNNSampling
+from knn_sampling.samples import Sample, TokenStatistics, example_axes
 from knn_sampling.working_rows import num_distinct_rows, working_rows
 from xlm.models.encoder import Encoder, init_params, output_table, run_encoder
 from xlm.models.segments import packed_segments

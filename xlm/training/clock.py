@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from xlm.common import tables
 from xlm.training.metrics import MetricsWriter, read_metrics
 
 _T = TypeVar("_T")
@@ -39,7 +38,7 @@ _LONGEST_TICK = 10.0  # seconds
 
 
 class Clock:
-    """Seconds that a run has spent in each of `PARTS` (docs/training.md); a context manager.
+    """Seconds that a run has spent in each of `PARTS` (docs/metrics.md); a context manager.
 
     JAX runs programs asynchronously. While one that was given to `dispatched` is in flight, time is
     of its part, whatever the host does. Other time is of compiling, or of the host's part (`turn`).
@@ -191,15 +190,6 @@ class Clock:
         faulthandler.dump_traceback(2)
         with open(path, "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
-
-
-def section(folder: pathlib.Path) -> list[str]:
-    """Return the parts of a report on the time of a run in `folder`; none without records."""
-    if not (records := read_metrics(folder / GOODPUT)):
-        return []
-    last = {part: records[-1][part] for part in PARTS}
-    rows = [{"part": k, "minutes": last[k] / 60, "share": v} for k, v in _shares(last).items()]
-    return ["## Time of training", tables.markdown(rows, {"minutes": ",.1f", "share": ".1%"})]
 
 
 def _shares(seconds: dict[str, float]) -> dict[str, float]:

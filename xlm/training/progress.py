@@ -51,10 +51,7 @@ class Progress:
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
-            is_on = settings.tensorboard, settings.wandb, settings.mlflow
-            self._sinks += [
-                Sink(one, folder, step) for one, on in zip(SINKS, is_on, strict=True) if on
-            ]
+            self._sinks += [Sink(one, folder, step) for one in SINKS if getattr(settings, one)]
         self._bar = tqdm.tqdm(
             total=settings.num_steps, initial=step, desc="train", unit="step",
             disable=not self._is_writer, mininterval=1.0,

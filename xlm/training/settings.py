@@ -38,9 +38,10 @@ class TrainSettings:
       max_multiples: how many of these, the latest ones; 0 for all.
       verify_checkpoints: which checkpoints are read back once they are written: the
         "first_and_last" of each start of the run, or "every" one.
+      report: whether report.html shows the run while it trains, renewed at each evaluation.
       tensorboard: whether metrics also go to TensorBoard.
-      wandb: whether metrics also go to Weights & Biases (docs/training.md).
-      mlflow: whether metrics also go to MLflow (docs/training.md).
+      wandb: whether metrics also go to Weights & Biases (docs/metrics.md).
+      mlflow: whether metrics also go to MLflow (docs/metrics.md).
       hang_minutes: minutes without a finished step, and at least 50 median steps, after which the
         run ends with status 79; compiling, evaluating, saving and starting may take 24 times as
         long; 0 for never.
@@ -68,6 +69,7 @@ class TrainSettings:
     verify_checkpoints: str = schema.key(
         "first_and_last", choices=("first_and_last", "every"), effect="records"
     )
+    report: bool = schema.key(True, effect="records")
     tensorboard: bool = schema.key(False, effect="records")
     wandb: bool = schema.key(False, effect="records")
     mlflow: bool = schema.key(False, effect="records")

@@ -1,4 +1,4 @@
-"""Where metrics go besides the files of a run: TensorBoard, Weights & Biases, MLflow."""
+"""Where metrics go besides the files of a run: its page, TensorBoard, Weights & Biases, MLflow."""
 
 import contextlib
 import logging
@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
-
 from xlm.common import artifacts, packages
+from xlm.training import run_report
 
 Write = Callable[[Mapping[str, float], int], Any]
 _MOST_PARAMS = 100  # of a request to MLflow
@@ -75,8 +74,8 @@ def _wandb(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
     name = _run(folder / "wandb.json", lambda: secrets.token_hex(4))
     with wandb.init(
-        id=name, resume="allow", dir=folder, config=_config(folder), allow_val_change=True,
-        settings=wandb.Settings(console="off"),
+        id=name, resume="allow", dir=folder, config=run_report.settings_of(folder),
+        allow_val_change=True, settings=wandb.Settings(console="off"),
     ) as run:  # fmt: skip
         run.define_metric("*", step_metric="step")
         yield lambda values, step: run.log({**values, "step": step})
@@ -88,7 +87,7 @@ def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
     import mlflow
 
     def begin() -> str:
-        params = list(_config(folder).items())
+        params = list(run_report.settings_of(folder).items())
         with mlflow.start_run() as run:
             for first in range(0, len(params), _MOST_PARAMS):
                 mlflow.log_params(dict(params[first : first + _MOST_PARAMS]))
@@ -98,7 +97,22 @@ def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
         yield lambda values, step: mlflow.log_metrics(dict(values), step)
 
 
-SINKS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+@contextlib.contextmanager
+def _report(folder: pathlib.Path, step: int) -> Iterator[Write]:
+    """Write the page of the run at its start and at each evaluation, which is also its end."""
+    is_train = folder.name == "train" and (folder.parent / "rows").exists()
+    workdir = folder.parent if is_train else folder
+    run, page = run_report.read(workdir), workdir / "report" if is_train else workdir
+
+    def write(values: Mapping[str, float], step: int) -> None:
+        if run.add(step, values):
+            run_report.write_live(page, run)
+
+    run_report.write_live(page, run)
+    yield write
+
+
+SINKS = {"report": _report, "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
 
 
 def _run(path: pathlib.Path, begin: Callable[[], str]) -> str:
@@ -106,11 +120,3 @@ def _run(path: pathlib.Path, begin: Callable[[], str]) -> str:
     if not path.exists():
         artifacts.write_json(path, {"run": begin()})
     return artifacts.read_object(path)["run"]
-
-
-def _config(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the settings of a run by the names of its keys."""
-    path = folder / "settings.json"
-    found = artifacts.read_object(path) if path.exists() else {}
-    leaves = jax.tree_util.tree_leaves_with_path(found, lambda one: not isinstance(one, dict))
-    return {jax.tree_util.keystr(k, simple=True, separator="."): value for k, value in leaves}
