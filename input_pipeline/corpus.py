@@ -226,7 +226,7 @@ class CorpusStream:
         records = selection.records(block.record for block in self.blocks(language))
         sides = self.sides(language, records)
         counts = [int((sides == one).sum()) for one in (selection.TRAIN, selection.HELDOUT)]
-        logging.info("%s: %d blocks to train on, %d held out", language, *counts)
+        logging.debug("%s: %d blocks to train on, %d held out", language, *counts)
         of_blocks = records[[name for name, _ in selection.BLOCK]].astype(selection.BLOCK)
         hasher = hashlib.sha256(of_blocks.tobytes())
         hasher.update(sides.tobytes())
@@ -329,13 +329,13 @@ def log_split(
         message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
         logging.info(message, language, duplicates, total)
     if fault := split.fault(spec):
-        level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.INFO
+        level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.DEBUG
         logging.log(level, "%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
     if parallel := split.parallel_bytes:
         text = split.text_bytes - split.heldout_bytes
         shown = language, text / 1e3, parallel / 1e3, 100 * parallel / (text + parallel)
         message = "%s: %.1f KB of text, %.1f KB from parallel text (%.0f%%; parallel_as_text)"
-        logging.info(message, *shown)
+        logging.debug(message, *shown)
 
 
 def check_found(spec: CorpusSpec, found: Collection[str]) -> None:

@@ -50,7 +50,7 @@ from input_pipeline.preparation_columns import BITEXT, PARALLEL, Column
 from input_pipeline.preparation_job import HELDOUT_ROWS, HELDOUT_TEXT, Job
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.tokenization import RowWriter, special_ids
-from xlm.common import artifacts, executors
+from xlm.common import artifacts, console, executors
 from xlm.common.executors import Executor, Workers
 
 # With less text, an error removes finished tasks: to redo them takes seconds.
@@ -130,8 +130,9 @@ def _execute(
         lambda _, __, task: not job.unfinished(kind, [task]), name, job.work,
     )  # fmt: skip
     took, busy = time.perf_counter() - start, sum(filter(None, times))
-    message = "%s: %d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
-    logging.info(message, name, len(left), total / 1e6, took, busy)
+    message = "%-15s%d tasks, %.1f MB of text, %.1f s, %.1f s of CPU time"
+    level = logging.DEBUG if console.is_drawn() else logging.INFO  # where no bar tells
+    logging.log(level, message, name, len(left), total / 1e6, took, busy)
 
 
 def _timed(function: Callable[[Job, Any], None], job: Job, task: Any) -> float:

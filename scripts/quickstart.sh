@@ -6,6 +6,7 @@
 #   bash scripts/quickstart.sh --config configs/real_text.py:DATA      another config
 #   bash scripts/quickstart.sh --workdir DIR                results elsewhere than runs/...
 #   bash scripts/quickstart.sh --config.vocab.target_size=4000 ...   any key of the config
+#   bash scripts/quickstart.sh --quiet                      warnings and results only; --verbose for all
 set -euo pipefail
 
 corpus= config= workdir= overrides=()
@@ -19,8 +20,8 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || { echo "--config needs a file" >&2; exit 2; }
       config=$2
       shift 2 ;;
-    --config.*) overrides+=("$1"); shift ;;
-    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit ;;
+    --config.* | --quiet | --verbose) overrides+=("$1"); shift ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit ;;
     *) echo "unknown option $1; see --help" >&2; exit 2 ;;
   esac
 done
@@ -60,4 +61,4 @@ stage evaluate.py
 
 printf '\nTime taken:\n'
 printf '%s\n' "${timings[@]}"
-printf '\nThe report: %s/report/report.md\n' "$workdir"
+printf '\nThe report: %s/report/report.html\n' "$workdir"

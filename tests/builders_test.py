@@ -226,7 +226,6 @@ class VocabularyTest(folders.FolderTest):
 
     @parameterized.parameters(
         (None, "/amounts.json: no such file; correct the path"),
-        ('{"en": 1', "/amounts.json: not JSON"),
         ("[300.8, 2]", r"/amounts.json: its content .*; write one object, \{.en.: 300.8, ...\}"),
         ("{}", r"/amounts.json: its content is \{\}, must be an object of length >= 1"),
         ('{"en": "300.8"}', '/amounts.json: en is "300.8", must be a number'),
@@ -276,13 +275,9 @@ class VocabularyTest(folders.FolderTest):
             self.allocation(content)
 
     @parameterized.parameters(
-        ("[]", r"its content is \[\], must be an object; export it from the report.html"),
         ("{}", "the object lacks the field target_size; export it from the report.html"),
-        ('{"sizes": {"en": 1}, "T": 600}', "the object has the unknown field T; export it"),
-        ('{"target_size": 6.5, "beta": 1, "sizes": {"a": 1}}', "target_size is 6.5, must be"),
-        ('{"target_size": 600, "beta": "1", "sizes": {"a": 1}}', 'beta is "1", must be a n'),
-        ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes is \{\}, must be an object of"),
         ('{"target_size": 6, "beta": 1, "sizes": {"en": true}}', "sizes.en is true, must be a who"),
+        ('{"target_size": 600, "beta": 0.7, "sizes": {}}', r"sizes is \{\}, must be an object of"),
         (
             '{"target_size": 700, "beta": 0.3, "sizes": {"en": 300}}',
             "is for target_size 700 and beta 0.3, the config has target_size 600 and beta 0.7; add "

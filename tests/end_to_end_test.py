@@ -183,8 +183,11 @@ class EndToEndTest(parameterized.TestCase):
         self.assertTrue((self.workdir / "report" / "loss.svg").exists())
         after = re.split(r"(?m)^\$ .*evaluate\.py .*$", self.printed)[1]
         printed = after.partition("\nTime taken")[0]
-        self.assertIn(page, printed)
-        self.assertEqual(printed.splitlines()[-1], f"report: {path}")
+        loss = re.search(r"loss is (\S+) nats a token, (\S+ \w+) the unigram level of (\S+),", page)
+        assert loss
+        said = f"held-out loss: +{loss[1]} nats a token, {loss[2]} unigram's {loss[3]}\n"
+        self.assertRegex(printed, rf"(?i){said}")
+        self.assertRegex(printed.splitlines()[-1], f"^report: +{path.with_suffix('.html')}$")
 
     def test_a_vocabulary_without_rows_is_made_anew_from_the_cache(self):
         workdir = self.new_workdir("vocab")

@@ -228,32 +228,6 @@ class KindsTest(folders.FolderTest):
         np.testing.assert_allclose(found["rows"], found["dense"], atol=0.02 * way)
         self.assertTrue((found["rows"] != found["dense"]).any())
 
-    def test_parts_of_a_batch_train_as_the_whole(self):
-        """Words are unevenly many in the parts, so means of their means would be others."""
-        config = tiny_tasks.config("udpos", num_layers=0, train__epochs=1.0)
-        config.model.dropout_rate = 0.0  # each part has masks of its own
-        found = []
-        for parts in (1, 4):
-            config.train.accumulation_steps = parts
-            folder = self.folder / str(parts)
-            results = tiny_tasks.run(config, folder)
-            records = read_metrics(folder / "metrics.jsonl")
-            losses = [one["train/loss"] for one in records if "train/loss" in one]
-            found.append((results["test"], losses, read_params(folder / "best.safetensors")[0]))
-        (scores, losses, params), (in_parts, losses_in_parts, params_in_parts) = found
-        self.assertEqual(in_parts, scores)
-        self.assertLen(losses, 3)
-        np.testing.assert_allclose(losses_in_parts, losses, rtol=1e-5)
-        start = read_pretrained(config.init_from).params["embeddings"]["table"]
-        self.assertGreater(np.abs(params["encoder"]["embeddings"]["table"] - start).max(), 1e-5)
-        jax.tree.map(
-            lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-7),
-            params_in_parts, params,
-        )  # fmt: skip
-        config.train.accumulation_steps = 3
-        with self.assertRaisesRegex(ValueError, "accumulation_steps is 3, must divide"):
-            tiny_tasks.run(config, self.folder / "other")
-
     def test_an_encoder_with_other_positions_learns_in_little_memory(self):
         encoder = dataclasses.replace(
             tiny_tasks.SETTINGS, num_layers=1, norm_position="pre", embedding_size=8,
@@ -359,6 +333,8 @@ class WrongInputTest(folders.FolderTest):
         self.check(config, "tiny-xlmr-2' .init_from. has no cross-attention; start from .*veco")
         config = tiny_tasks.config("udpos", task__cross_attention=True)
         self.check(config, "task.cross_attention is True, but udpos is no classification")
+        config = tiny_tasks.config("udpos", train__accumulation_steps=3)
+        self.check(config, "accumulation_steps is 3, must divide")
         config = tiny_tasks.run_config("udpos")
         config.task.update(selection="each_language", validation_languages=("en",))
         self.check(config, "no development data in sw")

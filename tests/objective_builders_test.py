@@ -266,20 +266,20 @@ class PairSamplingTest(parameterized.TestCase):
 
     def test_the_certificate_is_logged_when_training_starts(self):
         endings = {
-            1.0: r"INFO:.*data.pair_sampling sinkhorn: .* 1 iterations, .*wanted 0.4000\)$",
+            1.0: r"DEBUG:.*data.pair_sampling sinkhorn: .* 1 iterations, .*wanted 0.4000\)$",
             9.0: r"WARNING:.* \(en, wanted 0.2...\); no distribution has these marginals: lower",
         }
         for temperature, message in endings.items():
             store, config = self.store_and_config(
                 pair_sampling="sinkhorn", pair_temperature=temperature
             )
-            with self.assertLogs(level="INFO") as logs:
+            with self.assertLogs(level="DEBUG") as logs:
                 streams.training_data(config, store, builders.mesh(config))
             self.assertLen(logs.output, 1)
             self.assertRegex(logs.output[0], message)
             config.update(objective="replaced_token")
             config.robust.num_phases = 1
-            with self.assertLogs(level="INFO") as logs:
+            with self.assertLogs(level="DEBUG") as logs:
                 robust.training_data(config, store, builders.mesh(config), store.folder)
             self.assertRegex(logs.output[0], message)
 

@@ -56,8 +56,6 @@ class MinedTest(parameterized.TestCase):
                          sorted((one["score"] for one in found), reverse=True))  # fmt: skip
         best = {(one["source"], one["target"]) for one in found[:4]}
         self.assertEqual(best, set(self.pairs.gold))
-        with self.assertRaisesRegex(ValueError, "margin 'cosine' must be of ratio"):
-            self.candidates("cosine")
 
     def test_the_best_threshold_and_a_given_one(self):
         found = self.candidates()

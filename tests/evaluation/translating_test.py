@@ -16,7 +16,7 @@ from tests.models import encoder_test
 from tests.models.factories import random_params
 from xlm.evaluation import decoding as decoding_of_beams
 from xlm.evaluation import translating
-from xlm.evaluation.decoding import TokenIds, beam_search, repeat
+from xlm.evaluation.decoding import TokenIds, beam_search
 from xlm.evaluation.settings import DecodingSettings
 from xlm.evaluation.translating import Translator, search
 from xlm.experiment.fine_tuning import MESH
@@ -67,8 +67,8 @@ def slow_search(values, batch, settings, decoding):
     """Tokens of the best hypotheses; each step decodes all tokens so far of each hypothesis."""
     one = model(settings)
     beams, length = decoding.beams, decoding.max_length
-    states = repeat(one.states(values, batch), beams)
-    mask = repeat(context_mask(batch), beams)
+    states = jnp.repeat(one.states(values, batch), beams, axis=0)
+    mask = jnp.repeat(context_mask(batch), beams, axis=0)
     table, bias = one.output_table(values)
     decoder = {"params": one.decoder_params(values)}
 
@@ -95,7 +95,8 @@ def states_of(values, batch, tokens, settings):
     flat = tokens.reshape(-1, length)
     whole = one.decoder.apply(
         decoder, flat, jnp.ones_like(flat), jnp.broadcast_to(jnp.arange(length), flat.shape),
-        Context(*repeat((states, mask), count)), deterministic=True, method="decode",
+        Context(*(jnp.repeat(x, count, axis=0) for x in (states, mask))),
+        deterministic=True, method="decode",
     )  # fmt: skip
     layers = values["decoder"]["layers"]
     cache = empty_cache(one.decoder.settings, layers, states, count, length + 1)

@@ -50,13 +50,6 @@ class InitialHeadTest(FolderTest):
         with mock.patch.object(xlm_roberta.XLMRoberta, "HEAD", ""):
             self.assert_refused(model_folder.initial_params)
 
-    def test_a_masked_lm_has_one(self):
-        model_folder.write_model(self.folder, params_of(SETTINGS), SIZES, tokenizer())
-        model_folder.check_initial(self.folder, dataclasses.asdict(PADDED), tokenizer())
-        self.folder = self.parent / "encoder"  # and an encoder of our own form has none
-        model_folder.write_model(self.folder, ENCODER, SIZES, tokenizer())
-        self.assert_refused(model_folder.check_initial)
-
 
 EXPORTED_KINDS = {
     "bytes": {"byte_fallback": True, "vocab_size": 300},

@@ -145,10 +145,7 @@ class ParityTest(FolderTest):
         )  # fmt: skip
         sizes = dataclasses.asdict(settings)
         shapes = model_folder.parameters.shapes(sizes)
-        # Strided views of one number: nothing of this size is held.
-        arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
-        places = model_folder.modern_bert._places(arrays, True)
-        found = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in places}
+        found = model_folder.modern_bert.their_shapes(shapes, has_head=True)
         config = model_folder.modern_bert.MODERN_BERT.config(sizes)
         library = parity.transformers()
         with torch.device("meta"):

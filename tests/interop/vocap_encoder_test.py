@@ -107,14 +107,11 @@ class RoundTripTest(OwnFormTest):
 
 class RefusedTest(OwnFormTest):
     @parameterized.parameters(
-        ({"model_type": "gpt2"}, "model_type is 'gpt2', must be 'xlm-roberta' or "),
         ({"format_version": 2}, "format_version is 2, must be 1; read it with the version"),
-        ({"hidden_size": "16"}, 'hidden_size is "16", must be a whole number; write'),
         ({"mlp_size": 0}, "mlp_size is 0, must be a whole number >= 1"),
-        ({"max_distance": None}, "the object lacks the field max_distance"),
         ({"norm_epsilon": 0}, "norm_epsilon is 0, must be a number > 0"),
+        ({"max_distance": None}, "the object lacks the field max_distance"),
         ({"position": "alibi"}, 'position is "alibi", must be one of learned, rotary, relative, g'),
-        ({"num_layer": 3}, "the object has the unknown field num_layer"),
         ({"num_heads": 3}, "num_heads is 3, must be a divisor of hidden_size 16"),
     )  # fmt: skip
     def test_settings_that_cannot_be_are_named(self, changes, message):
@@ -123,19 +120,11 @@ class RefusedTest(OwnFormTest):
         with self.assertRaisesRegex(ValueError, f"config.json: {message}"):
             model_folder.read_model(self.folder)
 
-    @parameterized.parameters(
-        ("layers.attention.gate.scale", None, "lacks tensors, 1: layers.attention.gate.scale. "),
-        ("embeddings.positions", (18, 16), "has unknown tensors, 1: embeddings.positions. "),
-        ("distances.bias", (4, 2), r"distances.bias has shape \(4, 2\), must be \(8, 2\)"),
-    )
-    def test_tensors_that_do_not_fit_are_named(self, name, shape, message):
+    def test_tensors_that_do_not_fit_are_named(self):
         self.write()
         path = self.folder / "model.safetensors"
-        tensors = load_file(path)
-        tensors.pop(name, None)
-        if shape is not None:
-            tensors[name] = np.ones(shape, np.float32)
-        save_file(tensors, path)
+        save_file(load_file(path) | {"distances.bias": np.ones((4, 2), np.float32)}, path)
+        message = r"distances.bias has shape \(4, 2\), must be \(8, 2\)"
         with self.assertRaisesRegex(ValueError, message):
             model_folder.read_model(self.folder)
 
@@ -164,8 +153,7 @@ class InitialTest(OwnFormTest):
 
     @parameterized.parameters(
         {"position": "relative"}, {"distance_buckets": 12}, {"max_distance": 7},
-        {"embedding_size": 8}, {"num_layers": 2}, {"norm_position": "pre"}, {"norm_epsilon": 0.1},
-        {"position": "learned", "distance_buckets": 12},
+        {"norm_epsilon": 0.1}, {"position": "learned", "distance_buckets": 12},
     )  # fmt: skip
     def test_settings_that_differ_are_named(self, **change):
         expected = [f"  model.{key}: there {getattr(GATED, key)!r}, now {value!r}"

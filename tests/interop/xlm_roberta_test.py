@@ -250,7 +250,6 @@ class ReadTest(FolderTest):
         ("position_embedding_type", "relative_key", "must be 'absolute'"),
         ("is_decoder", True, "is_decoder is True"),
         ("num_attention_heads", 3, "hidden_size 16 is no multiple of num_attention_heads 3"),
-        ("num_attention_heads", 0, "num_attention_heads is 0, must be a whole number >= 1"),
         ("hidden_size", None, "lacks the field hidden_size; write"),
         ("pad_token_id", -1, "pad_token_id is -1"),
         ("num_hidden_layers", 10**9, "num_hidden_layers is 1000000000, must be .* <= 1000"),

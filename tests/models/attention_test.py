@@ -126,10 +126,6 @@ class CacheTest(parameterized.TestCase):
             outputs.append(output)
         assert_close(np.concatenate(outputs, axis=1), outputs_of("causal_segments")[0])
 
-    def test_not_of_another_sequence(self):
-        with self.assertRaisesRegex(ValueError, "takes its keys_values, not a cache"):
-            attend(PLAIN, context=CONTEXT, cache=PLAIN.empty_cache(B, Q))
-
 
 class KernelTest(parameterized.TestCase):
     """Where the kernels of GPUs and TPUs are taken, and that they are the same attention."""

@@ -147,7 +147,7 @@ class EncoderParametersTest(parameterized.TestCase):
             mock.patch.object(jax, "default_backend", return_value="gpu"),
             mock.patch.object(jax, "devices", return_value=[gpu]),
             mock.patch.object(flash_attention, "fault", return_value=fault) as asked,
-            self.assertLogs(level="WARNING" if expected == "blockwise" else "INFO") as logs,
+            self.assertLogs(level="WARNING" if expected == "blockwise" else "DEBUG") as logs,
         ):
             # Also where it is asked for while a function is traced.
             jax.eval_shape(lambda: self.assertEqual(auto.kernel, expected))

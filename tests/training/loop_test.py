@@ -89,7 +89,7 @@ class IntervalsTest(TestCase):
             sums.append(float(state.params["w"].sum()))
             return {"eval/sum": sums[-1]}
 
-        with self.assertLogs(level="INFO") as logs:
+        with self.assertLogs(level="DEBUG") as logs:
             state = self.train(evaluators=[evaluator])
         self.assertRegex("\n".join(logs.output), r"parameter +shape .*\nw +\[4\] +float32 ")
         self.assertEqual(self.steps_with("train/loss"), [2, 4, 6, 8, 10])

@@ -8,10 +8,9 @@ length 1, or zeros for an empty line. --precision=int8 takes a quarter of the sp
 for questions, if the run has prefixes. Rerun the command to resume.
 """
 
-import tqdm
 from absl import flags
 
-from xlm.common import outputs, places
+from xlm.common import console, outputs, places
 from xlm.experiment import encoding
 from xlm.training import compilation
 
@@ -31,6 +30,6 @@ def main(_) -> None:
     with outputs.file(_OUTPUT.value, paths) as aside:
         lines = encoding.read_lines(paths)
         encoder = encoding.TextEncoder(places.fetched(_WORKDIR.value), _DIMENSION.value)
-        with tqdm.tqdm(total=len(lines), desc="encode", unit="line") as bar:
+        with console.bar(None, "encode", len(lines), "lines") as bar:
             for count in encoder.encode_lines(lines, aside, _ROLE.value, _PRECISION.value):
                 bar.update(count - bar.n)

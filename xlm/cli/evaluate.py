@@ -10,6 +10,7 @@ start the same command on each with the flags that train.py has; the first write
 from absl import flags
 from ml_collections import config_flags
 
+from xlm.cli import endings
 from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import compilation, hosts
@@ -33,5 +34,4 @@ def main(_) -> None:
     _join_hosts()
     path = Experiment(_CONFIG.value, _WORKDIR.value).evaluate()
     if hosts.is_first():
-        print(path.read_text(encoding="utf-8"))
-        print(f"report: {path.absolute()}")
+        endings.show(endings.of_report(path))

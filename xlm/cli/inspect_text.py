@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 from absl import flags, logging
-from tqdm import tqdm
 
 from input_pipeline import corpus, sources, tokenization
 from input_pipeline import preparation_plan as plans
 from input_pipeline.inspection import files, findings, page, pairs
 from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
-from xlm.common import artifacts, executors, html_report, outputs, packages
+from xlm.common import artifacts, console, executors, html_report, outputs, packages
 
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
 _FAIL_ON = flags.DEFINE_float(
@@ -120,12 +119,12 @@ def _inspect_pairs(found: Sequence[ParallelSource], aside: pathlib.Path) -> list
     number = _SCORED_PAIRS if _ENCODER.value else 0
     folder = outputs.parts(aside, artifacts.fingerprint(_FORMAT, number, states))
     learn, records = functools.cache(lambda: pairs.learn_languages(found)), []
-    for i, one in enumerate(tqdm(found, "inspect pairs", unit="source")):
+    for i, one in enumerate(console.bar(found, "pairs", len(found), "sources")):
         if not (part := folder / f"pairs-{i:06d}.json").exists():
             examined = pairs.examine(one, learn(), sources.PAIR_RULES, number)
             artifacts.write_json(part, {"pairs": findings.of_pairs(one, examined)})
         records += artifacts.read_json(part)["pairs"]
-    for record in tqdm(records, "score pairs", unit="pair", disable=not number):
+    for record in console.bar(records, "score", number and len(records), "pairs"):
         if sample := record.pop("sample"):
             record["encoder"], margins = _encoder_scores()(sample)
             worst = np.argsort(margins, kind="stable")[: files.EXAMPLES].tolist()

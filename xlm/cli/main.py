@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -44,7 +45,7 @@ def main(verb: str = "") -> None:
         verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
-            print("xlm VERB --help explains a verb.\n")
+            print("xlm VERB --help explains a verb. All take --quiet and --verbose.\n")
             for one, module in VERBS.items():
                 print(f"  {one:<18}{_purpose(module)}")
             return
@@ -52,6 +53,8 @@ def main(verb: str = "") -> None:
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
+    # XLA and TensorFlow read it once they are imported. Errors stay.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if "--verbose" in sys.argv else "2")
     interruption.listen()
     try:
         command = importlib.import_module(f"xlm.cli.{VERBS[verb]}")

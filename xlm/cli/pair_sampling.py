@@ -29,8 +29,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows."
 _COUNTS = flags.DEFINE_string("counts", None, "Instead of --workdir: a .tsv table of counts.")
 _OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps."
-)
+    "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps.",
+    lower_bound=0,
+)  # fmt: skip
 
 OPTIONS = {"required": ("config",)}
 
@@ -41,8 +42,6 @@ def main(_) -> None:
         raise ValueError("give either --workdir, with rows, or --counts, a table")
     if _COUNTS.value and not _OUTPUT.value:
         raise ValueError("--counts needs --output, a folder to write to")
-    if _EXAMPLES.value < 0:
-        raise ValueError(f"--examples is {_EXAMPLES.value}, must be 1 or more, or 0 to derive them")
     folder = _OUTPUT.value or str(pathlib.Path(_WORKDIR.value, "pair_sampling"))
     inputs = [_WORKDIR.value or _COUNTS.value]
     with outputs.folder(folder, inputs, overwrite=None if _OUTPUT.value else True) as aside:

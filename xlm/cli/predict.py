@@ -25,12 +25,11 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
-import tqdm
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from input_pipeline.tasks import unlabelled
-from xlm.common import artifacts, outputs, places
+from xlm.common import artifacts, console, outputs, places
 from xlm.evaluation.task_results import dumped
 from xlm.evaluation.tasks import Line
 from xlm.experiment import prediction, run_folder, task_schema
@@ -99,7 +98,7 @@ def _write(chunks: Iterable[list[Line]], aside: pathlib.Path) -> int:
 def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[list[Line]]:
     model = prediction.FineTuned(workdir)
     examples = model.read(_one(paths))
-    with tqdm.tqdm(total=len(examples), desc="predict", unit="example") as bar:
+    with console.bar(None, "predict", len(examples), "examples") as bar:
         for lines in model(examples, _LANGUAGE.value, _COLUMNS.value, with_text=_TEXT.value):
             bar.update(len(lines))
             yield lines

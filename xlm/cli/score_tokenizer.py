@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import flags, logging
-from tqdm import tqdm
 
 from input_pipeline import sources, text_files
 from input_pipeline.corpus import ParallelText, load_corpus
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from vocap import segmentation, segmentation_report
-from xlm.common import html_report, outputs, tables
+from xlm.common import console, html_report, outputs, tables
 from xlm.interop.segmenter import Segmenter, read_segmenter
 
 _TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer.")
@@ -170,7 +169,7 @@ def _score(
 ) -> dict[str, segmentation.TokenizerScore]:
     texts: dict[str, dict[str, dict[str, np.ndarray]]] = {name: {} for name in segmenters}
     is_used = {name: np.zeros(one.size, bool) for name, one in segmenters.items()}
-    for language in tqdm(text, unit="language"):
+    for language in console.bar(text, "score", len(text), "languages"):
         found = zip(*segmentation.score_text([*segmenters.values()], text[language]), strict=True)
         for name, (score, counts) in zip(segmenters, found, strict=True):
             texts[name][language] = score

@@ -12,6 +12,7 @@ other, add --coordinator, --num_processes and --process_id.
 from absl import flags
 from ml_collections import config_flags
 
+from xlm.cli import endings
 from xlm.experiment import model, schema
 from xlm.experiment.experiment import Experiment
 from xlm.training import hosts
@@ -45,3 +46,5 @@ def main(_) -> None:
     _join_hosts()
     with exit_if_stopped():
         experiment.train(continue_from=_CONTINUE_FROM.value)
+    if hosts.is_first():
+        endings.show(endings.of_training(experiment.folders.train))

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from xlm.common import artifacts, interruption, packages, places
+from xlm.common import artifacts, console, interruption, packages, places
 
 # Exit status for faults of the user's input: flags, config, files, disk. Any other error is a fault
 # of the program, which ends with its traceback and status 1.
@@ -49,6 +49,7 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
+_VERBOSITY = {"--quiet": "--verbosity=-1", "--verbose": "--verbosity=1"}
 _OTHER_REMEDY = "check the disk and the path, and run the same command again"
 
 
@@ -71,6 +72,7 @@ def run(
     """
     collect_seldom()
     raise_file_limit()
+    console.set_up()
     flags.mark_flags_as_required(required)
     if asked := [one for one in sys.argv[1:] if re.fullmatch(r"-h|--?help(=.*)?", one)]:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
@@ -93,6 +95,8 @@ def _help(main: Callable[[list[str]], None]) -> str:
         lines.append(f"  --{one.name}: {one.help}")
         if one.default not in (None, "", [], False):
             lines.append(f"    (default: {one.default_as_str})")
+    lines.append("  --quiet: Show warnings, errors and the last lines only.")
+    lines.append("  --verbose: Show everything, also libraries' lines and tracebacks.")
     return "\n".join(lines)
 
 
@@ -223,13 +227,14 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
             if given and "--config=None" in str(error):
                 fail(f"{given[0]}: its get_config() returns nothing, must return a ConfigDict")
             fail(f"{str(error).rstrip('.')}; --help lists the flags")
-        if "-v=1" in arguments or logging.level_debug():
+        if {"-v=1", "--verbose"} & set(arguments) or logging.level_debug():
             traceback.print_exc()
         fail(_of_config(error, given))
 
 
 def _found(argument: str) -> str:
     """Return a flag; a missing config file is looked up among this package's."""
+    argument = _VERBOSITY.get(argument, argument)
     name, _, value = argument.partition("=")
     return f"{name}={packages.recipe(value)}" if name.lstrip("-") == "config" else argument
 

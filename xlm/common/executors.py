@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 from absl import flags
-from tqdm import tqdm
 
-from xlm.common import packages, places
+from xlm.common import console, packages, places
 from xlm.common.processes import Workers
 
 T = TypeVar("T")
@@ -137,7 +136,7 @@ def complete(
     runner has lost it, or its worker writes to another disk.
     """
     results = executor.run(function, jobs)
-    found = list(tqdm(results, name, len(jobs), unit="task", delay=1, disable=not jobs))
+    found = list(console.bar(results, name, len(jobs), "tasks"))
     if lost := sum(not is_done(*job) for job in jobs):
         raise ValueError(
             f"{name}: {lost} of {len(jobs)} tasks have left no results in {folder}; let all "

@@ -80,8 +80,7 @@ def beam_search(
     Args:
       step: the model; NaN among its logits counts as -inf. The first tokens have index 0.
       first_tokens: [B] int32, such as a language symbol.
-      cache: any pytree of arrays for K hypotheses of each sentence (see `repeat`), reordered with
-        the hypotheses.
+      cache: any pytree of arrays for K hypotheses of each sentence, reordered with the hypotheses.
       cache_axes: axis [B K] of all arrays of the cache, or a prefix of the pytree, with None for
         arrays that all hypotheses share, such as a length.
       grown: gives a cache room for a number of tokens, one of `capacities`, when the search needs
@@ -149,11 +148,6 @@ def capacities(max_length: int) -> list[int]:
     """
     parts = (-(-max_length // 4), -(-max_length // 2))
     return [part for part in parts if part >= _LEAST_CAPACITY] + [max_length]
-
-
-def repeat(tree: Any, beams: int) -> Any:
-    """Repeat each sentence of arrays [B, ...] for its hypotheses, [B K, ...]."""
-    return jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), tree)
 
 
 def _best_of_each(

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 from jax.sharding import Mesh
 from scipy import special
 
@@ -15,7 +14,7 @@ from input_pipeline.tasks.batches import length_batches
 from input_pipeline.tasks.examples import TaggedExample
 from input_pipeline.tasks.features import Feature
 from input_pipeline.tasks.tasks import Task
-from xlm.common import tables
+from xlm.common import console, tables
 from xlm.evaluation.batch_layout import BatchLayout
 from xlm.evaluation.metrics import questions
 from xlm.evaluation.metrics.questions import Found
@@ -53,10 +52,9 @@ class Predictor:
         """Return the output for each feature, in order, such as a head's [C], [L, tags], [L, 2]."""
         size = self._layout.size
         batches = length_batches(features, size, self._buckets, self._pad)
-        shown = tqdm.tqdm(
-            batches, self._title, -(-len(features) // size), unit="batch", mininterval=1.0,
-            disable=not self._title,
-        )  # fmt: skip
+        shown: Any = batches
+        if self._title:
+            shown = console.bar(batches, self._title, -(-len(features) // size), "batches")
         return in_order(shown, self._layout, lambda batch: self._outputs(params, batch))
 
 

@@ -36,9 +36,8 @@ class Counted(NamedTuple):
 def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
     """Whether a vocabulary is built from tables of the text in place of the text.
 
-    Args:
-      folders: of the working directory, whose vocabulary may be of text that was held.
-      reader: setting that reads sentences, so that text of any size is held; "" if none does.
+    The vocabulary of `folders` may be of text that was held. `reader` is a setting that reads
+    sentences, so that text of any size is held; "" if none does.
     """
     settings = folders.vocab / "settings.json"
     # A hash of the other kind would differ, and be refused, though the text is the same.
@@ -61,13 +60,12 @@ def count(
 ) -> Counted:
     """Count the text of each language, which is read twice and never held.
 
+    Raises ValueError as `corpus.load_corpus`.
+
     Args:
       folder: where tables are kept; those of the same text are not counted again.
       num_workers: languages at a time, each in its process.
       progress: wraps an iteration, given its name and length.
-
-    Raises:
-      ValueError: as `corpus.load_corpus`.
     """
     jobs = [(spec, language, folder, rules) for language in CorpusStream(spec).languages]
     with processes.Workers(num_workers, "vocab.num_workers") as workers:

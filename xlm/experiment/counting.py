@@ -9,13 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from input_pipeline import preparation_plan as plans
 from input_pipeline import selection, text_files
 from vocap import run_tables
 from vocap.text_rules import TextRules
-from xlm.common import artifacts, executors, places
+from xlm.common import artifacts, console, executors, places
 from xlm.common.executors import Executor, Workers
 from xlm.common.long_lines import cut_line
 
@@ -46,10 +44,11 @@ def count(
     """
     is_whole = isinstance(executor, Workers) and executor.number == 1
     size = sys.maxsize if is_whole else _PART_BYTES
-    pieces = (piece for path in paths for piece in plans.cut_file("text", path, size))
-    parts = plans.group(pieces, size)
+    cut = (piece for path in paths for piece in plans.cut_file("text", path, size))
+    parts = plans.group(cut, size)
     if len(parts) == 1:
-        return _count(settings, tqdm(parts[0].pieces, desc="count", unit="file"), outs)
+        pieces = parts[0].pieces
+        return _count(settings, console.bar(pieces, "count", len(pieces), "files"), outs)
     states = [part.fingerprint for part in parts]
     folder = folder / artifacts.fingerprint(dataclasses.asdict(settings), states)
     tables = [[f"{folder / kind}-{part.number:06d}" for part in parts] for kind in _kinds(outs)]

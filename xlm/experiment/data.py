@@ -80,8 +80,7 @@ class Folders:
     def read_tokenizer(self) -> bytes:
         """Read the serialised tokenizer.
 
-        Raises:
-          ValueError: it has not been built, or is no SentencePiece model.
+        Raises ValueError if it has not been built, or is no SentencePiece model.
         """
         if not self.tokenizer.exists():
             if self.byte_tokenizer.exists():
@@ -132,8 +131,7 @@ def _read_given(key: str, path: str, kind: type[T], remedy: str) -> T:
 def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
     """Read the sizes of an allocation.
 
-    Raises:
-      ValueError: the file is no allocation, or is one for another T or beta.
+    Raises ValueError if the file is no allocation, or is one for another T or beta.
     """
     found = _read_given(
         "allocation", path, _Allocation, "export it from the report.html of a build"
@@ -152,11 +150,8 @@ def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
 def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
     """Find the tables of runs for training and held-out text, by language, in vocab.tables.
 
-    They are named `<lang>.runs.gz` and `<lang>.heldout.runs.gz`.
-
-    Raises:
-      ValueError: a language of corpus.languages, or every one, is missing, or there are partial
-        tables.
+    They are named `<lang>.runs.gz` and `<lang>.heldout.runs.gz`. Raises ValueError if a language of
+    corpus.languages, or every one, is missing, or there are partial tables.
     """
     from vocap.run_tables import PART  # training needs no numba
 
@@ -192,8 +187,8 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
 def parallel_sentences(config: ConfigDict) -> dict[str, list[str]]:
     """Read the lines of vocab.parallel that all its languages have; {} if the key is empty.
 
-    Raises:
-      ValueError: there is no such folder, files differ in length, or no line is in all languages.
+    Raises ValueError if there is no such folder, files differ in length, or no line is in all
+    languages.
     """
     if not config.vocab.parallel:
         return {}
@@ -274,10 +269,8 @@ def warn_of_other_sections(
 ) -> None:
     """Warn where the config differs from the records of earlier stages; their results are used.
 
-    They may differ: a vocabulary of one text serves rows of another.
-
-    Args:
-      earlier: sections that the stage of a folder has read, by folder.
+    They may differ: a vocabulary of one text serves rows of another. `earlier` has the sections
+    that the stage of a folder has read, by folder.
     """
     found, defaults = [], schema.defaults_of_records()
     for folder, names in earlier.items():
@@ -302,10 +295,7 @@ def open_train_stage(
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
     Keys that do not affect results may differ (docs/resume.md has the list); those of earlier
-    stages are warned of.
-
-    Args:
-      continue_from: step at which a phase begins, whose settings may differ (`phases`).
+    stages are warned of. At `continue_from` a phase begins, whose settings may differ (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = schema.defaults_of_records()

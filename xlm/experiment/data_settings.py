@@ -81,10 +81,10 @@ class DataSettings:
                 f"data.alpha_phases are {self.alpha_phases}; alpha must be at least 0 in each"
             )
         shares = (self.pair_share, self.contrast_share)
-        if min(shares) < 0 or sum(shares) >= 1:
+        if sum(shares) >= 1:
             raise ValueError(
                 f"data.pair_share is {shares[0]} and data.contrast_share {shares[1]}; they must be "
-                "at least 0, and below 1 together"
+                "below 1 together"
             )
         if self.kinds == "joint" and self.contrast_share:
             raise ValueError(

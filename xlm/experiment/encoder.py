@@ -48,8 +48,7 @@ class Encoder:
     def load(cls, folder: str | os.PathLike[str]) -> "Encoder":
         """Read a working directory of `xlm train`, or a folder of `xlm export` or `xlm import`.
 
-        Raises:
-          ValueError: it is none of these, or damaged.
+        Raises ValueError if it is none of these, or damaged.
         """
         return cls(read_pretrained(os.fspath(folder)))
 
@@ -58,13 +57,11 @@ class Encoder:
     ) -> np.ndarray:
         """Sentence vectors: the mean state of a text's tokens, without special ones.
 
+        Returns [N, D] float32; zeros for a text without tokens.
+
         Args:
           texts: cut to as many tokens as the encoder has positions.
           layer: whose states are taken; the last by default, 0 for the embeddings.
-          batch_size: texts at a time.
-
-        Returns:
-          [N, D] float32; zeros for a text without tokens.
         """
         rows = [self._row(text) for text in texts]
         found = [
@@ -78,8 +75,7 @@ class Encoder:
     def fill(self, text: str, *, top: int = 5) -> list[list[Prediction]]:
         """The likeliest pieces at each `<mask>` of a text, the likeliest first.
 
-        Raises:
-          ValueError: the text has no mask within the encoder's positions.
+        Raises ValueError if the text has no mask within the encoder's positions.
         """
         row = self._row(text)
         places = [i for i, one in enumerate(row) if one == self._special.mask]
@@ -107,11 +103,8 @@ class Encoder:
     ) -> float:
         """Exact masked-LM loss in nats a token; each token is masked once.
 
-        Args:
-          num_folds: passes over a text, each of which masks another part of its tokens.
-
-        Raises:
-          ValueError: the texts have no tokens.
+        Each of `num_folds` passes over a text masks another part of its tokens. Raises ValueError
+        if the texts have no tokens.
         """
         rows = [self._row(text) for text in texts]
         rng, total, count = np.random.default_rng(seed), 0.0, 0

@@ -1,5 +1,6 @@
 """Evaluation of the latest checkpoint of a run, and the report of the whole job."""
 
+import logging
 import pathlib
 from typing import Any
 
@@ -46,9 +47,12 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     gain, on_pairs = _on_pairs(config, masked_lm, encoder, store, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.held(stage, claims=False):
+        logging.info("exact loss of the held-out text in %d languages", len(store.languages))
+        found = losses.run(trained.params)
+        logging.info("retrieval in %d parallel sets", len(store.parallel))
         results = report.Results(
             step=trained.step,
-            losses=losses.run(trained.params),
+            losses=found,
             retrieval=retriever.run(trained.params),
             examples=examples.run(trained.params),
             detection=detection.run(trained.params) if detection else {},

@@ -28,9 +28,7 @@ def training_evaluators(
 
     They are the exact and the sampled loss, and for replaced-token detection the scores of the
     discriminator. Retrieval, which is evaluated after training alone, is checked here as well.
-
-    Raises:
-      ValueError: as `detection` and `retrieval`.
+    Raises ValueError as `detection` and `retrieval`.
     """
     if not has_masked_lm(objective):
         return []
@@ -50,12 +48,9 @@ def detection(
 ) -> "ReplacedTokenDetection | None":
     """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
 
-    Returns:
-      The evaluator; None for an objective without a discriminator.
-
-    Raises:
-      ValueError: `evaluation.frozen_generator` is not the working directory of a run of
-        replaced-token detection on the same vocabulary.
+    Returns the evaluator; None for an objective without a discriminator. Raises ValueError if
+    `evaluation.frozen_generator` is not the working directory of a run of replaced-token detection
+    on the same vocabulary.
     """
     options, found = evaluation_settings(config), encoder_of(objective)
     if not isinstance(found, ReplacedToken):

@@ -38,13 +38,13 @@ class Experiment:
     def __init__(self, config: str | ConfigDict, workdir: str | os.PathLike[str], **overrides: Any):
         """Check the config; nothing is read or written yet.
 
+        Raises ValueError if there is no such recipe, or a key or value is wrong; the message names
+        it.
+
         Args:
           config: a config, or the path of a recipe, "configs/X.py" or "configs/X.py:ARGUMENT".
           workdir: where results go; of one in a bucket, s3://BUCKET/run, `folders` is a copy.
           **overrides: keys with "__" for the dot, such as `train__num_steps=1000`.
-
-        Raises:
-          ValueError: there is no such recipe, or a key or value is wrong; the message names it.
         """
         found = load_recipe(config) if isinstance(config, str) else config
         found = found.copy_and_resolve_references() if overrides else found
@@ -99,14 +99,11 @@ class Experiment:
     def train(self, *, continue_from: int | None = None) -> "Experiment":
         """Write checkpoints and metrics: to WORKDIR/train, or to WORKDIR for a task.
 
-        A task is evaluated at its end.
+        A task is evaluated at its end. Raises Stopped if a signal asked for it; the state is saved,
+        and FloatingPointError if the loss or the state is not finite.
 
         Args:
           continue_from: step of a pre-training's checkpoint to resume from with other settings.
-
-        Raises:
-          Stopped: a signal asked for it; the state is saved.
-          FloatingPointError: the loss or the state is not finite.
         """
         from xlm.experiment import model
 
@@ -175,8 +172,7 @@ class Experiment:
 def load_recipe(path: str) -> ConfigDict:
     """The config of a recipe, "FILE" or "FILE:ARGUMENT".
 
-    Raises:
-      ValueError: there is no such file, or it is no recipe.
+    Raises ValueError if there is no such file, or it is no recipe.
     """
     file, _, argument = packages.recipe(path).partition(":")
     spec = importlib.util.spec_from_file_location("recipe", file)

@@ -55,8 +55,7 @@ def with_head(
 ) -> FineTuning:
     """An encoder of these settings with the head of the task, and its loss.
 
-    Raises:
-      ValueError: it has no cross-attention, which is to be used.
+    Raises ValueError if it has no cross-attention, which is to be used.
     """
     options = task_settings(config)
     kind = KINDS[options.task.kind]
@@ -93,8 +92,7 @@ def with_head(
 def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
     """The same model as a run trains it: with low-rank factors if `optimizer.lora_rank` says so.
 
-    Raises:
-      ValueError: `optimizer.frozen` names parts of an encoder that stays whole.
+    Raises ValueError if `optimizer.frozen` names parts of an encoder that stays whole.
     """
     lora = settings(LoraSettings, config.optimizer)
     if not lora.lora_rank:
@@ -110,8 +108,7 @@ def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
     """Settings of a pre-trained encoder, with those of the `model` section in their place.
 
-    Raises:
-      ValueError: rows are longer than the encoder's positions.
+    Raises ValueError if rows are longer than the encoder's positions.
     """
     length = task_settings(config).max_length
     if length > pretrained.max_length:
@@ -142,8 +139,7 @@ def by_width(config: ConfigDict, encoder: EncoderSettings) -> ConfigDict:
 def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
     """Lengths and intervals of a run over so many features.
 
-    Raises:
-      ValueError: a batch does not divide evenly over the devices.
+    Raises ValueError if a batch does not divide evenly over the devices.
     """
     train = config.train
     check_batch(train.batch_size, mesh())
@@ -164,8 +160,7 @@ def mesh() -> Mesh:
 def warmup_steps(optimizer: ConfigDict, num_steps: int) -> int:
     """Derive the steps of warm-up from `optimizer.warmup_share`, at most what a decay leaves.
 
-    Raises:
-      ValueError: warm-up and decay are more than the run.
+    Raises ValueError if warm-up and decay are more than the run.
     """
     share, decay_steps = optimizer.warmup_share, 1
     if optimizer.schedule == "wsd":
@@ -183,8 +178,7 @@ def train_functions(
 ) -> TrainFunctions:
     """The compiled functions of the run.
 
-    Raises:
-      ValueError: `optimizer.frozen` names something else than parts of the encoder.
+    Raises ValueError if `optimizer.frozen` names something else than parts of the encoder.
     """
     if unknown := sorted(set(config.optimizer.frozen) - set(_GROUPS)):
         raise ValueError(
@@ -342,8 +336,7 @@ def sentence_encoder(
 ) -> SentenceEncoder:
     """Encoder of sentences as vectors.
 
-    Raises:
-      ValueError: the encoder has no such layer, or sentences are longer than its positions.
+    Raises ValueError if the encoder has no such layer, or sentences are longer than its positions.
     """
     options, settings = task_settings(config), encoder_settings(config, pretrained.settings)
     if not 0 <= options.layer <= settings.num_layers:

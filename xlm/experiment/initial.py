@@ -26,10 +26,8 @@ def initial_params(
 
     A working directory of train.py gives all parameters of its latest checkpoint, such as those of
     generator and discriminator; a model folder gives those of a masked LM. Cross-attention that the
-    source lacks is left out, to be random, and so is that which only the source has.
-
-    Raises:
-      ValueError: the run has not started and cannot start from there.
+    source lacks is left out, to be random, and so is that which only the source has. Raises
+    ValueError if the run has not started and cannot start from there.
     """
     if not config.train.init_from:
         if config.optimizer.stages:
@@ -103,11 +101,7 @@ def _of_run(
 
 
 def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shapes) -> None:
-    """Raise ValueError if one of two objectives has a generator, and the other has not.
-
-    Args:
-      source: working directory of the other run.
-    """
+    """Raise ValueError if one of two objectives has a generator, and the other has not."""
     if _has_generator(here) and not _has_generator(there):
         raise ValueError(
             f"train.init_from is {source}, a run without a generator and a discriminator: its "

@@ -35,10 +35,8 @@ from xlm.objectives.settings import ContrastSettings, MaskSettings
 def build(setup: Setup) -> Objective:
     """Build masked LM on packed sequences, with TLM and sentence contrast if there are pairs.
 
-    With joint steps it is one masked LM, of text and pairs.
-
-    Raises:
-      ValueError: settings do not fit the data; the message names the keys.
+    With joint steps it is one masked LM, of text and pairs. Raises ValueError if settings do not
+    fit the data; the message names the keys.
     """
     found = masked_lms(setup, encoder_settings(setup))
     contrast = setup.settings(ContrastSettings, "contrast")
@@ -54,9 +52,7 @@ def build(setup: Setup) -> Objective:
 def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
     """Build masked LM for each kind of batch that the run has; for joint ones that of text.
 
-    Args:
-      encoder: settings of the model that all share.
-      scope: key of its parameters, see `MaskedLM`.
+    All share the `encoder` and the `scope`, the key of its parameters, see `MaskedLM`.
     """
     data = data_settings(setup.config)
     parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
@@ -95,8 +91,7 @@ def has_masked_lm(objective: Objective) -> bool:
 def masked_lm_of(objective: Objective) -> MaskedLM:
     """Return an objective's masked LM on packed sequences: itself, a part, or the generator.
 
-    Raises:
-      ValueError: it has none.
+    Raises ValueError if it has none.
     """
     found = _masked_lm(objective)
     if not isinstance(found, MaskedLM):
@@ -110,8 +105,7 @@ def masked_lm_of(objective: Objective) -> MaskedLM:
 def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
     """Return the part of an objective with the encoder that is fine-tuned, and its parameters.
 
-    Raises:
-      ValueError: it has none.
+    Raises ValueError if it has none.
     """
     found = packed_term(objective)
     return found if isinstance(found, ReplacedToken) else masked_lm_of(objective)
@@ -134,12 +128,9 @@ def packed_term(objective: Objective) -> Objective | None:
 def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
     """Settings of the encoder in the config.
 
-    Args:
-      cross_attention: whether the objective trains cross-attention.
-
-    Raises:
-      ValueError: it has fewer positions than sequences or pairs have tokens, or cross-attention
-        that is not trained, or none that is.
+    `cross_attention` says whether the objective trains cross-attention. Raises ValueError if it has
+    fewer positions than sequences or pairs have tokens, or cross-attention that is not trained, or
+    none that is.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if found.cross_attention != cross_attention:
@@ -276,9 +267,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Token statistics of the training text, for a table of `vocab_size` rows.
 
-    Args:
-      store: packed dataset with the counts of each language.
-      shares: shares of the languages in the stream.
+    `shares` are those of the languages in the stream.
     """
     counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
     return statistics_of(store, counts, vocab_size)

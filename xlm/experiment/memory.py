@@ -112,8 +112,7 @@ def functions_of(
 ) -> tuple[Objective, TrainFunctions]:
     """Build the objective and the functions of a stage (`optimizer.stages`), without any text.
 
-    Raises:
-      ValueError: the mesh, the batch or its parts do not fit the devices.
+    Raises ValueError if the mesh, the batch or its parts do not fit the devices.
     """
     model.check_batch(config.train.batch_size, mesh)
     store = absent_rows(config)
@@ -131,11 +130,8 @@ def functions_of(
 def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
 
-    Args:
-      stage: index of the stage (`optimizer.stages`), by default of the last one.
-
-    Raises:
-      ValueError: the mesh, the batch or its parts do not fit the devices.
+    `stage` is the index of one of `optimizer.stages`, by default of the last. Raises ValueError if
+    the mesh, the batch or its parts do not fit the devices.
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
@@ -175,16 +171,14 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     """Estimate the memory of a device for a config of configs/finetune.
 
     `train.batch_size` is taken in 1, 2, 4, ... parts (`train.accumulation_steps`), as far as it
-    divides over parts and devices. No weights are read.
+    divides over parts and devices. No weights are read. Raises ValueError if the task is of a kind
+    that trains no encoder with a head, there is no such encoder, its positions are too few, or the
+    batch does not divide over the devices.
 
     Args:
       config: of the run; of its `init_from` the sizes are read.
       num_devices: devices that share the batch; each holds all parameters.
       encoder: one of `ENCODERS` in place of `init_from`.
-
-    Raises:
-      ValueError: the task is of a kind that trains no encoder with a head, there is no such
-        encoder, its positions are too few, or the batch does not divide over the devices.
     """
     options = task_settings(config)
     if options.task.kind not in KINDS:

@@ -19,13 +19,12 @@ def merge(
 ) -> None:  # fmt: skip
     """Write the merger of models, runs or model folders, to a folder, absent or empty.
 
+    Raises ValueError if the models do not fit each other, or arguments are missing.
+
     Args:
       method: "mean" of all parameters, or "ties" (see `averaging.ties`), which needs `base`.
       density: share of each model's differences from the base that ties keeps.
       last: checkpoints of each run that are averaged first.
-
-    Raises:
-      ValueError: the models do not fit each other, or arguments are missing.
     """
     if method not in ("mean", "ties") or (method == "ties") != (base is not None):
         raise ValueError(

@@ -36,8 +36,7 @@ def train_settings(config: ConfigDict) -> TrainSettings:
 def mesh(config: ConfigDict) -> Mesh:
     """Create the mesh of the config over all devices.
 
-    Raises:
-      ValueError: mesh, devices and batch do not fit.
+    Raises ValueError if mesh, devices and batch do not fit.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh))
     check_batch(config.train.batch_size, mesh)
@@ -68,7 +67,7 @@ def train_functions(
 def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
     """Log how layers are computed, and which table rows a step with masked LM reads and updates."""
     sizes = settings(EncoderSettings, config.model, vocab_size=store.vocab_size)
-    logging.info(
+    logging.debug(
         "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
         sizes.kernel, sizes.remat, sizes.layers_at_once,
     )  # fmt: skip
@@ -80,7 +79,7 @@ def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) 
         size = config.train.batch_size
         reads = masked_lm_of(objective).describe_table_reads(size, store.length)
     update = config.optimizer.embedding_update
-    logging.info("embedding table: %s; optimizer.embedding_update is %s", reads, update)
+    logging.debug("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
 
 def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
@@ -94,13 +93,7 @@ def check_batch(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
 
 
 class Trained(NamedTuple):
-    """Latest checkpoint of a run.
-
-    Attributes:
-      objective: of its config.
-      step: steps taken.
-      params: parameters, all up to date.
-    """
+    """Latest checkpoint of a run: its objective, steps taken, and parameters, all up to date."""
 
     objective: Objective
     step: int
@@ -112,11 +105,8 @@ def restore(
 ) -> Trained:
     """Read the latest checkpoint of the run in a working directory.
 
-    Args:
-      mesh: mesh to place the parameters on; by default that of the config.
-
-    Raises:
-      ValueError: there is no checkpoint, or all are damaged.
+    `mesh` is what the parameters are placed on, by default that of the config. Raises ValueError if
+    there is no checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
     objective = objectives.objective(config, store, mesh)

@@ -128,18 +128,13 @@ _STARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts of a run that its card tells.
+    """Facts of a run that its card tells, among them its results.json and its form of `FORMATS`.
 
     Attributes:
-      config: of the run.
-      options: its task.
-      results: its results.json.
       head: as exported; its class is "" if no class computes it.
-      num_layers, hidden_size: of the encoder.
       start: digest of the parameters that it started from.
       reason: why `transformers` loads it by the code in its folder alone, if at all, or "".
       tokenizer_reason: why `AutoTokenizer` cannot read its tokenizer, or "".
-      form: one of `FORMATS`.
     """
 
     config: ConfigDict

@@ -50,8 +50,7 @@ class Setup:
     def settings(self, kind: type[T], name: str, **derived: Any) -> T:
         """Convert the section `name` to its settings class, see `xlm.experiment.data.settings`.
 
-        Raises:
-          ValueError: there is no such section, or a key of it is unknown or missing.
+        Raises ValueError if there is no such section, or a key of it is unknown or missing.
         """
         if name not in self.config:
             raise ValueError(
@@ -84,13 +83,8 @@ def objective(
 ) -> Objective:
     """Build the objective that the config names.
 
-    Args:
-      store: packed dataset, with its vocabulary and statistics.
-      mesh: mesh that the objective will run on; None for a single device.
-
-    Raises:
-      ValueError: there is no such objective, or settings do not fit the data; the message names
-        the keys.
+    It will run on `mesh`, None for a single device. Raises ValueError if there is no such
+    objective, or settings do not fit the data; the message names the keys.
     """
     name = OBJECTIVES.get(config.objective, config.objective)
     module, colon, function = name.partition(":")

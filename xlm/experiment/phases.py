@@ -25,13 +25,12 @@ def recorded(folder: pathlib.Path) -> list[dict[str, Any]]:
 def with_phase(settings: dict[str, Any], stage: artifacts.Stage, step: int) -> dict[str, Any]:
     """Add a phase that begins at `step` to the settings of a run, unless its last one is that.
 
+    Raises ValueError if there is no run, or a phase cannot change the settings so.
+
     Args:
       settings: of the run from then on.
       stage: with these settings and the recorded phases.
       step: steps taken by the checkpoint to go on from.
-
-    Raises:
-      ValueError: there is no run, or a phase cannot change the settings so.
     """
     if not (stage.folder / "settings.json").exists():
         raise ValueError(f"--continue_from is {step}, but {stage.folder} has no run; leave it out")

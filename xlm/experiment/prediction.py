@@ -37,8 +37,7 @@ _DIGESTS = Digests.__struct_fields__
 def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict:
     """Read the config of a run of finetune.py, of a finished one unless the caller takes others.
 
-    Raises:
-      ValueError: there is no such run, or it has not ended.
+    Raises ValueError if there is no such run, or it has not ended.
     """
     if is_finished and not (workdir / RESULTS).exists():
         raise ValueError(
@@ -62,8 +61,7 @@ class FineTuned:
     def __init__(self, workdir: pathlib.Path):
         """Read the run in `workdir`.
 
-        Raises:
-          ValueError: it has not ended, or its files do not belong together.
+        Raises ValueError if it has not ended, or its files do not belong together.
         """
         config = run_config(workdir)
         self._options = task_settings(config)
@@ -89,10 +87,8 @@ class FineTuned:
         """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`.
 
         A bad row has a line as well, with its `error` and no prediction. Lines have `columns` of
-        the input, and the `text` if they are to.
-
-        Raises:
-          ValueError: no example has one of the columns, or all rows are bad.
+        the input, and the `text` if they are to. Raises ValueError if no example has one of the
+        columns, or all rows are bad.
         """
         if examples and all(isinstance(one, BadRow) for one in examples):
             raise ValueError(f"no row of {len(examples)} can be read: {examples[0].error}")
@@ -131,8 +127,7 @@ class FineTuned:
 def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
     """Read the tokenizer of a run, of which the hash is in the notes of its parameters.
 
-    Raises:
-      ValueError: it is missing, or another one.
+    Raises ValueError if it is missing, or another one.
     """
     path = workdir / TOKENIZER
     if not path.exists():
@@ -155,14 +150,14 @@ def search_lines(
 ) -> list[Line]:
     """Search the second text for translations of the first with an encoder.
 
+    Raises ValueError if there is no such encoder, it has no such layer, or is not the one of the
+    run.
+
     Args:
       config: of a retrieval task, for the nearest sentence of the second text to each of the first;
         or of a mining task, for pairs that may be translations, best first.
       threshold: for mining, smallest score of a pair; None for all pairs.
       workdir: of the run that config and threshold are of; None for none.
-
-    Raises:
-      ValueError: there is no such encoder, it has no such layer, or is not the one of the run.
     """
     options = task_settings(config)
     pretrained = read_pretrained(config.init_from, objective=config.objective)
@@ -198,8 +193,7 @@ def mining_threshold(
 ) -> float | None:
     """Return the smallest score of a mined pair: the run's for the language, or the config's.
 
-    Raises:
-      ValueError: the run has thresholds, and none for the language.
+    Raises ValueError if the run has thresholds, and none for the language.
     """
     thresholds: dict[str, Any] = {}
     if workdir is not None:

@@ -33,10 +33,8 @@ class Pretrained:
     """Pre-trained encoder, without any cross-attention unless that was asked for.
 
     Attributes:
-      settings: its architecture.
       params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
         tokenizer's pieces are padding.
-      tokenizer: the serialised SentencePiece model.
       step: of the checkpoint; None of a model folder.
     """
 
@@ -60,13 +58,9 @@ def read_pretrained(
     """Read an encoder from a working directory of train.py, or a folder of
     `xlm.interop.model_folder`.
 
-    Args:
-      keeps_decoder: whether to keep the cross-attention that there may be.
-      objective: as of `run_config`.
-      part_of: objective -> its part with the encoder.
-
-    Raises:
-      ValueError: it is neither, or cannot be read.
+    `keeps_decoder` keeps the cross-attention that there may be. `objective` is that of
+    `run_config`, and `part_of` maps one to its part with the encoder. Raises ValueError if it is
+    neither, or cannot be read.
     """
     folder, step = places.fetched(path), None
     if _is_model_folder(folder, path):
@@ -91,8 +85,7 @@ def _of_run(
 def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
     """Read the mean of the last `count` checkpoints of a run of train.py, and their steps.
 
-    Raises:
-      ValueError: it is no such run, or has fewer checkpoints.
+    Raises ValueError if it is no such run, or has fewer checkpoints.
     """
     if _is_model_folder(folder, str(folder)):
         raise ValueError(f"{folder} is a model's folder, without checkpoints; name a run")
@@ -106,8 +99,7 @@ def read_settings(
 ) -> EncoderSettings:
     """Read the architecture that `read_pretrained` would return, but no weights.
 
-    Raises:
-      ValueError: it is no encoder, or its settings cannot be read.
+    Raises ValueError if it is no encoder, or its settings cannot be read.
     """
     folder = places.fetched(path)
     if _is_model_folder(folder, path):
@@ -123,8 +115,7 @@ def read_settings(
 def _is_model_folder(folder: pathlib.Path, path: str) -> bool:
     """Whether an encoder is in a model folder, or in a working directory of train.py.
 
-    Raises:
-      ValueError: it is in neither.
+    Raises ValueError if it is in neither.
     """
     if (folder / "config.json").exists():
         return True
@@ -144,11 +135,7 @@ def encoder_alone(
 
 
 def read_run(folders: Folders, objective: str = "") -> model.Trained:
-    """Read the latest checkpoint of a run of train.py, on one device of every host.
-
-    Args:
-      objective: as of `run_config`.
-    """
+    """Read the latest checkpoint of a run of train.py, on one device; see `run_config`."""
     built, functions = _built(folders, objective)
     return model.Trained(built, *restore_latest_params(folders.train / "checkpoints", functions))
 
@@ -164,11 +151,9 @@ def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunct
 def run_config(folders: Folders, objective: str = "") -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device.
 
-    Args:
-      objective: name of another package's, which the user gave; a record alone imports no code.
-
-    Raises:
-      ValueError: the record is no config, or its objective is neither built in nor that one.
+    `objective` is the name of another package's, which the user gave: a record alone imports no
+    code. Raises ValueError if the record is no config, or its objective is neither built in nor
+    that one.
     """
     path = folders.train / SETTINGS
     # Sections of other stages are not of a record, and could name folders.

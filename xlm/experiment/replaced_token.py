@@ -22,10 +22,8 @@ def build(setup: Setup) -> Objective:
     """Build MRTD on packed sequences, and TRTD if there are pairs; one objective for joint steps.
 
     The `model` section is the discriminator's; the generator differs in depth and width, and in
-    having no dropout.
-
-    Raises:
-      ValueError: settings do not fit the data; the message names the keys.
+    having no dropout. Raises ValueError if settings do not fit the data; the message names the
+    keys.
     """
     if setup.config.data.contrast_share:
         raise ValueError(

@@ -44,15 +44,14 @@ def with_next_phase(
 ) -> PairRecord:
     """Solve for the worst distribution, and add it to the record as the phase from `step` on.
 
+    Raises ValueError for losses of other pairs, an infinite loss, or a step that is not after the
+    last.
+
     Args:
-      step: steps taken.
       losses: mean loss of each pair, NaN if it was not seen.
       baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
         without one counts as not seen.
       errors, examples: standard errors of the losses, which `settings.shrink` needs, and examples.
-
-    Raises:
-      ValueError: losses of other pairs, an infinite loss, or a step that is not after the last.
     """
     if set(losses) != set(record.base):
         differing = sorted(set(losses) ^ set(record.base))
@@ -84,8 +83,7 @@ def with_next_phase(
 def baseline_losses(path: pathlib.Path) -> dict[str, float]:
     """Read the losses of the last phase of a run's record, of the pairs that it has seen.
 
-    Raises:
-      ValueError: the file is missing or damaged, or has no phases.
+    Raises ValueError if the file is missing or damaged, or has no phases.
     """
     record = load_pair_record(path)
     if not record.phases:
@@ -102,16 +100,8 @@ class ReweightedData:
     It is an input of the training loop (`xlm.training.loop.LearnedData`). The stream is a pure
     function of the seed, the step and the recorded phases, so that a resumed run continues exactly.
 
-    Attributes:
-      config: of the run.
-      store: packed dataset.
-      mesh: of the run.
-      settings: of robust sampling.
-      path: file of the record, which the first host writes.
-      record: base distribution and phases so far.
-
-    Raises:
-      ValueError: a baseline is of other pairs, or cannot be read.
+    The first host writes the record to `path`. Raises ValueError if a baseline is of other pairs,
+    or cannot be read.
     """
 
     config: ConfigDict
@@ -133,8 +123,8 @@ class ReweightedData:
     def _check_baseline(self, baseline: Mapping[str, float]) -> None:
         """Check that there are pairs to compare, and warn of those that keep their share.
 
-        Raises:
-          ValueError: fewer than two pairs have a baseline, so that none would be re-weighted.
+        Raises ValueError if fewer than two pairs have a baseline, so that none would be
+        re-weighted.
         """
         pairs = sorted(pair for pair, share in self.record.base.items() if share > 0)
         missing = [pair for pair in pairs if pair not in baseline]
@@ -177,8 +167,7 @@ class ReweightedData:
     def renew(self, step: int, learned: Callable[[], Extra]) -> None:
         """Forget phases of a future that was lost, and solve the one that begins with `step`.
 
-        Raises:
-          ValueError: an earlier phase, which the run has used, is not in the record.
+        Raises ValueError if an earlier phase, which the run has used, is not in the record.
         """
         record = self.record.as_of(step)
         used = {phase for phase in self._phase_steps if phase < step}
@@ -212,11 +201,8 @@ def training_data(
 ) -> ReweightedData:
     """Build this host's part of the training batches, re-weighted by what is learned.
 
-    Args:
-      folder: of training, for the record of the phases.
-
-    Raises:
-      ValueError: settings do not fit each other or the data, or a record belongs to another run.
+    `folder` is that of training, for the record of the phases. Raises ValueError if settings do not
+    fit each other or the data, or a record belongs to another run.
     """
     robust = robust_settings(config)
     streams.log_pair_sampling(config, store)
@@ -232,8 +218,7 @@ def training_data(
 def robust_settings(config: ConfigDict) -> RobustSettings:
     """Read the settings of robust sampling.
 
-    Raises:
-      ValueError: robust sampling is on in a run without what it needs.
+    Raises ValueError if robust sampling is on in a run without what it needs.
     """
     robust = settings(RobustSettings, config.robust)
     if not robust.num_phases:

@@ -33,8 +33,7 @@ def verify(folders: builders.Folders) -> None:
 def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None = None) -> None:
     """Tokenise the text, unless that is done.
 
-    Args:
-      executor: runs the tasks; by default `store.num_workers` processes.
+    The `executor` is by default `store.num_workers` processes.
     """
     tokenizer = folders.read_tokenizer()
     check_tokenizer(tokenizer, folders.tokenizer)
@@ -75,14 +74,13 @@ def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None
         shutil.rmtree(job.work)
     tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
     rows = sum(s["train"]["rows"] for s in store.statistics.values())
-    logging.info("wrote %s: %d training rows, %d tokens", folders.rows, rows, tokens)
+    print(f"{rows:,} training rows of {tokens:,} tokens: {folders.rows}")
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
     """Log the parallel text that is left out, and patterns without any.
 
-    Raises:
-      ValueError: the run trains on pairs, and `corpus.parallel` names none that can be used.
+    Raises ValueError if the run trains on pairs, and `corpus.parallel` names none that can be used.
     """
     left_out = sources.find_left_out(job.spec)
     shown = [f"{path} ({', '.join(languages)})" for path, languages in left_out.items()]
@@ -134,8 +132,7 @@ def _stage(config: ConfigDict, job: Job, record: Mapping[str, Any], text: str) -
 def _recorded_text(config: ConfigDict, job: Job, record: Mapping[str, Any]) -> str:
     """Digest of the text as it is now, of which only what has changed is read.
 
-    Raises:
-      ValueError: the dataset was made under other settings.
+    Raises ValueError if the dataset was made under other settings.
     """
     path = job.folder / plans.INPUTS
     if not path.exists():  # of a version that kept no records, and a digest of another kind

@@ -26,11 +26,8 @@ def digests(files: Iterable[pathlib.Path]) -> dict[str, str]:
 def check_resumed(folder: pathlib.Path, now: Mapping[str, str]) -> None:
     """Check that a run that goes on, or begins, has the data that it began with.
 
-    Args:
-      folder: of the run, which has no record of its data if it is new, or older than the records.
-
-    Raises:
-      ValueError: they are other data.
+    The `folder` has no record of its data if it is new, or older than the records. Raises
+    ValueError if they are other data.
     """
     if (folder / DATA).exists():
         _check(folder, _read(folder), now)
@@ -39,12 +36,7 @@ def check_resumed(folder: pathlib.Path, now: Mapping[str, str]) -> None:
 def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]) -> None:
     """Check that a run that has ended has the data that it began with, as far as they are there.
 
-    Args:
-      folder: of the run; see `check_resumed`.
-      find: finds the files of its data.
-
-    Raises:
-      ValueError: there are other data.
+    `find` finds the files of its data. Raises ValueError if there are other data.
     """
     if not (folder / DATA).exists():
         return

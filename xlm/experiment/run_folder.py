@@ -33,19 +33,11 @@ def evaluated(
 ) -> dict[str, Any]:
     """Score development and test data, and write the predictions of each language or direction.
 
-    Args:
-      data: by split.
-      score: data of one language -> its scores, and the lines of its predictions.
-      step: steps that the run has taken.
-
-    Returns:
-      Part of the results: the scores of each split, and its numbers of examples.
-
-    Raises:
-      Stopped: `should_stop` asked for it.
+    `score` maps data of one language to its scores and the lines of its predictions. The run has
+    taken `step` steps. Returns part of the results: the scores of each split, and its numbers of
+    examples. Raises Stopped if `should_stop` asked for it.
     """
-    import tqdm
-
+    from xlm.common import console
     from xlm.evaluation.task_results import write_lines
     from xlm.training import hosts
     from xlm.training.signals import Stopped
@@ -54,7 +46,7 @@ def evaluated(
     results: dict[str, Any] = {"examples": {}}
     for split in ("validation", "test"):
         results[split] = {}
-        for one in tqdm.tqdm(data[split], split, unit="set"):
+        for one in console.bar(data[split], split, len(data[split]), "sets"):
             # Several hosts agree on where to stop by a number that grows.
             if should_stop(next(polls)):
                 raise Stopped(step)

@@ -163,11 +163,9 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
     """Return `config` if it has the sections, keys and types of a family, within their limits.
 
     Configs of fine-tuning, and those with an objective of another package, may have sections of
-    their own, which are checked where they are used.
-
-    Raises:
-      ValueError: a section or key is missing or unknown, or a value or an element of a tuple is of
-        another type or out of its limits; the message names the key.
+    their own, which are checked where they are used. Raises ValueError if a section or key is
+    missing or unknown, or a value or an element of a tuple is of another type or out of its limits;
+    the message names the key.
     """
     if not isinstance(config, ConfigDict):
         raise ValueError(

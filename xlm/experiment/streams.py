@@ -41,12 +41,9 @@ def training_data(
 ) -> StreamedData:
     """Build the stream of this host's part of the training batches on `mesh`.
 
-    Args:
-      weights: share of each language pair by the step from which on it is in force, among them 0;
-        None for those of the config, throughout.
-
-    Raises:
-      ValueError: a batch of pairs does not divide over the devices.
+    `weights` are the share of each language pair by the step from which on it is in force, among
+    them 0; None for those of the config, throughout. Raises ValueError if a batch of pairs does not
+    divide over the devices.
     """
     data = data_settings(config)
     check_batches(config, store, mesh)
@@ -175,5 +172,5 @@ def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
     """Log how language pairs are sampled; warn if languages cannot have their shares."""
     if sampling := pair_sampling(config, store):
         logging.log(
-            logging.INFO if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
+            logging.DEBUG if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
         )

@@ -34,11 +34,8 @@ SPLITS = ("train", "validation", "test")
 def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
     """The config of a task of a user's own with the labels of its training data; others as is.
 
-    Args:
-      known: labels of the same run when it ended, which need not be looked up.
-
-    Raises:
-      ValueError: there are no files; see `loading.load_labels`.
+    `known` are labels of the same run when it ended, which need not be looked up. Raises ValueError
+    if there are no files; see `loading.load_labels`.
     """
     options = task_settings(config)
     if not options.task.is_own or options.labels:
@@ -67,10 +64,7 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
 def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
     """Check that no two labels differ only in blanks, in what is not seen, or in capitals.
 
-    Capitals count in tags.
-
-    Raises:
-      ValueError: two do, of which one is likely a slip.
+    Capitals count in tags. Raises ValueError if two do, of which one is likely a slip.
     """
     found: dict[str, str] = {}
     capitals_count = KINDS[task.kind].capitals_count
@@ -98,12 +92,8 @@ def languages(
 ) -> tuple[str, ...]:
     """The languages of a split; of development data those that the selection needs.
 
-    Args:
-      split: one of `SPLITS`.
-      readers: to look into files that no name tells the language of; those of the task's kind.
-
-    Raises:
-      ValueError: there are none.
+    `readers`, by default those of the task's kind, look into files that no name tells the language
+    of. Raises ValueError if there are none.
     """
     named = getattr(options, f"{split}_languages")
     if named:
@@ -170,9 +160,8 @@ def read_split(
 ) -> list[TaskData]:
     """A split of the task in each of its languages; rows that are left out are added to `bad`.
 
-    Raises:
-      ValueError: an example has no label, or no rule scores a language; and see
-        `loading.load_examples`.
+    Raises ValueError if an example has no label, or no rule scores a language; and see
+    `loading.load_examples`.
     """
     if split == "test" and not _has_test(options):
         if patterns := list(options.test):
@@ -253,8 +242,7 @@ def _tell_undeveloped(options: TaskSettings) -> None:
 def data_files(options: TaskSettings) -> list[pathlib.Path]:
     """The files that a run reads; none of tensorflow-datasets.
 
-    Raises:
-      ValueError: there are none.
+    Raises ValueError if there are none.
     """
     is_search = options.task.is_search  # without training, in the languages of its test
     found = []
@@ -281,11 +269,9 @@ def seen_in_training(
 ) -> dict[str, int]:
     """The number of test examples of each language of which the text is one of training.
 
-    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`.
-    Those that are held out of training as development data count: they select the checkpoint.
-
-    Args:
-      data: of each split. Languages without such are left out.
+    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`. Those
+    that are held out of training as development data count: they select the checkpoint. `data` are
+    of each split. Languages without such examples are left out.
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
     of_training = [one for split in splits for one in data[split]]
@@ -308,8 +294,7 @@ def _letters(example: Any) -> tuple[str, ...]:
 def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:
     """The development data of which the score selects the checkpoint.
 
-    Raises:
-      ValueError: English selects, and is not among them; or each language, and one has none.
+    Raises ValueError if English selects, and is not among them; or each language, and one has none.
     """
     if options.selection == EACH_LANGUAGE:
         own = [one.language for one in data]
@@ -354,9 +339,8 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
     """The weight of each class in the loss; () where all weigh 1.
 
     Balanced weights are N / (C n_c), of N labels n_c of class c among C (scikit-learn's rule).
-
-    Raises:
-      ValueError: the task has no classes, or another number than weights, or one is not positive.
+    Raises ValueError if the task has no classes, or another number than weights, or one is not
+    positive.
     """
     given, labels = tuple(options.class_weights), options.task.labels
     if not given:
@@ -411,8 +395,7 @@ def _check_labels(
 def read_pairs(options: TaskSettings, split: str, language: str) -> SentencePairs:
     """The two sides of a search, with their gold pairs.
 
-    Raises:
-      ValueError: there are no gold pairs; and see `loading.load_pairs`.
+    Raises ValueError if there are no gold pairs; and see `loading.load_pairs`.
     """
     patterns = options.patterns(split, language)
     reader = SEARCHES[options.task.kind].reader

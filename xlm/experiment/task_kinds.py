@@ -43,7 +43,6 @@ class TaskKind:
     """Kind of tasks that an encoder is fine-tuned on.
 
     Attributes:
-      readers: of its examples.
       is_labelled: (task, example) -> whether it can be trained and scored on.
       features: (options, examples, processor, special ids, maximum length) -> rows.
       head: (options, settings of the encoder) -> module like those of `xlm.models.heads`.
@@ -111,7 +110,6 @@ class SearchKind:
     """Kind of searches for translations, by an encoder as it is.
 
     Attributes:
-      reader: of the two sides.
       search: (options, sides, vectors of both, threshold) -> metrics, predictions, and the
         threshold of the language, None where there is nothing to choose.
       find: the same arguments -> predictions, of sides without gold pairs.

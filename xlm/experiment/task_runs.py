@@ -4,7 +4,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -57,22 +57,15 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """Take a run to its end; one that has ended before does nothing.
 
-    Args:
-      stopping: makes the context in which the run may be asked to stop, see `StopRequest`.
-      notes: for the results.
-
-    Returns:
-      What results.json holds.
-
-    Raises:
-      ValueError: the config, the encoder or the data are at fault, the folder belongs to another
-        config or other data, or another process is at work in it.
-      Stopped: it was asked to stop; the same call goes on.
+    `stopping` makes the context in which the run may be asked to stop, see `StopRequest`. Returns
+    what results.json holds. Raises ValueError if the config, the encoder or the data are at fault,
+    the folder belongs to another config or other data, or another process is at work in it, and
+    Stopped if it was asked to stop; the same call goes on.
     """
     config = task_data.with_labels(config, _labels_of_finished(folder))
     options = task_settings(config)
-    procedure = _procedure(options.task)
-    pretrained = procedure.read(config)
+    read, prepare, files = _procedure(options.task)
+    pretrained = read(config)
     if not options.task.is_translation:
         config = builders.by_width(config, pretrained.settings)
     stage = artifacts.open_stage(
@@ -82,12 +75,12 @@ def run(
         uncompared=["task.dataset", *(later := _read_after_training(config))],
     )
     if stage.done and stage.has_recorded(later):
-        run_data.check_ended(folder, lambda: procedure.files(options))
+        run_data.check_ended(folder, lambda: files(options))
         logging.info("%s is up to date", folder)
         return read_results(folder / RESULTS)
     # Before the folder is claimed, so that data that is at fault can be named anew.
-    work = procedure.prepare(config, pretrained, folder, stopping)
-    data = run_data.digests(procedure.files(options))
+    work = prepare(config, pretrained, folder, stopping)
+    data = run_data.digests(files(options))
     run_data.check_resumed(folder, data)
     with hosts.held(stage):
         run_data.check_resumed(folder, data)  # again: another process may have begun meanwhile
@@ -125,28 +118,15 @@ def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
     return tuple(prediction.run_config(folder).task.labels)
 
 
-class _Procedure(NamedTuple):
-    """Procedure of the runs of one kind of tasks.
+def _procedure(task: Task) -> tuple[Callable[[ConfigDict], Pretrained], Callable, Callable]:
+    """What reads the start of a run, what prepares its work, and what names its data's files.
 
-    Attributes:
-      read: config -> what the run starts from.
-      prepare: (config, what it starts from, folder, stopping) -> the work, after the data are read.
-      files: settings of the task -> files of its data, which `prepare` reads.
+    The second takes the config, the start, the folder and `stopping`. It reads the data that the
+    third names by the settings of the task, and returns the work.
     """
-
-    read: Callable[[ConfigDict], Pretrained]
-    prepare: Callable[..., Callable[[], dict[str, Any]]]
-    files: Callable[[TaskSettings], Sequence[pathlib.Path]]
-
-
-def _procedure(task: Task) -> _Procedure:
     if task.is_translation:
-        return _Procedure(
-            translation.read_start, translation_runs.prepare, translation_runs.data_files
-        )
-    return _Procedure(
-        _read_encoder, _search if task.is_search else _fine_tune, task_data.data_files
-    )
+        return translation.read_start, translation_runs.prepare, translation_runs.data_files
+    return _read_encoder, _search if task.is_search else _fine_tune, task_data.data_files
 
 
 def _read_encoder(config: ConfigDict) -> Pretrained:

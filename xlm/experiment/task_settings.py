@@ -199,8 +199,7 @@ class TaskSettings:
     def patterns(self, split: str, language: str = "en") -> tuple[str, ...]:
         """Source of a split of a language.
 
-        Raises:
-          ValueError: tensorflow-datasets, which is asked for, does not have it.
+        Raises ValueError if tensorflow-datasets, which is asked for, does not have it.
         """
         named = getattr(self, split)
         if tuple(named) != ("tfds",):

@@ -22,11 +22,8 @@ from xlm.training.signals import StopRequest
 def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | None = None) -> None:
     """Train to the end, or until a signal asks to stop.
 
-    Args:
-      begins_at: step of a checkpoint from which to go on with other settings.
-
-    Raises:
-      Stopped: a signal asked for it; the state is saved, and the same call resumes.
+    With other settings it goes on from the checkpoint of the step `begins_at`. Raises Stopped if a
+    signal asked for it; the state is saved, and the same call resumes.
     """
     store = data_builders.open_packed_dataset(folders)
     config = output_layers.resolved(seen.with_steps(config, store), store, folders)
@@ -34,7 +31,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     mesh = builders.mesh(config)
     data = _data(config, store, mesh, folders.train)
     parts = seen.section(config, store, config.train.num_steps, logging.warning)
-    logging.info("%s", "\n\n".join(filter(None, parts)))
+    logging.debug("%s", "\n\n".join(filter(None, parts)))  # also in the report
     objective = objectives.objective(config, store, mesh)
     builders.log_choices(config, objective, store)
     functions = builders.train_functions(config, objective, mesh)

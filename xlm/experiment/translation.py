@@ -89,10 +89,8 @@ def read_start(config: ConfigDict) -> Pretrained:
     or a finished run of translation, which is continued.
 
     A working directory that has a vocabulary and no encoder gives a model of the `architecture`
-    section, without parameters; `random_init` must be set.
-
-    Raises:
-      ValueError: it is neither, or cannot be read.
+    section, without parameters; `random_init` must be set. Raises ValueError if it is neither, or
+    cannot be read.
     """
     folder = places.fetched(config.init_from)
     if (folder / BEST).exists():
@@ -116,8 +114,7 @@ def read_start(config: ConfigDict) -> Pretrained:
 def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
     """Directions of a split; by default those that are trained on. Test data may be missing.
 
-    Raises:
-      ValueError: there are none, or one is no direction.
+    Raises ValueError if there are none, or one is no direction.
     """
     if split == "test" and not options.test:
         return ()
@@ -132,8 +129,7 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
 def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
     """Examples of a split by direction; see `loading.load_translations`.
 
-    Raises:
-      ValueError: two directions have the same text; and see there.
+    Raises ValueError if two directions have the same text; and see there.
     """
     found = directions(options, split)
     texts = {one: loading.translation_files(options.source(split, one)) for one in found}
@@ -210,10 +206,9 @@ def with_forms(config: ConfigDict, pretrained: Pretrained, examples: Examples) -
 def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     """Build the architecture of a run.
 
-    Raises:
-      ValueError: rows or hypotheses are longer than the positions, a decoder has more layers than
-        what it starts from, a language has no piece of its own, or cross-attention is missing and
-        needed.
+    Raises ValueError if rows or hypotheses are longer than the positions, a decoder has more layers
+    than what it starts from, a language has no piece of its own, or cross-attention is missing and
+    needed.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
@@ -355,8 +350,7 @@ def featured(
 def train_settings(config: ConfigDict) -> TrainSettings:
     """Lengths and intervals of a run.
 
-    Raises:
-      ValueError: there are fewer checkpoints than are to be averaged.
+    Raises ValueError if there are fewer checkpoints than are to be averaged.
     """
     train = config.train
     count = train.averaged_checkpoints
@@ -379,8 +373,7 @@ def train_settings(config: ConfigDict) -> TrainSettings:
 def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFunctions:
     """Build the compiled functions of a run.
 
-    Raises:
-      ValueError: `optimizer.frozen` names something else than the embeddings.
+    Raises ValueError if `optimizer.frozen` names something else than the embeddings.
     """
     if unknown := sorted(set(config.optimizer.frozen) - {"embeddings"}):
         raise ValueError(
@@ -447,8 +440,7 @@ def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:
 def model_of_notes(notes: Notes, tokenizer: Tokenizer) -> TranslationModel:
     """Architecture and vocabulary of parameters that were written with `notes`.
 
-    Raises:
-      ValueError: they have no decoder, or fewer table rows than pieces and symbols.
+    Raises ValueError if they have no decoder, or fewer table rows than pieces and symbols.
     """
     if notes.decoder is None:
         raise ValueError("has no decoder; name the --workdir of a run that translates")

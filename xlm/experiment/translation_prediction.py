@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
 from input_pipeline.tasks import files, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
-from xlm.common import artifacts, declarations, outputs
+from xlm.common import artifacts, console, declarations, outputs
 from xlm.experiment import fine_tuning, objectives, schema, task_schema, translated_text
 from xlm.experiment import translation as builders
 from xlm.experiment.prediction import read_tokenizer, run_config
@@ -36,8 +35,7 @@ class TranslationRun:
     def __init__(self, workdir: pathlib.Path, decoding: Mapping[str, Any] | None = None):
         """Read the run in `workdir`, to search with its settings but for those of `decoding`.
 
-        Raises:
-          ValueError: it has no parameters yet, or its files do not belong together.
+        Raises ValueError if it has no parameters yet, or its files do not belong together.
         """
         config = run_config(workdir, is_finished=False)
         config.decoding.update(decoding or {})
@@ -67,19 +65,20 @@ class TranslationRun:
 
     def write(self, source: pathlib.Path, aside: pathlib.Path, *args: Any, **wanted: Any) -> int:
         """Translate a file, see `translate_file`; log the speed, and return the lines."""
-        with tqdm.tqdm(desc="translate", unit="line") as bar:
+        count = 0
+        with console.bar(None, "translate", None, "lines") as bar:
             for count in self.translate_file(source, aside, *args, **wanted):
                 bar.update(count - bar.n)
         rates = self._translator.throughput.rates()
         speeds = (f"{rate:.0f} {name.replace('_', ' ')}" for name, rate in rates.items())
         logging.info("translated %s", ", ".join(speeds) or "too little to time")
-        return bar.n
+        return count
 
     def direction(self, named: str) -> str:
         """The direction to translate in; by default the one of the run.
 
-        Raises:
-          ValueError: the run has several, or its model has no symbol for the target language.
+        Raises ValueError if the run has several, or its model has no symbol for the target
+        language.
         """
         if not named and len(self._trained) > 1:
             raise ValueError(
@@ -104,7 +103,6 @@ class TranslationRun:
 
         Args:
           lines: to translate; one of too many tokens is cut, with a warning.
-          direction: such as "en-de".
           first: number of the first line, by which warnings and samples know it.
           targets: for each line, how its translation begins, or with `scores` its translation.
           num_best: hypotheses of each line, as JSON; 0 for the text of the best one.
@@ -165,10 +163,8 @@ class TranslationRun:
 
         Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
         same call resumes after the last of them, if source, direction and model are the same.
-        `targets` has a line for each line; `wanted` are further arguments of a call.
-
-        Raises:
-          ValueError: there is no such file, it is no text, or the direction is unknown.
+        `targets` has a line for each line; `wanted` are further arguments of a call. Raises
+        ValueError if there is no such file, it is no text, or the direction is unknown.
         """
         direction = self.direction(direction)
         if not source.is_file():

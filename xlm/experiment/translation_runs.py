@@ -39,8 +39,7 @@ Data = dict[str, list[TaskData]]  # by split
 def data_files(options: TaskSettings) -> list[pathlib.Path]:
     """The files that a run reads; none of tensorflow-datasets.
 
-    Raises:
-      ValueError: one is missing.
+    Raises ValueError if one is missing.
     """
     found: list[pathlib.Path] = []
     for split in SPLITS:
@@ -158,8 +157,7 @@ def _evaluate(
 ) -> tuple[int, dict[str, Any]]:
     """Translate development and test data by the parameters that were kept, and score them.
 
-    Returns:
-      The step of these parameters, and the results.
+    Returns the step of these parameters, and the results.
     """
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)

@@ -50,13 +50,9 @@ def search(
     """Try changes on development data, each to the best settings so far; the first best is chosen.
 
     No trial reads test data. None begins once all have taken `minutes`, or `folder` has a run.
-
-    Returns:
-      The config with the best settings, and notes on the search for results.json.
-
-    Raises:
-      ValueError: the config or data are at fault, or have changed since.
-      Stopped: it was asked to stop; the same call goes on.
+    Returns the config with the best settings, and notes on the search for results.json. Raises
+    ValueError if the config or data are at fault, or have changed since, and Stopped if it was
+    asked to stop; the same call goes on.
     """
     task, hosts = task_settings(config).task, jax.process_count()
     if task.is_search or task.is_translation or hosts > 1:
@@ -133,18 +129,16 @@ def _run(
 
 
 def run_seeds(
-    config: ConfigDict, folder: pathlib.Path, count: int, notes: Mapping[str, Any] | None = None,
-    stopping: StopContext = StopRequest,
-) -> pathlib.Path:  # fmt: skip
+    config: ConfigDict, folder: pathlib.Path, count: int, notes: Mapping[str, Any] | None = None
+) -> pathlib.Path:
     """Take the runs of `count` seeds, from train.seed on, to their ends; see `task_runs.run`.
 
-    Returns:
-      The path of seeds.json: (mean, standard deviation) by language and metric.
+    Returns the path of seeds.json: (mean, standard deviation) by language and metric.
     """
     seeds = range(config.train.seed, config.train.seed + count)
     folders, collapse = [folder / f"seed{seed}" for seed in seeds], []
     for seed, one in zip(seeds, folders, strict=True):
-        results = task_runs.run(_changed(config, {"train.seed": seed}), one, stopping, notes)
+        results = task_runs.run(_changed(config, {"train.seed": seed}), one, notes=notes)
         collapse += [f"seed {seed}: {line}" for line in results.get("collapse", ())]
     (runs,) = xtreme_runs.variants(map(xtreme_runs.read_run, folders), "mean")
     languages = {one: {one} for one in runs.languages}

@@ -16,10 +16,8 @@ from xlm.objectives.settings import VecoSettings
 def build(setup: Setup) -> Objective:
     """Build VECO's objective on packed sequences, and on pairs if there are any.
 
-    Pairs come with two segments, and `data.pair_positions` is the layout of TLM's pass.
-
-    Raises:
-      ValueError: settings do not fit the data; the message names the keys.
+    Pairs come with two segments, and `data.pair_positions` is the layout of TLM's pass. Raises
+    ValueError if settings do not fit the data; the message names the keys.
     """
     data = data_settings(setup.config)
     if data.is_joint:

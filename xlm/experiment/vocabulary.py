@@ -8,14 +8,14 @@ from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
 from vocap import choosing, report
 from vocap.building import CACHE_VERSION, Source, source_digest
+from vocap.comparison import Score
 from vocap.text_rules import TextRules
-from xlm.common import artifacts, places
+from xlm.common import artifacts, console, html_report, places, tables
 from xlm.experiment import cleaned_text, counted_text, schema, text_warnings
 from xlm.experiment import data as builders
 from xlm.interop import vocabulary
@@ -59,8 +59,19 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         report.write_report(folders.vocab, chosen.built, chosen.settings, chosen.candidates)
         artifacts.write_json(folders.text_record, text)
         stage.finish()
-    logging.info("wrote %s with %d pieces", path, settings.target_size)
-    print(f"report: {folders.vocab / 'report.md'}")
+    pieces = f"{settings.target_size:,} pieces in {len(train)} languages"
+    print(
+        pieces, _costs(chosen.built.scores), f"report: {folders.vocab / html_report.PAGE}", sep="\n"
+    )
+
+
+def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
+    """Say what text costs in tokens, by method, and by language of the first."""
+    costs = {k: [(one.tokens_per_sentence, x) for x, one in v.items()] for k, v in scores.items()}
+    means = ", ".join(f"{tables.mean_of(c for c, _ in v):.1f} by {k}" for k, v in costs.items())
+    first = sorted(next(iter(costs.values()), []))
+    shown = (f"{cost:.1f} in {language}" for cost, language in (*first[:1], *first[1:][-1:]))
+    return f"tokens a sentence: {means or 'no text is held out'}; {' to '.join(shown)}".rstrip("; ")
 
 
 def _check_parallel(parallel: Mapping[str, Any], languages: Iterable[str]) -> None:
@@ -129,4 +140,4 @@ def _sources(
 
 
 def _progress(items: Iterable, name: str, total: int) -> Iterable:
-    return tqdm(items, desc=name, total=total, disable=not total)
+    return console.bar(items, "vocabulary", total, name)

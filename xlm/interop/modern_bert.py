@@ -13,7 +13,7 @@ second norm puts back, and the activation is linear.
 import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -30,14 +30,13 @@ _SAVE_AGAIN = "load it as ModernBertForMaskedLM in float32 and write it with sav
 _PREFIX = "model."  # of an encoder's tensors; a folder of only the encoder lacks it
 _TABLE = "model.embeddings.tok_embeddings.weight"
 _LAYER = "model.layers.{}."
-_FIRST_NORM, _NORMS = "attn_norm.weight", "layers.attention_norm.scale"
+_NORM = _LAYER + "attn_norm.weight"
 
-# Their tensors, with {} for the number of a layer, and our parameters, one behind the other.
-_ENCODER: dict[str, tuple[str, ...]] = {
+_ENCODER: parameters.Table = {
     _TABLE: ("embeddings.table",),
     "model.embeddings.norm.weight": ("embeddings.norm.scale",),
     "model.final_norm.weight": ("final_norm.scale",),
-    _LAYER + _FIRST_NORM: (_NORMS,),
+    _NORM: ("layers.attention_norm.scale",),
     _LAYER + "attn.Wqkv.weight": tuple(
         f"layers.attention.{name}.kernel" for name in ("query", "key", "value")
     ),
@@ -46,7 +45,7 @@ _ENCODER: dict[str, tuple[str, ...]] = {
     _LAYER + "mlp.Wi.weight": ("layers.mlp.wide.kernel", "layers.mlp.gate.kernel"),
     _LAYER + "mlp.Wo.weight": ("layers.mlp.output.kernel",),
 }
-_HEAD: dict[str, tuple[str, ...]] = {
+_HEAD: parameters.Table = {
     "head.dense.weight": ("head.dense.kernel",),
     "head.norm.weight": ("head.norm.scale",),
     "decoder.bias": ("head.bias",),
@@ -174,24 +173,15 @@ class ModernBert:
             has_head = weights.has(self.HEAD)
             drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
             shapes = parameters.shapes(self._sizes(config), has_head=has_head)
-            # Views of one number: memory is taken when the files are known to have these shapes.
-            views = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
-            wanted = {
-                name: (sum(map(len, parts)), *parts[0].shape[1:])
-                for name, parts in _places(views, has_head)
-            }
+            wanted = their_shapes(shapes, has_head=has_head)
             others = () if has_head else ("head.", "classifier.")  # a task's head
             unused = [name for name in weights.names if others and name.startswith(others)]
-            weights.check_names({name.removeprefix(drop) for name in wanted}, unused)
-            found = {
-                name: weights.read(name.removeprefix(drop), shape) for name, shape in wanted.items()
-            }
-        arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-        for name, parts in _places(arrays, has_head):
-            ends = np.cumsum([len(part) for part in parts])[:-1]
-            for part, read in zip(parts, np.split(found.pop(name), ends), strict=True):
-                part[...] = read
-        return arrays
+            weights.check({name.removeprefix(drop): one for name, one in wanted.items()}, unused)
+
+            def read(name: str) -> np.ndarray | None:
+                return weights.read(name.removeprefix(drop)) if name in wanted else None
+
+            return parameters.filled(_table(has_head=has_head), shapes, read)
 
     def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
         """Read the head of config.json's class for a task; None without one that we compute."""
@@ -215,8 +205,9 @@ class ModernBert:
         """Return all tensors of the file from parameters by name."""
         has_head = "head.bias" in arrays
         drop = "" if has_head or task_head else _PREFIX
-        places = _places(arrays, has_head)
-        found = {name.removeprefix(drop): np.concatenate(parts) for name, parts in places}
+        places = dict(parameters.places(_table(has_head=has_head), arrays))
+        places.pop(_NORM.format(0), None)
+        found = {name.removeprefix(drop): np.concatenate(one) for name, one in places.items()}
         if task_head is None:
             return found
         if not task_head.has_norm:
@@ -298,21 +289,18 @@ class ModernBert:
         }  # fmt: skip
 
 
-def _places(
-    arrays: Mapping[str, np.ndarray], has_head: bool
-) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yield their tensors and views of our parameters in their order of axes, to be joined."""
-    num_layers = len(arrays.get(_NORMS, ()))
-    for name, ours in (_ENCODER | (_HEAD if has_head else {})).items():
-        if "{}" not in name:
-            yield name, [_turned(one, arrays[one]) for one in ours]
-            continue
-        for i in range(name.endswith(_FIRST_NORM), num_layers):
-            yield name.format(i), [_turned(one, arrays[one][i]) for one in ours]
+def their_shapes(
+    own: Mapping[str, tuple[int, ...]], *, has_head: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors by those of our parameters."""
+    found = parameters.their_shapes(_table(has_head=has_head), own)
+    found.pop(_NORM.format(0), None)
+    return found
 
 
-def _turned(name: str, array: np.ndarray) -> np.ndarray:
-    return array.T if name.endswith(".kernel") else array
+def _table(*, has_head: bool) -> parameters.Table:
+    """Return the table of all tensors, among them a norm of the first layer, which has none."""
+    return {**_ENCODER, **(_HEAD if has_head else {})}
 
 
 MODERN_BERT = ModernBert()

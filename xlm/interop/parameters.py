@@ -2,9 +2,12 @@
 
 A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernels are [in, out].
 Parameters whose name begins with "layers" have a leading axis of layers.
+
+Classes of `transformers` have kernels [out, in], and tensors for each layer. A table maps the names
+of their tensors, with {} for the number of a layer, to our parameters, one behind the other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +16,9 @@ import numpy as np
 from xlm.common.declarations import Artefact, Count, one_of
 
 _Shapes = dict[str, tuple[int, ...]]
+Table = Mapping[str, tuple[str, ...]]
+# Our kinds of parameters of a module, and theirs.
+KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 # Parameters whose first axis is the vocabulary, which may be padded.
 _BY_PIECE = ("embeddings.table", "head.bias")
@@ -120,6 +126,61 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
         name: (sizes["num_layers"], *shape) if name.startswith("layers.") else shape
         for name, shape in found.items()
     }
+
+
+def table_of(own: Iterable[str], modules: Mapping[str, str]) -> Table:
+    """Return the table of parameters `own` by our modules and theirs, one tensor for each.
+
+    Of a parameter that is no module's, `modules` has the tensor.
+    """
+    found = {}
+    for ours in own:
+        module, _, kind = ours.rpartition(".")
+        if theirs := modules.get(ours) or modules.get(module):
+            found[theirs if ours in modules else f"{theirs}.{KINDS[kind]}"] = (ours,)
+    return found
+
+
+def places(
+    table: Table, arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yield their tensors and views of our parameters in their order of axes, to be joined."""
+    for name, ours in table.items():
+        if "{}" not in name:
+            yield name, [_turned(one, arrays[one]) for one in ours]
+            continue
+        for i in range(len(arrays.get(ours[0], ()))):
+            yield name.format(i), [_turned(one, arrays[one][i]) for one in ours]
+
+
+def _turned(name: str, array: np.ndarray) -> np.ndarray:
+    return array.T if name.endswith(".kernel") else array
+
+
+def their_shapes(table: Table, own: Mapping[str, tuple[int, ...]]) -> _Shapes:
+    """Return the shapes of their tensors by those of our parameters."""
+    # Views of one number take no memory.
+    views = {name: np.broadcast_to(np.float32(0), shape) for name, shape in own.items()}
+    return {
+        name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in places(table, views)
+    }
+
+
+def filled(
+    table: Table, own: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray | None]
+) -> dict[str, np.ndarray]:
+    """Fill parameters of shapes `own` by what `read` gives for each of their tensors.
+
+    They are read one by one, since all and then their stacks would be two copies of the model. What
+    no tensor gives is 1.
+    """
+    arrays = {name: np.ones(shape, np.float32) for name, shape in own.items()}
+    for name, parts in places(table, arrays):
+        if (found := read(name)) is not None:
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            for part, one in zip(parts, np.split(found, ends), strict=True):
+                part[...] = one
+    return arrays
 
 
 def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:

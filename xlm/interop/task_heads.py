@@ -22,7 +22,6 @@ MODULES: dict[str, dict[str, str]] = {
     SPANS: {"output": "qa_outputs"},
 }
 KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
-_KINDS = {"kernel": "weight", "bias": "bias", "scale": "weight"}
 _NORM = "norm"  # module that texts' heads have if their form is ModernBERT's
 # Values of `problem_type` in config.json, by what the head's outputs are.
 _CLASSES, NUMBER = "single_label_classification", "regression"
@@ -78,7 +77,9 @@ class TaskHead:
     def their_tensors(self, modules: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Return the tensors of the class by its names of modules; kernels are [out, in] there."""
         return {
-            f"{module}.{_KINDS[kind]}": np.ascontiguousarray(np.asarray(array, np.float32).T)
+            f"{module}.{parameters.KINDS[kind]}": np.ascontiguousarray(
+                np.asarray(array, np.float32).T
+            )
             for ours, module in modules.items()
             for kind, array in self.params[ours].items()
         }
@@ -121,8 +122,8 @@ def read(
     if config.problem_type == "multi_label_classification":
         logging.warning("the model's head, of several labels a text, is left out")
         return None
-    names = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(str(names[number]) for number in sorted(names, key=int))
+    given = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(str(given[number]) for number in sorted(given, key=int))
     params: dict[str, dict[str, np.ndarray]] = {}
     for ours, theirs in modules.items():
         width = config.hidden_size
@@ -130,11 +131,10 @@ def read(
         kinds = {"kernel": (out, width), "bias": (out,)}
         if _NORM in modules and ours != "output":
             kinds = {"scale": (width,)} if ours == _NORM else {"kernel": (out, width)}
-        wanted = {kind: f"{theirs}.{_KINDS[kind]}" for kind in kinds}
-        weights.check_names({*wanted.values()}, weights.names)
+        names = {kind: f"{theirs}.{parameters.KINDS[kind]}" for kind in kinds}
+        weights.check({names[kind]: shape for kind, shape in kinds.items()}, weights.names)
         params[ours] = {
-            kind: np.ascontiguousarray(weights.read(name, kinds[kind]).T)
-            for kind, name in wanted.items()
+            kind: np.ascontiguousarray(weights.read(name).T) for kind, name in names.items()
         }
     is_number = suffix == SEQUENCES and len(labels) == 1
     kind = NUMBER if is_number else KINDS[suffix]

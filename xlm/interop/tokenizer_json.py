@@ -3,7 +3,7 @@
 import base64
 import binascii
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,13 +27,6 @@ _BLANKS = {"Regex": " {2,}"}  # of a step that makes one blank of several
 _REMEDY = (
     "put the model's sentencepiece.bpe.model into the folder, which tells how text is normalised"
 )
-
-
-class Unigram(NamedTuple):
-    """Pieces by id, and their scores: -inf for added tokens, which match before segmentation."""
-
-    pieces: list[str]
-    scores: list[float]
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -148,8 +141,8 @@ def _name(compiled: bytes) -> str:
     return charsmap.STANDARD if charsmap.is_standard(compiled) else "user_defined"
 
 
-def unigram(value: Tokenizer) -> Unigram:
-    """Return pieces, then added tokens.
+def unigram(value: Tokenizer) -> tuple[list[str], list[float]]:
+    """Return pieces by id, then added tokens, and scores; those match first, and have -inf.
 
     Raises ValueError if an added id is another's or leaves a gap, or the model falls back to bytes.
     """
@@ -163,7 +156,9 @@ def unigram(value: Tokenizer) -> Unigram:
     return with_added(value, pieces, scores)
 
 
-def with_added(value: Tokenizer, pieces: list[str], scores: list[float]) -> Unigram:
+def with_added(
+    value: Tokenizer, pieces: list[str], scores: list[float]
+) -> tuple[list[str], list[float]]:
     """Append the added tokens to the pieces by id, or raise as `unigram`."""
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):
         number, piece = token.id, token.content
@@ -176,7 +171,7 @@ def with_added(value: Tokenizer, pieces: list[str], scores: list[float]) -> Unig
                 "gap; write the tokenizer again with save_pretrained"
             )
         scores[number] = -np.inf
-    return Unigram(pieces, scores)
+    return pieces, scores
 
 
 def normalizer_spec(value: Tokenizer) -> Message:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vocap.settings import BOS_ID, EOS_ID, MASK_ID, PAD_ID, UNK_ID
 from xlm.common import artifacts
-from xlm.interop import huggingface, surface, vocabulary, weights
+from xlm.interop import huggingface, parameters, surface, vocabulary, weights
 from xlm.interop.normalizer_json import added_token
 from xlm.interop.vocabulary import TOKENIZER
 from xlm.interop.weights import WEIGHTS
@@ -37,7 +37,12 @@ _LAYER = {
     **{f"attention.{ours}": f"self_attn.{theirs}" for ours, theirs in _ATTENTION.items()},
     **{f"cross_attention.{ours}": f"encoder_attn.{theirs}" for ours, theirs in _ATTENTION.items()},
 }
-_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+# Our modules and theirs of a side.
+_MODULES = {
+    "embeddings.norm": "layernorm_embedding",
+    "final_norm": "layer_norm",
+    **{f"layers.{ours}": f"layers.{{}}.{theirs}" for ours, theirs in _LAYER.items()},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +137,13 @@ def _tensors(parts: TranslationParts, num_pieces: int) -> Iterator[tuple[str, np
     bias[num_pieces:] = _NEVER
     yield "final_logits_bias", bias[None]
     for side, params in (("encoder", encoder), ("decoder", decoder)):
-        prefix = f"model.{side}."
         positions = np.pad(embeddings["positions"], ((_OFFSET, 0), (0, 0)))
-        yield f"{prefix}embed_positions.weight", positions
-        yield from _module(f"{prefix}layernorm_embedding", embeddings["norm"])
-        if parts.is_pre_norm:
-            yield from _module(f"{prefix}layer_norm", params["final_norm"])
-        for ours, theirs in _LAYER.items():
-            if ours.startswith("cross_") and side == "encoder":
-                continue
-            found = params["layers"]
-            for part in ours.split("."):
-                found = found[part]
-            for number in range(parts.encoder["num_layers"] if side == "encoder"
-                                else parts.decoder["num_layers"]):  # fmt: skip
-                layer = {name: np.asarray(value)[number] for name, value in found.items()}
-                yield from _module(f"{prefix}layers.{number}.{theirs}", layer)
-
-
-def _module(name: str, params: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    for kind, value in params.items():
-        array = np.asarray(value)
-        yield f"{name}.{_KINDS[kind]}", array.T if kind == "kernel" else array
+        yield f"model.{side}.embed_positions.weight", positions
+        own = parameters.flattened({**params, "embeddings": embeddings})
+        arrays = {name: np.asarray(value) for name, value in own}
+        modules = {ours: f"model.{side}.{theirs}" for ours, theirs in _MODULES.items()}
+        for name, (part,) in parameters.places(parameters.table_of(arrays, modules), arrays):
+            yield name, part
 
 
 def _config(parts: TranslationParts) -> dict[str, Any]:

@@ -127,5 +127,5 @@ def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
     """
     shapes = parameters.shapes(msgspec.structs.asdict(config), has_head=config.masked_lm_head)
     with open_weights(folder) as weights:
-        weights.check_names(shapes, config.task.tensors if config.task else ())
-        return {name: weights.read(name, shape) for name, shape in shapes.items()}
+        weights.check(shapes, config.task.tensors if config.task else ())
+        return {name: weights.read(name) for name in shapes}

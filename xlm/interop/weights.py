@@ -182,6 +182,9 @@ class _TorchFile:
         found: np.ndarray = (tensor.float() if is_brain else tensor).contiguous().numpy()
         return found
 
+    def get_slice(self, name: str) -> Any:
+        return types.SimpleNamespace(get_shape=lambda: self._tensors[name].shape)
+
     def metadata(self) -> None:
         return None
 
@@ -243,8 +246,12 @@ class Weights:
         one, two = (self._files[key][1].get_tensor(self._files[key][3]) for key in names)
         return np.array_equal(one, two)
 
-    def check_names(self, wanted: Collection[str], unused: Collection[str] = ()) -> None:
-        """Raise ValueError unless all `wanted` tensors exist, and no others except `unused`."""
+    def check(self, wanted: Mapping[str, tuple[int, ...]], unused: Collection[str] = ()) -> None:
+        """Raise ValueError unless all `wanted` tensors exist in their shapes, and no others.
+
+        Those of `unused` may exist. No numbers are read, so that memory is taken for a model that
+        fits its config.json.
+        """
         found = set(self._files)
         missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
         unknown = found - {*wanted, *unused, *self._tied.values()}
@@ -255,28 +262,31 @@ class Weights:
                     f"{self._folder} {fault} tensors, {len(names)}: {shown}. It must hold one "
                     f"model, that of its config.json; {self._remedy}"
                 )
+        for name, shape in wanted.items():
+            for one in sorted({name, self._tied.get(name, name)} & found):
+                path, file, _, own = self._files[one]
+                if (there := tuple(file.get_slice(own).get_shape())) != shape:
+                    raise ValueError(
+                        f"{path}: {one} has shape {there}, must be {shape} by config.json; are "
+                        "they of one model?"
+                    )
 
-    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Read a tensor as float32; ValueError for another shape, type, or tied tensor."""
+    def read(self, name: str) -> np.ndarray:
+        """Read a tensor that was checked, as float32; ValueError for another type or tied one."""
         tied = self._tied.get(name, name)
         if name not in self._files:
             name = tied
-        array = self._read(name, shape)
-        if tied != name and tied in self._files and (array != self._read(tied, shape)).any():
+        array = self._read(name)
+        if tied != name and tied in self._files and (array != self._read(tied)).any():
             raise ValueError(
                 f"{self._folder}: {name} and {tied} differ, but the output layer must be tied to "
                 "the embeddings; such a model cannot be read"
             )
         return array
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _read(self, name: str) -> np.ndarray:
         path, file, seal, own = self._files[name]
         array = file.get_tensor(own)
-        if array.shape != shape:
-            raise ValueError(
-                f"{path}: {name} has shape {array.shape}, must be {shape} by config.json; are they "
-                "of one model?"
-            )
         if array.dtype not in TYPES:
             raise ValueError(
                 f"{path}: {name} is of type {array.dtype}, must be float32, float16 or bfloat16; "

@@ -4,7 +4,7 @@ CamemBERT and BERT, which are read and become XLM-R's.
 XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
 our parameters differ only in layout:
 
-- Theirs have kernels [out, in] and tensors for each layer; ours [in, out] and an axis of layers.
+- The orders of axes, and the tensors for each layer, are as in `parameters`.
 - Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
 - Theirs add the embedding of the single token type everywhere. Reading adds it to the position
   embeddings, and writing puts zeros in its place.
@@ -13,11 +13,10 @@ our parameters differ only in layout:
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,7 +96,7 @@ _RATES = {
 }
 
 _LAYER = "roberta.encoder.layer.{}."
-# Our modules and theirs, with {} for the number of a layer.
+# Our modules, or parameters, and theirs, with {} for the number of a layer.
 _MODULES = {
     "layers.attention.query": _LAYER + "attention.self.query",
     "layers.attention.key": _LAYER + "attention.self.key",
@@ -107,6 +106,8 @@ _MODULES = {
     "layers.mlp.output": _LAYER + "output.dense",
     "head.dense": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
+    "head.bias": _BIAS,
+    "embeddings.table": _TABLE,
 }
 _POST_NORMS = {
     "embeddings.norm": _EMBEDDINGS + "LayerNorm",
@@ -118,38 +119,6 @@ _PRE_NORMS = {
     "layers.mlp_norm": _LAYER + "LayerNorm",
     "final_norm": "roberta.encoder.LayerNorm",
 }
-_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-_TENSORS = {"embeddings.table": _TABLE, "head.bias": _BIAS}
-
-
-class _Parameter(NamedTuple):
-    """One of our parameters, and its tensors in `transformers`."""
-
-    ours: str
-    theirs: str  # with {} for the number of a layer
-    shape: tuple[int, ...]  # ours
-
-    @property
-    def is_layered(self) -> bool:
-        return self.ours.startswith("layers.")
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tensors, one for each layer if the parameter has layers."""
-        return [self.theirs.format(i) for i in range(self.shape[0] if self.is_layered else 1)]
-
-    @property
-    def their_shape(self) -> tuple[int, ...]:
-        shape = self.shape[1:] if self.is_layered else self.shape
-        return shape[::-1] if self._is_kernel else shape
-
-    def turned(self, array: np.ndarray) -> np.ndarray:
-        """Convert between their order of axes and ours, in either direction."""
-        return array.T if self._is_kernel else array
-
-    @property
-    def _is_kernel(self) -> bool:
-        return self.ours.endswith(".kernel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,12 +180,12 @@ class XLMRoberta:
 
     def their_shapes(self, config: Config, *, has_head: bool = True) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the tensors that are read."""
-        parameters = self._parameters(self._sizes(config), has_head=has_head)
-        found = {name: one.their_shape for one in parameters for name in one.names}
+        own = parameters.shapes(self._sizes(config), has_head=has_head)
+        found = parameters.their_shapes(self._table(own), own)
         types = config.type_vocab_size or self.defaults["type_vocab_size"]
-        found[_POSITIONS] = config.max_position_embeddings, config.hidden_size
-        found[_TOKEN_TYPE] = types, config.hidden_size
-        return {self._named(name): shape for name, shape in found.items()}
+        found[self._named(_POSITIONS)] = config.max_position_embeddings, config.hidden_size
+        found[self._named(_TOKEN_TYPE)] = types, config.hidden_size
+        return found
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
         """Read the parameters by name, float32; those of the masked-LM head if there is one.
@@ -232,20 +201,19 @@ class XLMRoberta:
             shapes = self.their_shapes(config, has_head=has_head)
             heads = () if has_head else (head, *_OTHER_HEADS)
             others = [name for name in weights.names if name.startswith(heads)]
-            weights.check_names(
-                {name.removeprefix(drop) for name in shapes},
+            weights.check(
+                {name.removeprefix(drop): shape for name, shape in shapes.items()},
                 {*(self._named(name).removeprefix(drop) for name in _UNUSED), *others},
             )
 
             def read(name: str) -> np.ndarray:
-                name = self._named(name)
-                return weights.read(name.removeprefix(drop), shapes[name])
+                return weights.read(name.removeprefix(drop))
 
-            found = self._parameters(self._sizes(config), has_head=has_head)
-            arrays = {one.ours: _read_parameter(read, one) for one in found}
-            positions = read(_POSITIONS)[self._first(config) :]
+            own = parameters.shapes(self._sizes(config), has_head=has_head)
+            arrays = parameters.filled(self._table(own), own, read)
+            positions = read(self._named(_POSITIONS))[self._first(config) :]
             # A single text, or pair of texts, of XLM-R is of type 0 throughout.
-            token_type = read(_TOKEN_TYPE)[:1]
+            token_type = read(self._named(_TOKEN_TYPE))[:1]
         # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
         arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
         return arrays
@@ -280,11 +248,8 @@ class XLMRoberta:
         has_head, found = "head.bias" in arrays, {}
         if task_head is not None:
             found = task_head.their_tensors(task_heads.MODULES[task_head.class_suffix])
-        for parameter in self._parameters(sizes, has_head=has_head):
-            array = arrays[parameter.ours]
-            layers = array if parameter.is_layered else array[None]
-            for name, layer in zip(parameter.names, layers, strict=True):
-                found[name] = np.ascontiguousarray(parameter.turned(layer))
+        for name, (part,) in parameters.places(self._table(arrays), arrays):
+            found[name] = np.ascontiguousarray(part)
         found[_POSITIONS] = np.pad(arrays["embeddings.positions"], ((PAD_ID + 1, 0), (0, 0)))
         width = sizes["hidden_size"]
         found[_TOKEN_TYPE] = np.zeros((1, width), np.float32)
@@ -352,15 +317,10 @@ class XLMRoberta:
         ours = next(filter(name.startswith, self.names), "")
         return self.names.get(ours, "") + name.removeprefix(ours)
 
-    def _parameters(self, sizes: Mapping[str, Any], *, has_head: bool = True) -> list[_Parameter]:
-        """Return all parameters except the positions, which include the token type."""
-        found, modules = [], {**_MODULES, **self.norms}
-        for ours, shape in parameters.shapes(sizes, has_head=has_head).items():
-            if ours != "embeddings.positions":
-                module, _, kind = ours.rpartition(".")
-                theirs = _TENSORS.get(ours) or f"{modules[module]}.{_KINDS[kind]}"
-                found.append(_Parameter(ours, theirs, shape))
-        return found
+    def _table(self, own: Iterable[str]) -> parameters.Table:
+        """Return the table of our parameters `own`, but for positions, which include the type."""
+        found = parameters.table_of(own, {**_MODULES, **self.norms})
+        return {self._named(theirs): ours for theirs, ours in found.items()}
 
 
 XLM_R = XLMRoberta(
@@ -382,19 +342,3 @@ BERT = dataclasses.replace(
     XLM_R, MODEL_TYPE="bert", prefix="Bert", names=_OF_BERT, skips_padding=False
 )
 READ_ONLY = (ROBERTA, CAMEMBERT, BERT)  # and written as XLM-R
-
-
-def _read_parameter(of: Callable[[str], np.ndarray], parameter: _Parameter) -> np.ndarray:
-    def read(name: str) -> np.ndarray:
-        return parameter.turned(of(name))
-
-    if not parameter.is_layered:
-        return np.ascontiguousarray(read(*parameter.names))
-    # Filled layer by layer: a list of layers and then their stack would be two copies of the model.
-    # The first layer is read before memory is taken, since config.json may give a wrong shape.
-    layers = map(read, parameter.names)
-    first = next(layers)
-    stack = np.empty(parameter.shape, np.float32)
-    for number, layer in enumerate(itertools.chain([first], layers)):
-        stack[number] = layer
-    return stack

@@ -139,8 +139,8 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply attention of `x` [B, Q, D] to itself, to `context`, or to `cache` and itself.
 
-        Returns [B, Q, D], and the cache extended by the tokens of `x`, None without one. Raises
-        ValueError if both a context and a cache are given.
+        Returns [B, Q, D], and the cache extended by the tokens of `x`, None without one. There is
+        no cache with a context.
 
         Args:
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
@@ -155,8 +155,6 @@ class Attention(nn.Module):
             C.
           deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
         """
-        if context is not None and cache is not None:
-            raise ValueError("attention to another sequence takes its keys_values, not a cache")
         source = x if context is None else context
         query = self._by_head(self.query(x))
         query = self.query_norm(query) if self.qk_norm else query

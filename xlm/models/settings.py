@@ -236,7 +236,7 @@ def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kerne
         kernel = "blockwise" if said else "flash"
         if said:
             logging.warning('attention by "flash" is not used, which is faster: %s', said)
-    logging.info(
+    logging.debug(
         'model.attention "auto" is %s for %s positions and heads of %d in %s on this backend, %s',
         kernel, position, head_size, dtype, backend,
     )  # fmt: skip

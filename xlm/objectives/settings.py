@@ -167,10 +167,8 @@ class RobustSettings:
     def phase_steps(self, num_steps: int) -> tuple[int, ...]:
         """Steps before which the worst distribution is solved: i num_steps / (num_phases + 1).
 
-        The base distribution is in force up to the first of them.
-
-        Raises:
-          ValueError: the run is too short for so many phases.
+        The base distribution is in force up to the first of them. Raises ValueError if the run is
+        too short for so many phases.
         """
         if num_steps <= self.num_phases:
             raise ValueError(

@@ -37,13 +37,10 @@ _PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not compl
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    """Keep our log lines and all warnings; Orbax logs about thirty lines per checkpoint."""
-    if record.name == "asyncio" and "never retrieved" in record.getMessage():
-        return False  # of other tasks of a read that has failed, which we report
-    is_of_orbax = "/orbax/" in record.pathname
-    if is_of_orbax:  # its threads log tracebacks of errors that `SaveError` reports
-        record.exc_info = None
-    return record.levelno >= logging.WARNING or not is_of_orbax
+    """Drop what only repeats the errors that `SaveError` and a failed read report."""
+    if "/orbax/" in record.pathname:
+        record.exc_info = None  # tracebacks of its threads
+    return not (record.name == "asyncio" and "never retrieved" in record.getMessage())
 
 
 absl_logging.get_absl_handler().addFilter(_worth_reading)

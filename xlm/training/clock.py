@@ -107,11 +107,18 @@ class Clock:
             self._writer.write(self._step, self.seconds)
         return _shares(self.seconds)
 
+    def per_step(self, steps: int) -> float:
+        """Return the mean seconds of this start's `steps`, all but starting and compiling."""
+        self.turn(self._part)
+        repeated = set(PARTS) - {"starting", "compiling", "lost"}
+        return sum(self.seconds[one] - self._before[one] for one in repeated) / max(steps, 1)
+
     def log(self) -> None:
         """Log each part's share of the time of the whole run, and since this start."""
         whole = self.record()
         here = _shares({part: self.seconds[part] - self._before[part] for part in PARTS})
-        for name, found in (("this start", here), ("the whole run", whole)):
+        resumed = [("this start", here)] if any(self._before.values()) else []
+        for name, found in (*resumed, ("the whole run", whole)):
             listed = sorted(found.items(), key=lambda one: -one[1])
             shown = ", ".join(f"{part} {share:.1%}" for part, share in listed if share >= 0.001)
             logging.info("time of %s: %s", name, shown)

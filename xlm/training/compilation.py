@@ -41,7 +41,7 @@ def use_cache() -> None:
         )  # fmt: skip
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    logging.info("compiled programs are kept in %s (%s)", folder, VARIABLE)
+    logging.debug("compiled programs are kept in %s (%s)", folder, VARIABLE)
 
 
 def use_deterministic_operations() -> None:
@@ -53,7 +53,7 @@ def use_deterministic_operations() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if _DETERMINISTIC.partition("=")[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
-    logging.info("XLA_FLAGS: %s", os.environ["XLA_FLAGS"])
+    logging.debug("XLA_FLAGS: %s", os.environ["XLA_FLAGS"])
 
 
 # Parameters of mallopt (glibc's malloc.h) and their values: one heap that grows by 64 MB, maps no

@@ -45,8 +45,10 @@ def define_flags() -> Callable[[], None]:
                 f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, of which jax finds no "
                 f"device ({str(error) or 'not installed'}); unset it, or install what it needs"
             ) from error
-        logging.info("process %d of %d", jax.process_index() + 1, jax.process_count())
-        logging.info("devices: %s", devices)
+        shown = len(devices), devices[0].platform, jax.process_count()
+        logging.info("devices: %d %s, processes: %d", *shown)
+        if jax.process_index() and not logging.level_debug():
+            logging.set_verbosity(logging.WARNING)  # the first one tells how far all are
 
     return join
 

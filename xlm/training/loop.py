@@ -71,7 +71,7 @@ def train(
         settings.max_multiples, verify=settings.verify_checkpoints,
     ) as checkpoints:  # fmt: skip
         # 1. State: from the latest checkpoint if there is one, else from the seed.
-        logging.info("parameters:\n%s", parameter_table(functions.abstract_state.params))
+        logging.debug("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params, continued_from)
         current = functions.after(step)
         _log_stage(current)

@@ -1,5 +1,6 @@
 """Metrics, speed, progress, profile and diagnostics of a run in progress."""
 
+import functools
 import logging
 import math
 import pathlib
@@ -11,7 +12,8 @@ import jax
 import numpy as np
 import tqdm
 
-from xlm.common import artifacts
+from xlm.common import artifacts, console
+from xlm.objectives.mixture import Mixture
 from xlm.objectives.objective import Batch, LossAndMetrics, Objective, means
 from xlm.training.clock import GOODPUT, Clock
 from xlm.training.digests import Inspection, inspect
@@ -26,6 +28,11 @@ _REMEDY = (
     "the checkpoints before it are good, and a lower optimizer.learning_rate, a longer warm-up or "
     "optimizer.clip_norm may help"
 )
+# What the console calls the kinds of steps, by the name of their loss in metrics.jsonl.
+_NAMES = {
+    "mlm": "masked LM", "tlm": "TLM", "mlm_and_contrast": "with contrast",
+    "mrtd": "replaced tokens", "trtd": "those of pairs",
+}  # fmt: skip
 # Function of the state that returns metrics to record.
 Evaluator = Callable[..., Mapping[str, float]]
 
@@ -52,10 +59,11 @@ class Progress:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
             self._sinks += [Sink(one, folder, step) for one in SINKS if getattr(settings, one)]
-        self._bar = tqdm.tqdm(
-            total=settings.num_steps, initial=step, desc="train", unit="step",
-            disable=not self._is_writer, mininterval=1.0,
-        )  # fmt: skip
+        total = settings.num_steps if self._is_writer else 0
+        self._bar = console.bar(None, "train", total, "steps", step, "{postfix}")
+        self._first, self._loss_name = step, "loss"
+        self._losses: dict[str, list[float]] = {}  # by kind of step, since the last line
+        self._shown: dict[str, str] = {}
         self._flops: dict[Any, float] = {}  # by kind of step
         # Tokens and operations of this process by steps taken, of the latest steps.
         self._work = {step: np.zeros(2)}
@@ -85,6 +93,9 @@ class Progress:
             if settings.peak_flops:
                 traced = functions.train_step.trace(objective, state, batch)
                 self._flops[program] = matmul_flops(traced.jaxpr)
+        self._loss_name = "loss"
+        if isinstance(objective, Mixture):
+            self._loss_name = f"{objective.terms[batch.kind].name}_loss"
         # Padding tokens count, since they are computed too.
         tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
         self._work[step + 1] = self._work[step] + (tokens, self._flops[program])
@@ -99,8 +110,8 @@ class Progress:
         self._goodput.turn("other")
         # Reading waits for the device. One step late, the device has the next step queued.
         self.flush_metrics()
-        self._pending.append((self._record_step, step, metrics))
-        self._bar.update()
+        record = functools.partial(self._record_step, loss_name=self._loss_name)
+        self._pending.append((record, step, metrics))
         if self._profiling and step == self._settings.profile_from + self._settings.profile_steps:
             jax.block_until_ready(metrics)
             jax.profiler.stop_trace()
@@ -125,24 +136,41 @@ class Progress:
         values = means(jax.device_get(report))
         self._record({f"index/{name}": value for name, value in values.items()}, step)
 
-    def _record_step(self, step: int, metrics: LossAndMetrics) -> None:
+    def _record_step(self, step: int, metrics: LossAndMetrics, loss_name: str) -> None:
         # A finite loss can have a non-finite gradient, which corrupts the state as well. All others
         # stay on the device: of a hundred languages they are two hundred numbers a step.
-        names = ("loss", "grad_norm")
-        checked = means(jax.device_get({name: metrics[name] for name in names}))
-        for name in names:
+        checked = means(jax.device_get({k: metrics[k] for k in ("loss", "grad_norm", loss_name)}))
+        for name in ("loss", "grad_norm"):
             if not math.isfinite(value := checked[name]):
                 raise FloatingPointError(
                     f"the {name} of step {step} is {value}{self._dump(step, metrics)}; {_REMEDY}"
                 )
+        self._losses.setdefault(loss_name, []).append(checked[loss_name])
         if step % self._settings.log_every == 0:
             values = means(jax.device_get(metrics))
-            self._bar.set_postfix(loss=f"{values['loss']:.3f}")
             # NaN marks metrics without examples in the step, such as the loss of a language.
             values = {**values, **self._data.step_values(step - 1)}
             there = {name: value for name, value in values.items() if not math.isnan(value)}
             self._record({f"train/{name}": value for name, value in there.items()}, step)
-            self._record_speed(step)
+            speed = self._record_speed(step)
+            self._show(step, speed.get("tokens_per_second", 0.0))
+        elif console.is_drawn():
+            self._bar.update(step - self._bar.n)
+
+    def _show(self, step: int, tokens_per_second: float) -> None:
+        """Show the steps taken, the time left, and each kind's mean loss since the last line."""
+        if self._bar.disable:
+            return self._losses.clear()
+        for name, found in self._losses.items():
+            name = name.removesuffix("_loss")
+            self._shown[name] = f"{_NAMES.get(name, name)} {sum(found) / len(found):.2f}"
+        left = self._goodput.per_step(step - self._first) * (self._settings.num_steps - step)
+        speed = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
+        parts = *self._shown.values(), f"{tqdm.tqdm.format_interval(left)} left", speed
+        self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
+        is_last = step == self._settings.num_steps
+        if self._bar.update(step - self._bar.n) or (is_last and self._bar.refresh()):
+            self._losses.clear()
 
     def _dump(self, step: int, found: LossAndMetrics) -> str:
         """Write diagnostics of a step with a non-finite loss; return words with their path."""
@@ -180,7 +208,9 @@ class Progress:
         self._goodput.turn("saving")
         if values:
             self._record(values, step)
-        self._goodput.log()
+        if "eval/loss" in values:
+            logging.info("step %s: held-out loss %.3f", f"{step:,}", values["eval/loss"])
+        self._goodput.record()
         self._clock = (step, time.monotonic(), self._work[step])  # evaluation is not training
 
     def _record(self, values: Mapping[str, float], step: int) -> None:
@@ -192,13 +222,13 @@ class Progress:
         for sink in self._sinks:
             sink.write(values, step)
 
-    def _record_speed(self, step: int) -> None:
+    def _record_speed(self, step: int) -> Mapping[str, float]:
         last_step, last_time, last_work = self._clock
         now = time.monotonic()
         self._clock = (step, now, self._work[step])
         self._work = {key: value for key, value in self._work.items() if key >= step}
         if not self._is_writer or step == last_step:
-            return
+            return {}
         tokens, flops = (self._work[step] - last_work) / (now - last_time)
         values = {"steps_per_second": (step - last_step) / (now - last_time)}
         if tokens:
@@ -209,3 +239,4 @@ class Progress:
         named = {f"speed/{name}": value for name, value in values.items()}
         named |= {f"goodput/{name}": share for name, share in self._goodput.record().items()}
         self._record_events(named, step)
+        return values if last_step != self._first else {}  # whose time was spent on compiling

@@ -211,5 +211,5 @@ def padded_vocab_size(vocab_size: int, multiple: int) -> int:
     """Round `vocab_size` up, so that the table shards evenly over any mesh axis in use."""
     padded = -(-vocab_size // multiple) * multiple
     if padded != vocab_size:
-        logging.info("vocabulary of %d padded to %d rows", vocab_size, padded)
+        logging.debug("vocabulary of %d padded to %d rows", vocab_size, padded)
     return padded

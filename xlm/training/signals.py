@@ -29,7 +29,7 @@ def exit_if_stopped() -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        logging.info("%s", stopped)
+        logging.warning("%s", stopped)
         sys.exit(EXIT_STOPPED)
 
 
