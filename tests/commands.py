@@ -22,7 +22,7 @@ from unittest import mock
 from absl import flags
 
 from xlm.cli.main import VERBS
-from xlm.common import entry_point
+from xlm.common import entry_point, packages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _flags_of: dict[str, dict[str, flags.Flag]] = {}
@@ -85,7 +85,8 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
             flags.FLAGS[flag] = one
         try:
             # Overrides of a config, --config.section.key, are looked for there.
-            with mock.patch.object(sys, "argv", [name, *arguments]), warnings.catch_warnings():
+            given = [re.sub(r"(?<=^--config=).+", _recipe, one) for one in arguments]
+            with mock.patch.object(sys, "argv", [name, *given]), warnings.catch_warnings():
                 # ml_collections reads the file of a config so.
                 warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
                 for one in found.values():
@@ -100,8 +101,10 @@ def parsed(name: str, *arguments: str) -> Iterator[list[str]]:
                 one.unparse()  # a test that imported the command has the same flags
 
 
-def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command here; its status, what it prints, and what it logs from warnings on.
+def execute(
+    name: str, *arguments: str, folder: pathlib.Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder; its status, what it prints, and what it logs from warnings on.
 
     Starting a process takes seconds. Errors that would end one with a traceback are raised.
     """
@@ -111,7 +114,7 @@ def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     logger.addHandler(handler)
     try:
         with (
-            contextlib.chdir(ROOT),
+            contextlib.chdir(folder),
             parsed(name, *arguments) as rest,
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
@@ -122,6 +125,10 @@ def execute(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     finally:
         logger.removeHandler(handler)
     return subprocess.CompletedProcess(arguments, status, stdout.getvalue(), stderr.getvalue())
+
+
+def _recipe(config: re.Match[str]) -> str:
+    return packages.recipe(config[0])  # which a folder other than the checkout lacks
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Commands on the pages of the documentation: their flags and the keys of their configs exist.
 
-Other tests run them: those of README.md and docs/own_task.md as printed, the others by their rooms.
+Other tests run them: those of README.md, docs/tutorials, docs/own_task.md and some more pages as
+printed (tests/pages.py), the others by their rooms.
 """
 
 import ast
@@ -19,7 +20,7 @@ from absl.testing import parameterized
 from tests import commands
 from xlm.cli.main import VERBS
 
-PAGES = sorted([commands.ROOT / "README.md", *commands.ROOT.glob("docs/*.md")])
+PAGES = sorted([commands.ROOT / "README.md", *commands.ROOT.glob("docs/**/*.md")])
 WITHOUT_ABSL = ("tests.fuzz_artefacts",)
 
 
@@ -62,7 +63,7 @@ def with_flags(name: str) -> Iterator[None]:
 
 
 class PagesTest(parameterized.TestCase):
-    @parameterized.named_parameters((page.stem, page) for page in PAGES)
+    @parameterized.named_parameters((str(page.relative_to(commands.ROOT)), page) for page in PAGES)
     def test_flags_of_commands_exist(self, page):
         for name, *arguments in printed(page):
             if name in WITHOUT_ABSL or any(one.startswith("--help") for one in arguments):

@@ -29,7 +29,14 @@ _ANCHOR = re.compile(r"\]\(([^)#]*)#([^)]+)\)")
 
 def texts() -> Iterator[tuple[pathlib.Path, str]]:
     """Markdown files, shell scripts, and the docstrings and comments of Python files."""
-    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("scripts/*.sh")]):
+    for path in sorted(
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("*/*.md"),
+            *ROOT.glob("docs/*/*.md"),
+            *ROOT.glob("scripts/*.sh"),
+        ]
+    ):
         yield path, path.read_text(encoding="utf-8")
     for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py")]):
         if "tests" in path.parts:  # which make up names

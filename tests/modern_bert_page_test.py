@@ -1,34 +1,29 @@
 """The blocks of docs/modern_bert.md, run as printed on a tiny random ModernBERT with own text."""
 
-import contextlib
-import io
 import json
-import re
-import shlex
-from typing import Any
 from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 
-from tests import commands, factories, folders, tiny_tasks
+from tests import factories, pages, tiny_tasks
 from tests.interop import modern_bert_test, xlm_roberta_parity_test
 from tests.interop.onnx_folder_test import HAS_ONNX
-from xlm.cli.main import VERBS
 from xlm.experiment import model as builders
 from xlm.interop import model_folder
 
-PAGE = (commands.ROOT / "docs" / "modern_bert.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", PAGE, re.M | re.S)
-# What fits little text, besides what is printed.
-PHASES = "phases=phases, train__batch_size=4, optimizer__warmup_steps=1, store__length=32"
-SMALL = {
-    "finetune": ("--config.task.max_length=24", "--config.task.buckets=()",
-                 "--config.optimizer.learning_rate=3e-3"),
-}  # fmt: skip
 
+class PageTest(pages.PageTest):
+    # What fits little text.
+    swapped = {
+        "phases=phases": "phases=phases, train__batch_size=4, optimizer__warmup_steps=1, "
+                         "store__length=32"
+    }  # fmt: skip
+    small = {
+        "finetune": ("--config.task.max_length=24", "--config.task.buckets=()",
+                     "--config.optimizer.learning_rate=3e-3"),
+    }  # fmt: skip
 
-class PageTest(folders.FolderTest):
     def setUp(self):
         super().setUp()
         xlm_roberta_parity_test.transformers()
@@ -48,33 +43,10 @@ class PageTest(folders.FolderTest):
         sentences = ["the\tO\nother\tO\nthing\tB-T\n", "that\tB-T\nis\tO\nthe\tO\n"] * 12
         self.write("TAGS/train.en.conll", "\n".join(sentences))
 
-    def here(self, text: str) -> str:
-        text = text.replace("phases=phases", PHASES)
-        return re.sub(r"\b(runs/|FOLDER\b|TEXT\b|TAGS\b)", rf"{self.folder}/\1", text)
-
-    def run_bash(self, block: str) -> str:
-        printed = ""
-        for line in self.here(block).splitlines():
-            first, verb, *arguments = shlex.split(line)
-            name = VERBS[verb] if first == "xlm" else verb.removesuffix(".py")
-            with tiny_tasks.quick():
-                done = commands.execute(name, *arguments, *SMALL.get(name, ()))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            printed += done.stdout
-        return printed
-
     @absltest.skipUnless(HAS_ONNX, "torch, transformers or onnxruntime is not installed")
     def test_its_blocks(self):
-        names: dict[str, Any] = {}
-        printed = []
-        for language, block in BLOCKS:
-            if language == "bash":
-                printed.append(self.run_bash(block))
-                continue
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.chdir(commands.ROOT):
-                exec(self.here(block), names)
-            printed.append(out.getvalue())
+        with tiny_tasks.quick():
+            printed = self.run_page("modern_bert.md")
         imported, _, _, _, filled, compared, _, tagged = printed
         self.assertIn("TEXT/en.txt: 32 of 32 lines agree", imported)
         self.assertLen(filled.splitlines(), 5)
@@ -87,7 +59,7 @@ class PageTest(folders.FolderTest):
             ]
             self.assertBetween(np.abs(kernels[0] - kernels[1]).max(), 1e-5, 0.1)
         with self.subTest("classes"):
-            found = [type(names["model"]), type(names["tagger"].model)]
+            found = [type(self.names["model"]), type(self.names["tagger"].model)]
             self.assertEqual(
                 [one.__name__ for one in found],
                 ["ModernBertForMaskedLM", "ModernBertForTokenClassification"],

@@ -32,7 +32,7 @@ ELSEWHERE = {
     "apache_beam": "beam", "xmanager": "launch", "gguf": "export", "tiktoken": "export",
     "torch": "onnx", "transformers": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
     "fsspec": "remote", "upath": "remote", "wandb": "wandb", "mlflow": "mlflow",
-    "distributed": "dask", "pyarrow": "parquet",
+    "distributed": "dask", "pyarrow": "parquet", "mkdocs": "docs",
     "matplotlib": "dev",  # research/requirements.txt
 }  # fmt: skip
 # Required although no file imports them.

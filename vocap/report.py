@@ -258,7 +258,8 @@ def _size(one: Mapping[str, Any]) -> str:
 
 def allocation_table(record: Record) -> str:
     """Format the languages and their sizes as a table (paper Table 9), most text first."""
-    scores = record["scores"][methods(record)[0]] if record.get("scores") else {}
+    found = methods(record) if record.get("scores") else []  # none without text held out
+    scores = record["scores"][found[0]] if found else {}
     rows = []
     for language, one in by_amount(record):
         row = {

@@ -18,7 +18,7 @@ steps, 28.0 after 800 and 33.0 after 1200. No other setting was run to its end.
 
 from ml_collections import ConfigDict
 
-from configs.finetune.translation import translation
+from configs.finetune.translation import small, translation
 
 
 def get_config(arg: str = "en-de,") -> ConfigDict:
@@ -26,25 +26,5 @@ def get_config(arg: str = "en-de,") -> ConfigDict:
     config = translation("translation", directions, data)
     for split, name in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
         config.task[split] = tuple(f"{name}.{{{side}}}.txt.xz" for side in ("source", "target"))
-    config.random_init = True
-    config.task.max_length = 64
-    config.task.buckets = (16, 32)
-
-    config.architecture.update(
-        embedding_size=128, hidden_size=128, num_layers=2, num_heads=4, mlp_size=512, max_length=64,
-        unroll=2, position="gated", distance_slope=0.5,
-    )  # fmt: skip
-    config.translation.update(decoder_layers=2, output_layer="full")
-    config.decoding.max_length = 64
-    config.model.update(dropout_rate=0.0, attention_dropout_rate=0.0)
-
-    config.optimizer.update(
-        kind="muon", learning_rate=5e-3, muon_learning_rate=0.02, warmup_share=0.05,
-        weight_decay=0.01, clip_norm=1.0,
-    )  # fmt: skip
-    config.train.update(
-        num_steps=2000, batch_tokens=1024, averaged_checkpoints=3, log_every=20,
-        evaluate_every=400, checkpoint_every=100,
-    )  # fmt: skip
-    config.evaluation.update(batch_tokens=2048, examples_in_training=128)
+    small(config)
     return config

@@ -3,6 +3,9 @@
     python finetune.py --config=configs/finetune/translation.py:en-de,DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
+`small,en-de,DATA` is a small model from random parameters, for CPU cores. CHECKPOINT is then a
+working directory of build_vocab.py (docs/tutorials/translation.md).
+
 `en-de+en-fr,DATA` is one model for both directions, told apart by the symbol of the target
 language. DATA has `{train,dev,test}.{en,de}`, or other names, as
 `--config.task.train='("corpus.{source}.gz","corpus.{target}.gz")'`. CHECKPOINT is a working
@@ -17,8 +20,12 @@ from configs.finetune.base import base
 
 
 def get_config(arg: str = "en-de,") -> ConfigDict:
-    directions, _, data = arg.partition(",")
-    return translation("translation", directions, data)
+    is_small = arg.startswith("small,")
+    directions, _, data = arg.removeprefix("small,").partition(",")
+    config = translation("translation", directions, data)
+    if is_small:
+        small(config)
+    return config
 
 
 # From VECO, Section 5.1, for En-De: layers, updates, tokens of a batch, rate, its linear warm-up
@@ -39,3 +46,26 @@ def translation(name: str, directions: str, data: str) -> ConfigDict:
     config.task.max_length = 256
     config.task.buckets = (16, 32, 64, 128)
     return config
+
+
+def small(config: ConfigDict) -> None:
+    """Set a model of two layers of 128 and Muon's rates, for sentences of up to 64 tokens."""
+    config.random_init = True
+    config.task.max_length = 64
+    config.task.buckets = (16, 32)
+    config.architecture.update(
+        embedding_size=128, hidden_size=128, num_layers=2, num_heads=4, mlp_size=512, max_length=64,
+        unroll=2, position="gated", distance_slope=0.5,
+    )  # fmt: skip
+    config.translation.update(decoder_layers=2, output_layer="full")
+    config.decoding.max_length = 64
+    config.model.update(dropout_rate=0.0, attention_dropout_rate=0.0)
+    config.optimizer.update(
+        kind="muon", learning_rate=5e-3, muon_learning_rate=0.02, warmup_share=0.05,
+        weight_decay=0.01, clip_norm=1.0,
+    )  # fmt: skip
+    config.train.update(
+        num_steps=2000, batch_tokens=1024, averaged_checkpoints=3, log_every=20,
+        evaluate_every=400, checkpoint_every=100,
+    )  # fmt: skip
+    config.evaluation.update(batch_tokens=2048, examples_in_training=128)
