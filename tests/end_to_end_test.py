@@ -1,7 +1,6 @@
 """The whole job by its entry points: stopped, repeated, misused.
 
-And the commands of README.md, as printed, in miniature; the first of them makes the run that all
-tests look at.
+And the commands of README.md in miniature; the first of them makes the run that all tests look at.
 
 The script on the embedded corpus, runs that are killed, stopped and gone on with, and one command
 that is refused are processes; the other commands run in this one.
@@ -18,11 +17,10 @@ import sys
 import tempfile
 from unittest import mock
 
+from absl import logging
 from absl.testing import absltest, parameterized
 
-from benchmarks import recording_data
 from tests import commands, factories, processes, tiny_tasks
-from xlm.cli.main import VERBS
 from xlm.experiment import model
 from xlm.training.metrics import read_metrics
 from xlm.training.signals import EXIT_STOPPED
@@ -34,30 +32,17 @@ CONFIG = (
     "--config.train.checkpoint_every=20", "--config.train.evaluate_every=30",
 )  # fmt: skip
 QUICKSTART = "bash scripts/quickstart.sh"
-# This suite itself, and what fetches packages.
-NOT_RUN = (
-    "bash scripts/test.sh", ".venv/bin/pip install",
-    "bash scripts/continue.sh",  # tests/configs/continue_test.py
-)  # fmt: skip
 # Flags that make a command small; the last of a flag counts.
-SMALL_VOCABULARY = (
-    "--config.vocab.target_size=600", "--config.vocab.sizes=(100,200,300,400,500)",
-    "--config.vocab.compare=()", "--config.vocab.num_workers=1",
-)  # fmt: skip
 SMALL = {
-    f"{QUICKSTART} --corpus": (
-        *("--config", "configs/quickstart.py:runlocal", "--config.corpus.languages=('en','sw')"),
-        *("--config.model.num_layers=0", "--config.output_layer.kind=full"),
-        *("--workdir", "runs/own", *SMALL_VOCABULARY),
-    ),
     # The run of the other tests.
     QUICKSTART: (*CONFIG[0].split("=", 1), *CONFIG[1:], "--workdir", "runs/quickstart"),
-    "python build_vocab.py": SMALL_VOCABULARY,
-    "python finetune.py": (
-        *("--config.train.epochs=1", "--config.train.evaluations=1"),
-        "--config.task.test_languages=('en','de')",
+    f"{QUICKSTART} --corpus FOLDER": (
+        "--config", "configs/quickstart.py:runlocal", "--config.corpus.languages=('en','sw')",
+        "--config.model.num_layers=0", "--config.output_layer.kind=full", "--workdir", "runs/own",
+        "--config.vocab.target_size=600", "--config.vocab.sizes=(100,200,300,400,500)",
+        "--config.vocab.compare=()", "--config.vocab.num_workers=1",
     ),
-}
+}  # fmt: skip
 # Runs train.py and sends it a signal where it asks for the batch of step 50.
 INTERRUPTED_TRAIN = """
 import os, runpy, signal
@@ -78,46 +63,23 @@ runpy.run_path("train.py", run_name="__main__")
 
 @functools.cache
 def scratch() -> pathlib.Path:
-    """The folder of the commands of README.md, with text and data; removed when the tests end."""
+    """The folder of the commands of README.md, with text; removed when the tests end."""
     folder = tiny_tasks.scratch() / "readme"
     (folder / "own").mkdir(parents=True)
     for name in ("en", "sw"):
         shutil.copy(ROOT / "corpus" / f"{name}.txt", folder / "own")
-    recording_data.write_tasks(folder / "data")
-    (folder / "mine.txt").write_text("the dog sees\n", encoding="utf-8")
     return folder
-
-
-def readme_commands() -> list[str]:
-    """The lines of all blocks of shell commands of README.md, in their order, without comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", "").splitlines()
-    return [line.partition(" #")[0].strip() for line in lines if line.strip()]
 
 
 @functools.cache
 def execute(command: str) -> str:
     """Output of a command of README.md, run in miniature."""
-    folder = scratch()
-    places = {
-        r"\bTEXT\b": folder / "own", r"\bDIR\b": folder / "own", r"\bDATA\b": folder / "data",
-        r"(?<![\w/])(runs/|mine\.txt|tags\.jsonl)": f"{folder}/\\1",
-    }  # fmt: skip
-    small = next((flags for start, flags in SMALL.items() if command.startswith(start)), ())
-    full = shlex.join([*shlex.split(command), *small])
-    for pattern, place in places.items():
-        full = re.sub(pattern, str(place), full)
-    first, *words = shlex.split(full)
-    if first == "xlm":
-        return execute_here(VERBS[words[0]], *words[1:])
-    if first == "python":
-        if words[0] == "-m":
-            del words[0]
-        return execute_here(*words)
+    full = shlex.join([*shlex.split(command), *SMALL[command]])
+    full = full.replace("FOLDER", str(scratch() / "own")).replace(" runs/", f" {scratch()}/runs/")
     if command == QUICKSTART:
-        return execute_script(first, *words)
+        return execute_script(*shlex.split(full))
     # What the script would run, in its order; processes of a script are those of the other run.
-    printed = execute_script(first, *words, python="echo")
+    printed = execute_script(*shlex.split(full), python="echo")
     for stage in re.findall(r"^(\w+\.py --config=.*)$", printed, re.M):
         printed += execute_here(*stage.split(" "))
     return printed
@@ -163,6 +125,7 @@ class EndToEndTest(parameterized.TestCase):
     def log_of(self, stage: str, workdir: pathlib.Path, *overrides: str) -> str:
         """Log of a command that ends well."""
         with self.assertLogs("absl", "INFO") as logs:
+            logging.info("begun")  # a command may have nothing to say
             result = commands.execute(stage, *CONFIG, *overrides, f"--workdir={workdir}")
         self.assertEqual(result.returncode, 0, result.stderr)
         return "\n".join(logs.output)
@@ -229,22 +192,13 @@ class EndToEndTest(parameterized.TestCase):
 
 
 class ReadmeTest(absltest.TestCase):
-    def test_all_commands(self):
-        run = [command for command in readme_commands() if not command.startswith(NOT_RUN)]
-        for command in run:
-            execute(command)
-        self.assertLen(run, 8)
-        self.assertTrue((scratch() / "runs" / "own" / "report" / "report.md").exists())
-        self.assertTrue((scratch() / "runs" / "table" / "report.md").exists())
-        self.assertLen((scratch() / "tags.jsonl").read_text("utf-8").splitlines(), 1)
-
-    def test_the_quickstart_is_what_is_said_of_it(self):
-        # It prints the commands that README.md lists.
-        said = README.partition("## Only a tokenizer")[0]
-        listed = re.findall(r"^python (\w+\.py) ", said, re.M)
-        self.assertEqual(re.findall(r"^\$ \S+ (\w+\.py) ", execute(QUICKSTART), re.M), listed)
-        # And makes all that its table names.
-        rows = re.findall(r"^\| `([\w/.]+)`", said, re.M)
-        self.assertContainsSubset(["vocab/spm.model", "report/report.md"], rows)
-        for name in rows:
-            self.assertTrue((scratch() / "runs" / "quickstart" / name).exists(), name)
+    def test_the_commands_do_what_is_said_of_them(self):
+        blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+        lines = [line.partition(" #")[0].strip() for line in "".join(blocks).splitlines()]
+        self.assertEqual(lines, [QUICKSTART, "bash scripts/test.sh"])
+        for command, name in zip(SMALL, ("runs/quickstart", "runs/own"), strict=True):
+            self.assertIn(f"`{command}`" if "FOLDER" in command else command, README)
+            stages = re.findall(r"^\$ \S+ (\w+)\.py ", execute(command), re.M)
+            self.assertEqual(stages, ["build_vocab", "prepare_data", "train", "evaluate"])
+            self.assertTrue((scratch() / name / "report" / "report.html").exists())
+        self.assertIn("`runs/quickstart/report/report.html`", README)
