@@ -58,7 +58,9 @@ class Progress:
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
-            self._sinks += [Sink(one, folder, step) for one in SINKS if getattr(settings, one)]
+            # Of a run that is over, evaluate.py may have written the page since.
+            chosen = [one for one in SINKS if getattr(settings, one) and step < settings.num_steps]
+            self._sinks += [Sink(one, folder, step) for one in chosen]
         total = settings.num_steps if self._is_writer else 0
         self._bar = console.bar(None, "train", total, "steps", step, "{postfix}")
         self._first, self._loss_name = step, "loss"
