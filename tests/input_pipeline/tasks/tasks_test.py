@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 KNOW_NAMES = ("input_pipeline/tasks/tasks.py", "configs/", "research/", "benchmarks/", "tests/")
 # In a report retrieval is a column; in the last one "regression" is a value of transformers'.
 KNOW_KINDS = (
-    *KNOW_NAMES, "xlm/experiment/task_kinds.py", "xlm/evaluation/report.py",
+    *KNOW_NAMES, "xlm/experiment/task_kinds.py", "xlm/evaluation/report.py", "xlm/cli/endings.py",
     "xlm/evaluation/xtreme_submission.py", "xlm/interop/task_heads.py",
 )  # fmt: skip
 
