@@ -45,7 +45,7 @@ class TrustTest(folders.FolderTest):
         printed = task_results.table(TASKS["udpos"], results)
         self.assertRegex(printed, r"\| accuracy \| f1 \| .* \| majority f1 \| random f1 \|")
         page = (folder / "report.html").read_text()
-        self.assertEqual(page.count("data:image/png;base64"), 2)
+        self.assertEqual(page.count("<svg"), 4)
         self.assertNotIn("collapsed", page)
 
     def test_the_report_shows_the_most_confident_errors(self):
