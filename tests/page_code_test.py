@@ -24,26 +24,42 @@ def blocks(page: str) -> list[str]:
 
 
 class PagesTest(folders.FolderTest):
-    def test_own_objective(self):
-        module, recipe = blocks("own_objective.md")
-        bigram = types.ModuleType("bigram")
-        self.enter_context(mock.patch.dict(sys.modules, bigram=bigram))
-        exec(module, vars(bigram))
-        path = self.write("bigram_config.py", recipe)
-        named = schema.checked(experiment.load_recipe(str(path)))
+    def define(self, name: str, code: str) -> None:
+        module = types.ModuleType(name)
+        self.enter_context(mock.patch.dict(sys.modules, {name: module}))
+        exec(code, vars(module))
 
-        config = program_test.config("plain")
-        config.objective, config.bigram = named.objective, named.bigram
-        config.optimizer.learning_rate, config.train.num_steps = 0.1, 30
-        store = program_test.store()
-        mesh = builders.mesh(config)
+    def train(self, config) -> list[dict[str, float]]:
+        """Train with the objective that the config names, and return the records of training."""
+        store, mesh = program_test.store(), builders.mesh(config)
         functions = builders.train_functions(
             config, objectives.objective(config, store, mesh), mesh
         )
         data = streams.training_data(config, store, mesh)
         train(functions, builders.train_settings(config), self.folder / "run", data)
         records = read_metrics(self.folder / "run" / "metrics.jsonl")
-        losses = [one["train/loss"] for one in records if "train/loss" in one]
+        return [one for one in records if "train/loss" in one]
+
+    def test_a_term_beside_masked_lm(self):
+        *_, code = blocks("own_objective.md")
+        self.define("decayed", code)
+        config = program_test.config("plain")
+        config.objective, config.train.num_steps = "decayed:build", 4
+        found = self.train(config)[-1]
+        self.assertGreater(found["train/squares"], 1)
+        loss = found["train/plain_loss"] + 1e-4 * found["train/squares"]
+        self.assertAlmostEqual(found["train/loss"], loss, places=4)
+
+    def test_own_objective(self):
+        module, recipe, _ = blocks("own_objective.md")
+        self.define("bigram", module)
+        path = self.write("bigram_config.py", recipe)
+        named = schema.checked(experiment.load_recipe(str(path)))
+
+        config = program_test.config("plain")
+        config.objective, config.bigram = named.objective, named.bigram
+        config.optimizer.learning_rate, config.train.num_steps = 0.1, 30
+        losses = [one["train/loss"] for one in self.train(config)]
         uniform = np.log(program_test.PADDED)
         self.assertBetween(losses[0], 0.9 * uniform, 1.1 * uniform)
         self.assertLess(losses[-1], losses[0] - 0.3)
