@@ -49,7 +49,8 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     with hosts.held(stage, claims=False):
         logging.info("exact loss of the held-out text in %d languages", len(store.languages))
         found = losses.run(trained.params)
-        logging.info("retrieval in %d parallel sets", len(store.parallel))
+        if store.parallel:
+            logging.info("retrieval in %d parallel sets", len(store.parallel))
         results = report.Results(
             step=trained.step,
             losses=found,

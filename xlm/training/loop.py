@@ -148,7 +148,10 @@ def _log_stage(functions: TrainFunctions) -> None:
     stage, params = functions.stage, functions.abstract_state.params
     trained = num_parameters(stage.trained_part(params))
     total = num_parameters(params)
-    logging.info("training %s: %s of %s parameters", stage, f"{trained:,}", f"{total:,}")
+    logging.info(
+        "training %s: %s of %s parameters; the first step is compiled, which may take minutes",
+        stage, f"{trained:,}", f"{total:,}",
+    )  # fmt: skip
 
 
 def _batches(

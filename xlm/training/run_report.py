@@ -21,6 +21,10 @@ from xlm.training.metrics import read_metrics
 _SPEED, _OF = "speed/tokens_per_second", "eval/loss/"
 _KEPT = re.compile(rf"train/(mlm_)?loss|eval/loss|{_OF}.*|validation/[^/]*|rtd/own/auc|{_SPEED}")
 _UNITS = ("nats a token", "bits a character")
+_SAMPLED_NOTE = (
+    "A sampled output layer trains over few classes, so its training loss lies below the held-out "
+    "loss. That gap says nothing of overfitting."
+)
 _RELOAD = '<meta http-equiv="refresh" content="30">\n'  # seconds
 
 
@@ -167,6 +171,8 @@ def _curves(
         if lines := [line for line in found if line.xs]:
             charts.save(charts.chart(lines, Axis("step"), Axis(y)), folder / f"curves{i}.svg")
             yield f"![{y} by step](curves{i}.svg)"
+            if names[1:] and "eval/loss" in there:
+                yield _SAMPLED_NOTE
 
 
 def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterator[str]:
