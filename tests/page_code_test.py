@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 
-from tests import commands, folders
+from tests import folders, pages
 from tests.training import program_test
 from xlm.experiment import experiment, objectives, schema, streams
 from xlm.experiment import model as builders
@@ -19,8 +19,7 @@ from xlm.training.metrics import read_metrics
 
 
 def blocks(page: str) -> list[str]:
-    text = (commands.ROOT / "docs" / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    return [one.text for one in pages.blocks(page) if one.language == "python"]
 
 
 class PagesTest(folders.FolderTest):

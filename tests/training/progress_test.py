@@ -82,7 +82,7 @@ class ProgressTest(folders.FolderTest):
         self.assertStartsWith(line, f"9 of 9 steps (100%), {losses}, ")
 
     def test_without_a_mixture_there_is_one_loss(self):
-        *_, last = self.lines(3, objective=mock.Mock(Objective))
+        *_, last = self.lines(3, objective=Objective())
         self.assertIn(f"(100%), loss {np.mean(self.losses[6:]) / 2:.2f}, ", last)
 
     def test_a_line_is_drawn_again_on_a_terminal(self):

@@ -50,6 +50,10 @@ class Mixture(Objective):
     def init(self, key: jax.Array) -> Any:
         return self._objectives[0].init(key)
 
+    def loss_name(self, kind: str) -> str:
+        # `plan` refuses other kinds, and says why.
+        return f"{self.terms[kind].name}_loss" if kind in self.terms else "loss"
+
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[_OfTerm, Touched]:

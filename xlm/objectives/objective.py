@@ -137,6 +137,11 @@ class Objective:
         del step
         return self
 
+    def loss_name(self, kind: str) -> str:
+        """Return the metric that shows how the loss of batches of this kind falls."""
+        del kind
+        return "loss"
+
 
 def gathered_rows(params: Any, touched: Touched) -> dict[str, jax.Array]:
     """Gather the touched rows [R, E] of each table; zeros for unused slots."""

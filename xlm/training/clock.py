@@ -105,7 +105,7 @@ class Clock:
         self.turn(self._part)
         if self._writer and self._step:
             self._writer.write(self._step, self.seconds)
-        return _shares(self.seconds)
+        return shares(self.seconds)
 
     def per_step(self, steps: int) -> float:
         """Return the mean seconds of this start's `steps`, all but starting and compiling."""
@@ -116,7 +116,7 @@ class Clock:
     def log(self) -> None:
         """Log each part's share of the time of the whole run, and since this start."""
         whole = self.record()
-        here = _shares({part: self.seconds[part] - self._before[part] for part in PARTS})
+        here = shares({part: self.seconds[part] - self._before[part] for part in PARTS})
         resumed = [("this start", here)] if any(self._before.values()) else []
         for name, found in (*resumed, ("the whole run", whole)):
             listed = sorted(found.items(), key=lambda one: -one[1])
@@ -199,6 +199,7 @@ class Clock:
             faulthandler.dump_traceback(file)
 
 
-def _shares(seconds: dict[str, float]) -> dict[str, float]:
+def shares(seconds: dict[str, float]) -> dict[str, float]:
+    """Return the share of each part, from 0 to 1; zeros if there are no seconds yet."""
     total = max(sum(seconds.values()), 1e-9)
     return {part: one / total for part, one in seconds.items()}

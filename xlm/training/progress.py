@@ -13,7 +13,6 @@ import numpy as np
 import tqdm
 
 from xlm.common import artifacts, console
-from xlm.objectives.mixture import Mixture
 from xlm.objectives.objective import Batch, LossAndMetrics, Objective, means
 from xlm.training.clock import GOODPUT, Clock
 from xlm.training.digests import Inspection, inspect
@@ -95,9 +94,7 @@ class Progress:
             if settings.peak_flops:
                 traced = functions.train_step.trace(objective, state, batch)
                 self._flops[program] = matmul_flops(traced.jaxpr)
-        self._loss_name = "loss"
-        if isinstance(objective, Mixture):
-            self._loss_name = f"{objective.terms[batch.kind].name}_loss"
+        self._loss_name = objective.loss_name(batch.kind)
         # Padding tokens count, since they are computed too.
         tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
         self._work[step + 1] = self._work[step] + (tokens, self._flops[program])

@@ -14,7 +14,7 @@ import jax
 from xlm.common import artifacts, charts, html_report, tables
 from xlm.common.charts import Axis, Marks
 from xlm.common.languages import label
-from xlm.training.clock import GOODPUT, PARTS
+from xlm.training.clock import GOODPUT, PARTS, shares
 from xlm.training.metrics import read_metrics
 
 # Metrics that a page shows by step; others stay in the files.
@@ -199,18 +199,18 @@ def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterat
 def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
     """Return the parts of a report on where the time of runs went, and their speed."""
     last = {run.name: next(iter(read_metrics(run.folder / GOODPUT)[-1:]), {}) for run in runs}
-    timed = {name: [of[part] for part in PARTS] for name, of in last.items() if of}
+    timed = {name: {part: of[part] for part in PARTS} for name, of in last.items() if of}
+    percent = {name: [100 * one for one in shares(of).values()] for name, of in timed.items()}
     parts, bars = [], []
     rows: list[dict[str, Any]] = [{"part": part} for part in PARTS]
     for i, part in enumerate(PARTS):
-        shares = {name: [100 * one / sum(of) for one in of] for name, of in timed.items()}
-        ends = [sum(of[: i + 1]) for of in shares.values()]
-        starts = [sum(of[:i]) for of in shares.values()]
-        tips = [f"{name}, {part}: {of[i]:.1f} %" for name, of in shares.items()]
+        ends = [sum(of[: i + 1]) for of in percent.values()]
+        starts = [sum(of[:i]) for of in percent.values()]
+        tips = [f"{name}, {part}: {of[i]:.1f} %" for name, of in percent.items()]
         bars.append(Marks(part, ends, range(len(ends)), "bars", starts, tips=tips))
         for name, of in timed.items():
             begin = f"{tables.escaped(name)}, " * bool(runs[1:])
-            rows[i] |= {f"{begin}minutes": of[i] / 60, f"{begin}%": shares[name][i]}
+            rows[i] |= {f"{begin}minutes": of[part] / 60, f"{begin}%": percent[name][i]}
     if timed:
         svg = charts.chart(bars, Axis("% of the time"), Axis(names=list(timed)))
         charts.save(svg, folder / "time.svg")
