@@ -124,6 +124,8 @@ class EntryPointsTest(FolderTest):
         printed = self.succeed("import_model", *flags)
         said = "14 pieces: 12 copied, 1 from their parts, 1 from the mean of all\n"
         self.assertEqual(printed, said)
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertIn("from model with another vocabulary: 12 pieces keep their embeddings", card)
         before, after = (model_folder.read_model(f)[1] for f in (folder, output))
         both = map(vocabulary.vocabulary, (TOKENIZER, OTHER))
         swapped = vocabulary.swap(*both, *model_folder.table_of(before))
@@ -169,6 +171,10 @@ class EntryPointsTest(FolderTest):
         _, kept = vocabulary.prune(TOKENIZER, lines)
         self.assertEqual(printed, f"{len(kept)} of {VOCAB} pieces\n")
         self.assertLess(len(kept), VOCAB - 3)
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertIn(
+            f" {len(kept)} pieces, sequences of 16 tokens. model with {len(kept)} of", card
+        )
         before, after = (self.logits(f, " ".join(lines)) for f in (folder, output))
         np.testing.assert_allclose(after, before[:, kept], rtol=0, atol=1e-5)
         output = f"--output={self.folder / 'none'}"
@@ -281,10 +287,15 @@ class EntryPointsTest(FolderTest):
         found = model_folder.read_model(self.folder / "mean")[1]
         expected = jax.tree.map(lambda x, y: (x + y) / 2, *read)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, expected)
+        card = (self.folder / "mean" / "README.md").read_text(encoding="utf-8")
+        self.assertIn('base_model: ["one", "two"]', card)
+        self.assertIn("The mean of one, two.", card)
         flags = ("--method=ties", f"--base={base}", "--density=1", f"--model={one}")
         self.succeed("merge_models", *flags, f"--output={self.folder / 'ties'}", f"--model={one}")
         found = model_folder.read_model(self.folder / "ties")[1]
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), found, read[0])
+        card = (self.folder / "ties" / "README.md").read_text(encoding="utf-8")
+        self.assertIn("TIES (density 1.0) of one, one, branches of base.", card)
         wrong = self.folder / "wrong"
         for flags, message in (
             ([f"--model={one}"], "there is one model to merge"),

@@ -31,7 +31,7 @@ from xlm.experiment import model_card, prediction, tuned_export
 from xlm.experiment.data import Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.experiment.pretrained import read_pretrained, run_config
-from xlm.interop import model_folder, onnx_folder, sentence_folder
+from xlm.interop import cards, model_folder, onnx_folder, sentence_folder
 from xlm.interop.task_heads import TaskHead
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of a model, in place of --workdir.")
@@ -43,7 +43,7 @@ _PART = flags.DEFINE_enum(
     "the encoder, with the logits of its head as output of --format=onnx.",
 )  # fmt: skip
 _FORMAT = flags.DEFINE_enum(
-    "format", "transformers", model_card.FORMATS,
+    "format", "transformers", cards.FORMATS,
     "For which library: transformers, onnxruntime, or sentence-transformers.",
 )  # fmt: skip
 _OBJECTIVE = flags.DEFINE_string(

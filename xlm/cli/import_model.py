@@ -17,8 +17,8 @@ import pathlib
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import artifacts, declarations, outputs, places
-from xlm.interop import huggingface, model_folder, tokenizer_json, vocabulary
+from xlm.common import artifacts, declarations, outputs, places, tables
+from xlm.interop import cards, huggingface, model_folder, tokenizer_json, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _VOCABULARY = flags.DEFINE_string("vocabulary", None, "The SentencePiece model of build_vocab.py.")
@@ -57,7 +57,16 @@ def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
     swapped = vocabulary.swap(old, new, *model_folder.table_of(params))
     params = model_folder.with_table(params, swapped.table, swapped.bias)
     task_head = model_folder.read_task_head(folder)
-    model_folder.write_model(aside, params, sizes, tokenizer, task_head=task_head)
+    name = folder.resolve().name
+    origin = f"Converted from {tables.escaped(name)}" + (
+        f" with another vocabulary: {swapped.copied:,} pieces keep their embeddings."
+        if _VOCABULARY.value
+        else "."
+    )
+    card = cards.of_model(
+        sizes, tokenizer, has_head="head" in params, origin=origin, base=name, task_head=task_head
+    )
+    model_folder.write_model(aside, params, sizes, tokenizer, task_head=task_head, card=card)
     if dropped:
         print(
             f"{len(dropped)} added tokens, such as {dropped[0]!r}, are left out: no exported "

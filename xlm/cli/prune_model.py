@@ -12,8 +12,8 @@ import itertools
 from absl import flags
 
 from input_pipeline import text_files
-from xlm.common import artifacts, outputs, places
-from xlm.interop import model_folder, vocabulary
+from xlm.common import artifacts, outputs, places, tables
+from xlm.interop import cards, model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _TEXTS = flags.DEFINE_multi_string(
@@ -35,7 +35,13 @@ def main(_) -> None:
         texts = map(text_files.read_sentences, map(artifacts.existing, _TEXTS.value))
         tokenizer, kept = vocabulary.prune(tokenizer, itertools.chain.from_iterable(texts))
         params = model_folder.with_table(params, table[kept], bias[kept])
-        model_folder.write_model(aside, params, sizes, tokenizer)
+        name = folder.resolve().name
+        card = cards.of_model(
+            sizes, tokenizer, has_head="head" in params, base=name,
+            origin=f"{tables.escaped(name)} with {len(kept):,} of its {len(table):,} pieces, those "
+            "that some texts need. Other text is cut into these.",
+        )  # fmt: skip
+        model_folder.write_model(aside, params, sizes, tokenizer, card=card)
     if "head" not in params:
         print(
             f"{folder} has no masked-LM head: {output} is an encoder, without the head of any "

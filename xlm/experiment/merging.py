@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import jax
 
-from xlm.common import places
+from xlm.common import places, tables
 from xlm.experiment.pretrained import Pretrained, read_last, read_pretrained
-from xlm.interop import model_folder
+from xlm.interop import cards, model_folder
 from xlm.training.averaging import mean_params, ties
 
 
@@ -45,7 +45,15 @@ def merge(
         params = ties(read_like(first, base, 1).params, trees, density)
     else:
         params = jax.device_get(mean_params(trees))
-    model_folder.write_model(output, params, dataclasses.asdict(first.settings), first.tokenizer)
+    sizes, names = dataclasses.asdict(first.settings), [pathlib.Path(one).name for one in models]
+    what = "The mean" if method == "mean" else f"A merger by TIES (density {density})"
+    after = f", branches of {pathlib.Path(base).name}" if base else ""
+    steps = f", of each the mean of its last {last} checkpoints" if last > 1 else ""
+    card = cards.of_model(
+        sizes, first.tokenizer, has_head="head" in params, base=names,
+        origin=f"{what} of {tables.escaped(', '.join(names) + after)}{steps}.",
+    )  # fmt: skip
+    model_folder.write_model(output, params, sizes, first.tokenizer, card=card)
 
 
 def _read(name: str, last: int) -> Pretrained:

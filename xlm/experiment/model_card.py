@@ -1,9 +1,8 @@
 """Model cards of exported models: README.md as Hugging Face's hub shows it."""
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,48 +15,15 @@ from xlm.evaluation import task_results
 from xlm.experiment import seen, text_warnings
 from xlm.experiment.data import Folders
 from xlm.experiment.task_settings import TaskSettings
-from xlm.interop import huggingface, model_folder, task_heads
+from xlm.interop import cards, task_heads
 from xlm.interop.task_heads import TaskHead
 from xlm.interop.translation_folder import TranslationParts, symbol_names
 
-# Formats of an export, and the library that cards name; the hub has none for ONNX.
-FORMATS = {
-    "transformers": "transformers", "onnx": "", "sentence_transformers": "sentence-transformers"
-}  # fmt: skip
-_PIPELINES = {
-    "": "feature-extraction",
-    "MaskedLM": "fill-mask",
-    task_heads.SEQUENCES: "text-classification",
-    task_heads.TOKENS: "token-classification",
-    task_heads.SPANS: "question-answering",
-}
-_LIMITS = """\
-## Limits
-
-- It has been trained for no other task than the one above.
-- Its text came from its sources as they are, with their errors, biases and personal data.
-- Text of a model that it started from is not listed here."""
 _EVALUATION = """\
 Exact masked-LM loss on held-out text in nats a token, and that of a model that knows only the
 frequencies of tokens."""
-# Of losses by language, for the hub; and its tasks for the other formats.
+# Of losses by language, for the hub.
 _METRICS = ("loss", "bits_per_character")
-_OTHER_PIPELINES = {"onnx": "", "sentence_transformers": "sentence-similarity"}
-_SPM = """\
-`AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
-`<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
-
-"""
-_ONNX = """
-rows = tokenizer(["A text"], padding=True, truncation=True, return_tensors="np")
-outputs = model.run(None, {name: rows[name] for name in ("input_ids", "attention_mask")})
-"""
-_VECTORS = """\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("."{trust})  # this folder
-vectors = model.encode(["A text", "Another text"])
-"""
 _SEQUENCES = """\
 {texts}
 rows = tokenizer(
@@ -174,18 +140,13 @@ def text(facts: Facts) -> str:
         task_results.table(options.task, results),
         _CALIBRATED.format(**found) if (found := results.get("calibration")) else "",
         "## Training\n\n" + _training(facts),
-        _LICENCE,
+        cards.LICENCE,
     ]
     return tables.page(*(section.strip() for section in sections))
 
 
 _CALIBRATED = """\
 Divide the scores by {temperature:.3g} before the softmax to get calibrated probabilities."""
-_LICENCE = """\
-## Licence
-
-To be filled in by whoever publishes this model: it depends on the licences of the model that it
-started from and of the data that it was trained on."""
 
 
 def of_encoder(
@@ -193,38 +154,28 @@ def of_encoder(
     task_head: TaskHead | None = None, base: str = "", run: Run | None = None,
 ) -> str:  # fmt: skip
     """Write the card of an encoder: a checkpoint of `run`, or a folder's model, called `base`."""
-    reason = model_folder.why_not_transformers(sizes, has_head=has_head, task_head=task_head)
-    suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
-    unread = huggingface.why_not_exported(tokenizer)
-    usage = _loading(form, suffix and f"For{suffix}", reason, unread)
-    start, task = tables.escaped(base) or "random parameters", _PIPELINES[suffix]
-    title, origin = "Encoder", f"Converted from {start}."
-    losses: dict[str, Any] = {}
-    named, before, after = list[str](), list[str](), list[str]()
+    start, more = tables.escaped(base) or "random parameters", dict[str, Any]()
     if run:
-        named, title = list(run.store.languages), f"Encoder of {len(run.store.languages)} languages"
+        named = list(run.store.languages)
         origin = f"Started from {start}, and trained on {', '.join(map(label, named))}."
         path = run.folders.report / "results.json"
         found = artifacts.read_object(path) if has_head and path.exists() else {}
         losses = found["losses"] if found.get("step") == run.step else {}
-        before = seen.section(run.config, run.store, run.step)
-        after = text_warnings.section(run.folders)
-    shown = {name: {key: of[key] for key in _METRICS} for name, of in sorted(losses.items())}
-    index = _model_index(title, task, "held-out text", shown)
-    task = task if form == "transformers" else _OTHER_PIPELINES[form]
-    pieces = run.store.vocab_size if run else sizes["vocab_size"]
-    return tables.page(
-        _front(named, form, base=base, pipeline_tag=task, index=index),
-        f"# {title}",
-        f"{sizes['num_layers']} layers of {sizes['hidden_size']}, {pieces:,} pieces, "
-        f"sequences of {sizes['max_length']} tokens. {origin}",
-        f"## How to use it\n\n{usage}```",
-        *before,
-        *_evaluation(losses),
-        *after,
-        _LIMITS,
-        _LICENCE,
-    )
+        more = {
+            "title": f"Encoder of {len(named)} languages",
+            "languages": named,
+            "losses": {
+                name: {key: of[key] for key in _METRICS} for name, of in sorted(losses.items())
+            },
+            "before": [*seen.section(run.config, run.store, run.step), *_evaluation(losses)],
+            "after": text_warnings.section(run.folders),
+        }
+    else:
+        origin = f"Converted from {start}."
+    return cards.of_model(
+        sizes, tokenizer, form, has_head=has_head, origin=origin, base=base, task_head=task_head,
+        **more,
+    )  # fmt: skip
 
 
 def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) -> str:
@@ -235,9 +186,9 @@ def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) 
     title = f"Translation {', '.join(directions)}"
     sizes, scored = parts.encoder, results["test"] or results["validation"]
     return tables.page(
-        _front(languages, "transformers", base=base, pipeline_tag="translation",
+        cards.front(languages, "transformers", base=base, pipeline_tag="translation",
                metrics=["bleu", "chrf"],
-               index=_model_index(title, "translation", results["task"], scored)),
+               index=cards.model_index(title, "translation", results["task"], scored)),
         f"# {title}",
         f"An encoder of {sizes['num_layers']} layers of {sizes['hidden_size']} and a decoder of "
         f"{parts.decoder['num_layers']}, {sizes['vocab_size']:,} table rows. Started from "
@@ -249,8 +200,8 @@ def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) 
         "## Scores",
         "In percent. The model is " + task_results.described_choice(results["selected"]) + ".",
         task_results.table(TASKS["translation"], results),
-        _LIMITS,
-        _LICENCE,
+        cards.LIMITS,
+        cards.LICENCE,
     )  # fmt: skip
 
 
@@ -266,59 +217,6 @@ def _evaluation(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     return ["## Evaluation", _EVALUATION, tables.markdown(rows, ".3f", mean=keys) + limit]
-
-
-def _model_index(
-    name: str, task: str, dataset: str, scores: Mapping[str, Mapping[str, float | None]]
-) -> list[str]:
-    """Return lines of metadata with scores by language, which the hub shows beside the card."""
-    results = [
-        {
-            "task": {"type": task},
-            "dataset": {"type": dataset.replace(" ", "_"), "name": dataset, "config": language},
-            "metrics": [{"type": key, "value": one} for key, one in of.items() if one is not None],
-        }
-        for language, of in scores.items()
-    ]
-    lines = [f"  - {json.dumps(one)}" for one in results]
-    return ["model-index:", f"- name: {json.dumps(name)}", "  results:", *lines] if lines else []
-
-
-def _front(
-    languages: Iterable[str], form: str, *, base: str, index: Sequence[str], **more: Any
-) -> str:
-    """Return the metadata for the hub; `more` are values by key, left out where empty.
-
-    `index` is of `_model_index`.
-    """
-    # JSON is YAML; "no" alone would be false, not Norwegian.
-    found = {"language": sorted(languages), "license": "unknown", "base_model": base,
-             "library_name": FORMATS[form], **more}  # fmt: skip
-    lines = [f"{key}: {json.dumps(value)}" for key, value in found.items() if value]
-    return "\n".join(["---", *lines, *index, "---"])
-
-
-def _loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> str:
-    """Return code that loads a class of this suffix, without its end; the rest is of `Facts`."""
-    trust = ", trust_remote_code=True" if reason and form != "onnx" else ""
-    imports, names = ["import onnxruntime"], []
-    model = 'onnxruntime.InferenceSession("model.onnx")'
-    if form == "transformers":
-        imports, names = ["import torch"], [f"AutoModel{suffix}"]
-        model = f'AutoModel{suffix}.from_pretrained("."{trust}).eval()'
-    if tokenizer_reason:
-        imports.append("import sentencepiece")
-        tokenizer = 'sentencepiece.SentencePieceProcessor(model_file="spm.model")'
-    else:
-        names.append("AutoTokenizer")
-        tokenizer = f'AutoTokenizer.from_pretrained("."{trust})'
-    imports += [f"from transformers import {', '.join(names)}"] if names else []
-    lines = [*imports, "", f"model = {model}  # this folder", f"tokenizer = {tokenizer}", ""]
-    code = "\n".join(lines) + (_ONNX if form == "onnx" and not tokenizer_reason else "")
-    if form == "sentence_transformers":
-        code = _VECTORS.format(trust=trust)
-    note = _SPM.format(reason=tokenizer_reason) if tokenizer_reason else ""
-    return f"{note}```python\n{code}"
 
 
 def _choice(selected: Mapping[str, Any]) -> str:
@@ -341,15 +239,15 @@ def _metadata(facts: Facts) -> str:
     scored = facts.results["test"] or facts.results["validation"]
     suffix = facts.head.class_suffix
     name, base = facts.options.title, facts.results["model"]
-    task = _PIPELINES[suffix] if suffix else facts.head.kind.replace("_", "-")
+    task = cards.PIPELINES[suffix] if suffix else facts.head.kind.replace("_", "-")
     is_known = bool(suffix) or facts.options.task.is_embedding
     if facts.options.task.is_embedding:
         task = "sentence-similarity"
-    return _front(
+    return cards.front(
         _trained_on(facts), facts.form if is_known else "onnx", base=base,
         pipeline_tag=task if is_known and not facts.tokenizer_reason else "",
         metrics=list(dict.fromkeys(name for scores in scored.values() for name in scores)),
-        index=_model_index(f"{base}, fine-tuned on {name}", task, name, scored),
+        index=cards.model_index(f"{base}, fine-tuned on {name}", task, name, scored),
     )  # fmt: skip
 
 
@@ -389,10 +287,10 @@ def _task(facts: Facts) -> str:
 def _usage(facts: Facts) -> str:
     suffix, options = facts.head.class_suffix, facts.options
     if options.task.is_embedding:
-        return _loading(facts.form, "", facts.reason, facts.tokenizer_reason) + "```\n"
+        return cards.loading(facts.form, "", facts.reason, facts.tokenizer_reason) + "```\n"
     if not suffix:
         return _OWN_FORM.format(reason=facts.reason)
-    code, note = _loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""
+    code, note = cards.loading(facts.form, f"For{suffix}", facts.reason, facts.tokenizer_reason), ""
     if facts.tokenizer_reason or facts.form == "onnx":
         return f"{code}```\n"
     code += "\n"
