@@ -288,9 +288,22 @@ class PruneTest(parameterized.TestCase):
         rng = random.Random(seed)
         return ["".join(rng.choices(characters, k=rng.randint(0, 25))) for _ in range(40)]
 
-    @parameterized.product(seed=(0, 1, 2), characters=("abc ", "abcde q", "cd"))
-    def test_texts_are_cut_as_before(self, seed, characters):
-        model, texts = model_of(made_up_pieces(seed)), self.texts(seed, characters)
+    def merges(self, seed: int) -> bytes:
+        """A BPE whose pieces are random merges of earlier ones."""
+        rng, pieces = random.Random(seed), [SPACE, *"abcde"]
+        while len(pieces) < 60:
+            piece = "".join(rng.choices(pieces, k=2))
+            if piece not in pieces and SPACE not in piece[1:]:
+                pieces.append(piece)
+        made, characters = pieces[6:], pieces[:6]
+        return merge.write_model([*made, *characters], -np.arange(60.0), BPE)
+
+    @parameterized.product(
+        seed=(0, 1, 2), characters=("abc ", "abcde q", "cd"), is_bpe=(False, True)
+    )
+    def test_texts_are_cut_as_before(self, seed, characters, is_bpe):
+        model = self.merges(seed) if is_bpe else model_of(made_up_pieces(seed))
+        texts = self.texts(seed, characters)
         pruned, kept = vocabularies.prune(model, iter(texts))
         before, after = (spm.SentencePieceProcessor(model_proto=m) for m in (model, pruned))
         self.assertLess(len(after), len(before))
@@ -315,6 +328,13 @@ class PruneTest(parameterized.TestCase):
         more, _ = vocabularies.prune(model, texts, (unused, "none of them"))
         self.assertEqual({*vocabularies.vocabulary(more).pieces}, {*expected, unused})
 
+    def test_steps_of_merges_stay(self):
+        pieces = ["ab", "cd", "abcd", "bc", "de", SPACE, *"abcde"]
+        model = merge.write_model(pieces, -np.arange(11.0), BPE)
+        pruned, _ = vocabularies.prune(model, ["abcd"])
+        kept = vocabularies.vocabulary(pruned).pieces[len(merge.SPECIALS) :]
+        self.assertEqual(kept, ("ab", "cd", "abcd", SPACE, *"abcde"))
+
     def test_characters_stay_that_the_texts_use_in_pieces_only(self):
         pieces = {SPACE: -9.0, "a": -8.0, "b": -9.5, "c": -9.5, SPACE + "ab": -1.0}
         pruned, _ = vocabularies.prune(model_of(pieces | {"zz": -20.0, "z": -19.0}), ["ab ab"])
@@ -331,8 +351,10 @@ class PruneTest(parameterized.TestCase):
         after = spm.SentencePieceProcessor(model_proto=vocabularies.prune(model, texts)[0])
         self.assertEqual(after.encode(texts[1], out_type=str), [SPACE, "?a", "bc"])
 
-    def test_what_is_pruned_can_be_exported_and_pruned_again(self):
-        model, texts = model_of(made_up_pieces(0)), self.texts(0, "abcd ")
+    @parameterized.parameters(False, True)
+    def test_what_is_pruned_can_be_exported_and_pruned_again(self, is_bpe):
+        model = self.merges(0) if is_bpe else model_of(made_up_pieces(0))
+        texts = self.texts(0, "abcd ")
         pruned, _ = vocabularies.prune(model, texts)
         huggingface.tokenizer_json(pruned)
         again, kept = vocabularies.prune(pruned, texts)
@@ -340,9 +362,6 @@ class PruneTest(parameterized.TestCase):
         self.assertEqual(kept.tolist(), list(range(len(kept))))
 
     def test_what_cannot_be_pruned(self):
-        model = merge.write_model(["ab", "a", "b", SPACE], -np.arange(4.0), BPE)
-        with self.assertRaisesRegex(ValueError, "of type BPE, .* only unigram models"):
-            vocabularies.prune(model, ["ab"])
         for texts in ([], ["", " "]):
             with self.assertRaisesRegex(ValueError, "the texts are empty"):
                 vocabularies.prune(model_of(made_up_pieces(0)), texts)

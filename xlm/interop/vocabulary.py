@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import sentencepiece as spm
@@ -265,20 +265,14 @@ def mean_rows(rows: np.ndarray, parts: Sequence[Sequence[int]], fallback: np.nda
 def prune(
     model: bytes, texts: Iterable[str], keep: Collection[str] = ()
 ) -> tuple[bytes, np.ndarray]:
-    """Prune a unigram model to the pieces that texts use; their segmentations do not change.
+    """Prune a model to the pieces that texts use; their segmentations do not change.
 
-    Kept are the special tokens, the pieces of the segmentations, all characters of these that are
-    pieces, the piece of the lowest score, and those of `keep` that exist. Returns the smaller
-    model, and the old ids [V'] int64 of its pieces, ascending. Raises ValueError if there is no
-    text, or the model is not a unigram model.
+    Kept are the special tokens, the pieces of the segmentations, what BPE merges on the way to
+    them, all characters of these that are pieces, the piece of the lowest score, and those of
+    `keep` that exist. Returns the smaller model, and the old ids [V'] int64 of its pieces,
+    ascending. Raises ValueError if there is no text, or the model is neither unigram nor BPE.
     """
     proto = parse(model)
-    if kind(proto) == BPE:
-        # A piece that no text uses may be a step on the way to one that is used.
-        raise ValueError(
-            "the model is of type BPE, whose pieces are made of each other; only "
-            "unigram models can be pruned"
-        )
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
     for batch in batches(texts):
@@ -287,7 +281,11 @@ def prune(
     if not used.any():
         raise ValueError("the texts are empty; give text in the languages that are to stay")
     # The characters of an unknown are not pieces, so these are all the relevant characters.
-    wanted = set(keep).union(*(proto.pieces[i].piece for i in np.flatnonzero(used).tolist()))
+    found = [proto.pieces[i].piece for i in np.flatnonzero(used).tolist()]
+    wanted = set(keep).union(*found)
+    if kind(proto) == BPE:
+        normal = {one.piece: one.score for one in proto.pieces if one.type == _KINDS.NORMAL}
+        wanted.update(*(_merged(piece, normal) for piece in found))
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
     used |= np.array([piece.piece in wanted for piece in proto.pieces])
@@ -304,6 +302,18 @@ def prune(
     pruned.pieces.extend(pieces)
     pruned.trainer_spec.vocab_size = len(pieces)
     return pruned.SerializeToString(), kept
+
+
+def _merged(piece: str, scores: Mapping[str, float]) -> Iterator[str]:
+    """Yield what BPE merges from the characters of a piece to the piece, in any text around it."""
+    parts, none = list(piece), float("-inf")
+    while len(parts) > 1:
+        of_pairs = [scores.get(one + two, none) for one, two in itertools.pairwise(parts)]
+        best = of_pairs.index(max(of_pairs))
+        if of_pairs[best] == none:  # of a piece that is not made by merges, as an unknown
+            return
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        yield parts[best]
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
