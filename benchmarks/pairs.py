@@ -25,7 +25,7 @@ from configs import xy_lent
 from input_pipeline import array_files, bitext, manifest
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import SPLITS, PackedDataset, SpecialIds
-from input_pipeline.pair_rows import pack
+from input_pipeline.pair_rows import mixed, pack
 from xlm.common import artifacts
 from xlm.experiment import data, streams
 
@@ -39,7 +39,7 @@ _SPECIAL = SpecialIds(bos=1, pad=2, eos=3, unk=4, mask=5)  # sparse files hold t
 
 
 def write(folder: pathlib.Path, num_pairs: int) -> PackedDataset:
-    """Write the files of a dataset; a row holds consecutive pairs."""
+    """Write the files of a dataset; a row holds pairs of 1,024 neighbours."""
     draw = np.random.default_rng(0)
     sizes = np.geomspace(1, 1e-4, _SETS)
     rows = np.maximum(sizes / sizes.sum() * num_pairs / _A_ROW, 1).astype(int)
@@ -55,7 +55,7 @@ def write(folder: pathlib.Path, num_pairs: int) -> PackedDataset:
             np.lib.format.open_memmap(
                 folder / f"{name}.{language}.bitext.npy", "w+", np.uint32, (int(ends[-1]),)
             )
-        np.save(folder / f"{name}.pairs.npy", np.arange(total, dtype=np.uint32))
+        np.save(folder / f"{name}.pairs.npy", mixed(np.arange(total)).astype(np.uint32))
         ends = _A_ROW * np.arange(1, count + 1, dtype=np.uint32)
         np.save(folder / f"{name}.rows.npy", ends)
         pairs[name] = [[(names[one], names[two], total, count)]]

@@ -1,7 +1,8 @@
 """Rows of sentence pairs: which pairs share a row of L tokens, written once and read on demand.
 
 A row holds pairs of one set and one language pair, each as `<s> a </s> </s> b </s>`. The pairs of a
-row are neighbours in the set, so the stream permutes rows and blocks of them, not pairs. Per part
+row are drawn from 1,024 neighbours in the set. So a batch has few sentences of one document, and
+reading stays local: the stream permutes rows and blocks of them, not pairs. Per part
 of a set, `<set>.pairs.npy` has the sentence numbers of all language pairs in the order of the rows,
 `<set>.rows.npy` the end of each row in it. Both are uint32, or uint64 beyond 2^32 entries. They are
 read in place, through the page cache, which the processes of a host share.
@@ -20,6 +21,7 @@ import numpy as np
 
 from input_pipeline import manifest
 from input_pipeline.array_files import ArrayWriter, array_file, close_files
+from input_pipeline.order import hashed
 from input_pipeline.packed_dataset import (
     PackedDataset,
     PairCounts,
@@ -33,6 +35,7 @@ NUM_SPECIALS = 4
 _WINDOW_TOKENS = 1 << 17
 _TOKENS_A_PAIR = 8  # at least; bounds the pairs of a row
 _SENTENCES_AT_ONCE = 1 << 16
+_MIXED_SENTENCES = 1 << 10
 
 
 def pack(sizes: Iterable[tuple[int, int]], length: int) -> Iterator[list[int]]:
@@ -111,13 +114,22 @@ def _append(rows: list[list[int]], numbers: ArrayWriter, ends: ArrayWriter) -> N
 def _sizes(
     one: TokenizedSentences, two: TokenizedSentences, length: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield number and tokens of the sentences that both columns have, cut to `length`."""
+    """Yield number and tokens of the sentences that both columns have, cut to `length`.
+
+    Neighbours are mixed, so that those of a document do not share a row.
+    """
     for first in range(0, len(one.ends), _SENTENCES_AT_ONCE):
         stop = min(first + _SENTENCES_AT_ONCE, len(one.ends))
         lengths = np.diff([column.bounds(first, stop) for column in (one, two)])
         there = np.flatnonzero(lengths.all(axis=0))
         sizes = np.minimum(lengths[:, there].sum(axis=0) + NUM_SPECIALS, length)
-        yield from zip((first + there).tolist(), sizes.tolist(), strict=True)
+        order = mixed(first + there)
+        yield from zip((first + there)[order].tolist(), sizes[order].tolist(), strict=True)
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Return an order of sentences [n], which lie at most 1,023 apart where they are neighbours."""
+    return np.lexsort((hashed(numbers, 0), numbers // _MIXED_SENTENCES))
 
 
 @functools.lru_cache(maxsize=2)

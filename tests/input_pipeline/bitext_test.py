@@ -168,6 +168,16 @@ class PairStreamTest(_StoreTest):
                 self.assertEqual(rows.num_pairs, sum(key[:2] == (name, pair) for key in found))
         self.assertEqual(found, collections.Counter(all_pairs()))
 
+    def test_neighbours_rarely_share_a_row(self):
+        """So that the batch of a contrast has few sentences of one document."""
+        order = pair_rows.mixed(np.arange(3000))
+        np.testing.assert_array_equal(np.sort(order), np.arange(3000))
+        np.testing.assert_array_equal(order // 1024, np.arange(3000) // 1024)
+        self.assertLess(np.mean(np.diff(order) == 1), 0.01)
+        for name in SETS:
+            numbers = self.store.pair_files(name, 0)[0].read(0, 30).astype(int)
+            self.assertLess(np.mean(np.diff(numbers) == 1), 0.2)
+
     @parameterized.parameters(1, 2)
     def test_blocks_and_threads_change_the_order_only(self, lanes: int):
         blocks = BlockSettings(block_bytes=400, window_blocks=1, lanes=lanes)

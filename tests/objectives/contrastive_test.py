@@ -91,7 +91,7 @@ class SentenceContrastTest(absltest.TestCase):
         objective = SentenceContrast(factories.masked_lm(full), CONTRAST)
         params, key = factories.random_params(objective), jax.random.key(7)
         tokens = packed_tokens()
-        tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, so that its pair weighs less
+        tokens[0, 9:] = [EOS] + [PAD] * 6  # fewer masked tokens, and its pair weighs the same
         segments, positions = packed_segments(tokens, bos=BOS, pad=PAD, across_documents=False)
         pairs = {"tokens": tokens, "segments": segments, "positions": positions}
 
@@ -109,8 +109,9 @@ class SentenceContrastTest(absltest.TestCase):
         losses, accuracies = jax.device_get(contrast(*vectors, CONTRAST.temperature))
         masked = plan.masked.weights.sum(axis=1)
         self.assertGreater(len(set(masked.tolist())), 1)
-        np.testing.assert_allclose(found["contrast_loss"][0], losses @ masked, rtol=1e-4)
-        np.testing.assert_allclose(found["contrast_accuracy"][0], accuracies @ masked, rtol=1e-6)
+        expected = masked.sum() * losses.mean(), masked.sum() * accuracies.mean()
+        np.testing.assert_allclose(found["contrast_loss"][0], expected[0], rtol=1e-4)
+        np.testing.assert_allclose(found["contrast_accuracy"][0], expected[1], rtol=1e-6)
         total = found["separate_mlm_loss"][0] + CONTRAST.weight * found["contrast_loss"][0]
         np.testing.assert_allclose(found["loss"][0], total, rtol=1e-6)
         for name in ("loss", "separate_mlm_loss", "contrast_loss", "contrast_accuracy"):

@@ -34,7 +34,7 @@ class SentenceContrast(OnMaskedLM):
     settings: ContrastSettings
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """Add masked-LM and weighted contrastive loss; a pair weighs its masked tokens."""
+        """Add masked-LM loss and contrast, means over masked tokens and over pairs."""
         states = self.masked_lm.states(params, rows, plan, key)
         losses = self.masked_lm.losses_from(params, rows, plan, states)
         found = self.masked_lm.metrics_of(losses, plan)
@@ -43,11 +43,9 @@ class SentenceContrast(OnMaskedLM):
         most = 2 * max(is_text.shape[1] // 8, 1)  # 2 P
         of_segments = segment_means(states, is_text, plan.segments, most)  # [B, 2 P, D]
         one, two = (of_segments[:, i::2].reshape(-1, states.shape[2]) for i in (0, 1))
-        pairs = jax.nn.one_hot((plan.segments - 1) // 2, most // 2)  # [B, L, P]
-        of_masked = jnp.take_along_axis(pairs, plan.masked.positions[:, :, None], axis=1)
-        weights = (of_masked * plan.masked.weights[:, :, None]).sum(axis=1).reshape(-1)
-        is_there = pairs.any(axis=1).reshape(-1)
+        is_there = jax.nn.one_hot((plan.segments - 1) // 2, most // 2).any(axis=1).reshape(-1)
         losses, accuracies = contrastive_loss(one, two, self.settings.temperature, is_there)
+        weights = is_there * weight / jnp.maximum(is_there.sum(), 1)
         contrast = (losses * weights).sum()
         return {
             **found,
