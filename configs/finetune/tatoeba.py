@@ -4,8 +4,8 @@
         --config.init_from=CHECKPOINT
 
 DATA has `tatoeba_retrieval/{language}-en.tsv.xz`, up to 1,000 pairs each. A sentence's vector is
-the mean of its text's states after `task.layer` of the layers, 8 of 12 in XTREME (14 of 24), or the
-middle one at other depths. XTREME includes the states of specials. configs/finetune/tatoeba.py:tfds
+the mean of its text's states after two thirds of the layers (`task.layer`), 8 of 12 as in XTREME,
+which takes 14 of 24. XTREME includes the states of specials. configs/finetune/tatoeba.py:tfds
 takes the data from tensorflow-datasets. VoCap has no row. Expect a mean accuracy of 57.3 of XLM-R
 Large (VECO, Table 1).
 """

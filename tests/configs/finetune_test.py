@@ -12,6 +12,7 @@ from configs.finetune import base, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks
 from tests.malformed import harness
+from xlm.evaluation.settings import sentence_layer
 from xlm.experiment import fine_tuning, task_data
 from xlm.experiment.pretrained import read_pretrained
 from xlm.experiment.task_kinds import SEARCHES
@@ -50,6 +51,8 @@ class ConfigsTest(parameterized.TestCase):
             for language in task_data.languages(options, "test"):
                 self.assertNotEmpty(task_data.read_pairs(options, "test", language).gold)
             fine_tuning.sentence_encoder(config, pretrained, tokenizer)
+            layer = load(name, arg).task.layer
+            self.assertEqual([sentence_layer(layer, depth) for depth in (2, 12)], [1, 8])
             return
         data = {
             split: task_data.read_split(options, tokenizer, split) for split in task_data.SPLITS

@@ -74,6 +74,7 @@ class EvaluationSettings:
     retrieval_max_sentences: int = schema.key(1000, at_least=0)
     frozen_generator: str = schema.key("")
 
-    def layer_of(self, num_layers: int) -> int:
-        """Layer of retrieval of an encoder with `num_layers`."""
-        return round(num_layers * 2 / 3) if self.retrieval_layer < 0 else self.retrieval_layer
+
+def sentence_layer(layer: int, num_layers: int) -> int:
+    """Return the layer whose states make a sentence's vector: two thirds of all for -1."""
+    return round(num_layers * 2 / 3) if layer < 0 else layer

@@ -17,6 +17,7 @@ from xlm.evaluation import report
 from xlm.evaluation.examples import Examples
 from xlm.evaluation.replaced_token import PairReplacedTokenDetection
 from xlm.evaluation.retrieval import Retrieval
+from xlm.evaluation.settings import sentence_layer
 from xlm.evaluation.translation_gain import TranslationGain
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, output_layers, seen, text_warnings
@@ -84,7 +85,8 @@ def retrieval(
     """
     check_retrieval(config, encoder, store)
     options = evaluation_settings(config)
-    layer = options.layer_of(encoder.encoder.settings.num_layers)
+    num_layers = encoder.encoder.settings.num_layers
+    layer = sentence_layer(options.retrieval_layer, num_layers)
     return Retrieval(
         encoder, store, layer=layer, pivot=options.retrieval_pivot,
         batch_size=options.batch_size, max_sentences=options.retrieval_max_sentences, mesh=mesh,

@@ -10,6 +10,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from xlm.common import places
 from xlm.evaluation.masked_lm import ExactMaskedLM
 from xlm.evaluation.sampled_loss import SampledLoss
+from xlm.evaluation.settings import sentence_layer
 from xlm.experiment.data import Folders, evaluation_settings, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of, has_masked_lm, masked_lm_of
 from xlm.objectives.masked_lm import MaskedLM
@@ -126,7 +127,7 @@ def check_retrieval(
     config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset
 ) -> None:
     num_layers = encoder.encoder.settings.num_layers
-    layer = evaluation_settings(config).layer_of(num_layers)
+    layer = sentence_layer(evaluation_settings(config).retrieval_layer, num_layers)
     if store.parallel and layer > num_layers:
         raise ValueError(
             f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "

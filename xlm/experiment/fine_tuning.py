@@ -23,6 +23,7 @@ from input_pipeline.tasks.examples import SentencePairs
 from input_pipeline.tasks.features import sentence_features
 from xlm.common.schema import settings
 from xlm.evaluation.search import SentenceEncoder
+from xlm.evaluation.settings import sentence_layer
 from xlm.evaluation.tasks import Predictor, TaskData
 from xlm.experiment import task_data
 from xlm.experiment.model import check_batch
@@ -339,9 +340,10 @@ def sentence_encoder(
     Raises ValueError if the encoder has no such layer, or sentences are longer than its positions.
     """
     options, settings = task_settings(config), encoder_settings(config, pretrained.settings)
-    if not 0 <= options.layer <= settings.num_layers:
+    layer = sentence_layer(options.layer, settings.num_layers)
+    if layer > settings.num_layers:
         raise ValueError(
-            f"task.layer is {options.layer}, but the encoder has {settings.num_layers} layers; "
+            f"task.layer is {layer}, but the encoder has {settings.num_layers} layers; "
             "choose one of them, best in the middle, or 0 for the embeddings"
         )
     encoder, params = Encoder(settings), pretrained.params
@@ -350,7 +352,7 @@ def sentence_encoder(
         params = jax.device_get(nn.unbox(initial))
     special = tokenizer.special
     return SentenceEncoder(
-        encoder, params, layer=options.layer, batch_size=config.evaluation.batch_size,
+        encoder, params, layer=layer, batch_size=config.evaluation.batch_size,
         buckets=options.lengths, pad=special.pad, specials=special.special_ids(), mesh=mesh(),
     )  # fmt: skip
 

@@ -74,7 +74,8 @@ class TaskSettings:
       text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`;
         of embeddings, "mean" of a text's tokens without special ones, or "first". "by_width" is
         "mean" of encoders narrower than XLM-R Base, else "first".
-      layer: of retrieval and mining, whose states make a sentence's vector.
+      layer: of retrieval and mining, whose states make a sentence's vector; -1 for two thirds of
+        the layers, 8 of 12 as in XTREME.
       margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
       threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
         validation data, or of the data at hand where there is none.
@@ -117,7 +118,7 @@ class TaskSettings:
     pooling: str = schema.key("mean", choices=("mean", "first"))
     text_pooling: str = schema.key("first", choices=("mean", "first", "by_width"))
     cross_attention: bool = schema.key(False)
-    layer: int = schema.key(8, at_least=0)
+    layer: int = schema.key(-1, at_least=-1)
     margin: str = schema.key("ratio", choices=tuple(MARGINS))
     threshold: float | None = schema.key(None)
 
