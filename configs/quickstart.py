@@ -12,9 +12,9 @@ or, stage by stage:
 more than ten copies of a line, and cuts very long ones (docs/cleaning.md).
 `configs/quickstart.py:runlocal` is the same job on the embedded corpus in miniature.
 
-Hardware: 2 CPU cores, 4 GB, some 5 minutes. Expect an exact held-out loss of 4.53 to 4.64 nats a
-token, 1.2 below the unigram distribution's 5.79 (three seeds), and translations found in 13 to
-15 % (`core`, chance 2 %) and 18 to 20 % (`everyday`, chance 0.8 %) of cases (one seed):
+Hardware: 2 CPU cores, 4 GB, some 5 minutes. Expect an exact held-out loss of 4.57 to 4.62 nats a
+token, 1.2 below the unigram distribution's 5.79, and translations found in 18 to 21 % (`core`,
+chance 2 %) and 26 to 31 % (`everyday`, chance 0.8 %) of cases: three seeds,
 research/reports/results.md.
 """
 
