@@ -2,12 +2,14 @@
 
 Each run is an argument of its config, so that launchers and stages start the same runs:
 
-    python -m xlm.launch.start --config=configs/vocap_paper.py:,DATA --grid=table2 --workdir=DIR
+    python -m xlm.launch.start --config=configs/vocap_paper.py:short_full,DATA \\
+        --grid=table2 --workdir=DIR
 """
 
 import hashlib
 import importlib
 import json
+import pathlib
 from types import ModuleType
 
 from ml_collections import ConfigDict
@@ -15,8 +17,8 @@ from ml_collections import ConfigDict
 
 def _module(config: str) -> ModuleType:
     """Return the module of a value of --config, "FILE:RUN,DATA", FILE below the cwd."""
-    file = config.partition(":")[0]
-    return importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    file = pathlib.PurePath(config.partition(":")[0])
+    return importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 def choose(config: str, name: str) -> tuple[str, ...]:
