@@ -12,7 +12,6 @@ text of each phase in a folder of its own, `pretrain/`, `extend/` and `decay/` w
 |---|---|
 | base, small | 22 layers of 768 or 384, 256,000 pieces; 307M and 140M parameters as published |
 | vocap, vocap_small | these with a VoCap vocabulary of 500,000 pieces and k-NN target sampling |
-| tiny.RUN | 15 languages, two layers of 128, one core: blocks, optimizers, phases (`TINY`) |
 
 The k-NN samples are of groups of 6 sequences, one for each of 64 devices and each part of a step. A
 batch of 4.7M tokens touches every row, and where devices share groups, each part reduces the table
@@ -28,14 +27,15 @@ Three phases, by the configs there, with the tokens of its README: 2T of 1,024 a
 exponent of the languages' shares (0.7, 0.5, 0.3). There, the base model's first mask is 0.25, the
 output of attention alone has dropout, 0.1, and the decay is run three times and merged.
 
-Hardware: GPUs or TPUs. Nothing of this size was run here.
+Hardware: GPUs or TPUs. Nothing of this size was run here; runs in small are of
+`research/configs/mmbert.py`.
 """
 
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import small, xlm_r
+from configs import small
 from xlm.experiment.schema import default_config
 
 _SMALL = {"model.embedding_size": 384, "model.hidden_size": 384, "model.num_heads": 6}
@@ -78,66 +78,6 @@ BLOCKS: dict[str, Any] = {
     "dropout_rate": 0.0, "attention_dropout_rate": 0.0,
 }  # fmt: skip
 
-# Runs of one core, on the text and the pieces of `configs/xlm_r.py:small`. A window of 32 tokens in
-# rows of 64 and a base of 100 are to them what the published ones are to theirs. As many parameters
-# in the gated feed-forward network as in the plain one of 256.
-_TINY_ROTARY = {"model.position": "rotary", "model.rotary_theta": 100.0}
-_TINY_BLOCKS = {
-    **{f"model.{key}": value for key, value in BLOCKS.items()},
-    **_TINY_ROTARY, "model.local_rotary_theta": 100.0, "model.local_window": 32,
-    "model.mlp_size": 172,
-}  # fmt: skip
-_FEW = ("de", "el", "en", "es", "fr", "id", "ru", "th", "vi")
-_MORE = (*_FEW, "ar", "bg", "tr")
-_ALL = xlm_r.SMALL_LANGUAGES[15]  # with hi, sw and ur
-
-
-def _tiny_phase(name: str, languages: tuple[str, ...], number: int, steps: int) -> dict[str, Any]:
-    """Return phase 0, 1 or 2 with the masks, the exponent and the schedule of `PHASES`."""
-    kept = {k: v for k, v in PHASES[number].items() if k.startswith(("data", "mask", "optimizer"))}
-    return {"name": name, "corpus.languages": languages, "train.num_steps": steps, **kept}
-
-
-def _tiny_phases(*steps: int) -> tuple[dict[str, Any], ...]:
-    named = (("pretrain", _FEW), ("extend", _MORE), ("decay", _ALL))
-    return tuple(
-        _tiny_phase(name, languages, number, steps[number])
-        for number, (name, languages) in enumerate(named)
-    )
-
-
-_TINY_PUBLISHED = _tiny_phases(1776, 528, 96)  # shares of 74, 22 and 4 %
-_TINY_DECAYS = tuple(
-    {**_tiny_phase(name, languages, 2, 96), "after": "extend"}
-    for name, languages in (("decay_en", ("en",)), ("decay_12", _MORE), ("decay_15", _ALL))
-)
-_TINY_PHASES = {**_TINY_BLOCKS, "optimizer.final_rate_ratio": 1.0}
-TINY: dict[str, dict[str, Any]] = {
-    "gated": {},
-    "rotary": _TINY_ROTARY,
-    "modern": _TINY_BLOCKS,
-    **{
-        f"{kind}_{rate}": {
-            **_TINY_BLOCKS, "optimizer.kind": kind, "optimizer.learning_rate": float(rate)
-        }
-        for kind in ("adamw", "stable_adamw")
-        for rate in ("1e-3", "3e-3", "1e-2")
-    },
-    "phases": {**_TINY_PHASES, "phases": _TINY_PUBLISHED},
-    "phases_even": {**_TINY_PHASES, "phases": _tiny_phases(1200, 600, 600)},
-    "merged": {
-        **_TINY_PHASES,
-        "phases": (
-            *_TINY_PUBLISHED[:2],
-            *_TINY_DECAYS,
-            {"name": "merged", "after": "extend", "method": "ties",
-             "merge": tuple(one["name"] for one in _TINY_DECAYS)},
-            # A phase that moves nothing, so that the merger is evaluated as a run.
-            {**_tiny_phase("last", _ALL, 2, 1), "optimizer.learning_rate": 1e-9},
-        ),
-    },
-}  # fmt: skip
-
 
 def get_config(arg: str = "") -> ConfigDict:
     """Return the config of a model, of "MODEL,DATA" or of "runlocal"; by default of base."""
@@ -153,13 +93,6 @@ def get_config(arg: str = "") -> ConfigDict:
         config.phases = (first, {**second, "corpus.languages": ("en", "sw")}, last)
         return config
     name, _, data = (arg or "base").partition(",")
-    word, _, run = name.partition(".")
-    if word == "tiny":
-        if run and run not in TINY:
-            raise ValueError(f"mmbert has no run {run!r} of tiny; there are {', '.join(TINY)}")
-        config = xlm_r.get_config(f"small,{data}")
-        config.update_from_flattened_dict(TINY[run or "modern"])
-        return config
     if name not in MODELS:
         raise ValueError(f"mmbert has no {name!r}; there are {', '.join(MODELS)}")
     config = default_config()

@@ -21,9 +21,8 @@ Large with its vocabulary, `--config.train.init_from=FOLDER` of xlm import, and 
 cross-attention. `base` has 250.0M parameters (xlm estimate), the paper's Small 247M. It
 builds a VoCap vocabulary; `--config.vocab.tokenizer=PATH` takes the paper's, XLM-R's of 250K.
 
-`small` and others of `SMALL` need DATA as for `configs/bitext.py`. `translation`, `translation_xlm`
-and `translation_xlm_text`, four layers in four languages, are starting points of translation
-models. `configs/veco.py:runlocal` is `small` on the embedded corpus in miniature.
+`small` and others of `SMALL` need DATA as for `configs/bitext.py`. `configs/veco.py:runlocal` is
+`small` on the embedded corpus in miniature. `GRIDS` has the runs of Table 2.
 
 Hardware: of the paper 64 V100 of 32 GB; of the small runs 2 CPU cores.
 """
@@ -50,16 +49,6 @@ _LARGE = {
 _TEXT = {"data.pair_share": 0.0}
 _XLM = {"objective": "masked_lm", "model.cross_attention": False}
 
-_TRANSLATION = {
-    "corpus.languages": ("cs", "de", "en", "fr"),
-    "corpus.language_codes": {"ces": "cs", "deu": "de", "eng": "en", "fra": "fr"},
-    "corpus.parallel": ("bible/train", "ntrex/train", "tatoeba_bitext/*-*.tsv.xz"),
-    "vocab.target_size": 8000,
-    "model.num_layers": 4,
-    "model.mlp_size": 512,
-    "model.unroll": 4,
-}
-
 # What differs from `_paper`, by run.
 RUNS = {
     "large": _LARGE,
@@ -75,12 +64,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "small_text": _TEXT,
     "small_xlm": _XLM,
     "small_xlm_text": {**_XLM, **_TEXT},
-    "small_full": {"veco.context": "full"},
-    "small_no_flip": {"veco.flip": False},
-    # To start translation from: decoders of the first two, the last two or the last of four layers.
-    "translation": _TRANSLATION,
-    "translation_xlm": {**_TRANSLATION, **_XLM},
-    "translation_xlm_text": {**_TRANSLATION, **_XLM, **_TEXT},
+}
+
+# Runs by the table that compares them.
+GRIDS: dict[str, tuple[str, ...]] = {
+    "table2": ("base_xlm_text", "base_xlm", "base_text", "base"),
+    "small_table2": ("small_xlm_text", "small_xlm", "small_text", "small"),
 }
 
 

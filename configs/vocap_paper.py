@@ -36,8 +36,7 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 Table 4 also has NER and MLQA of the beta runs, and beta = 0.7, which is short_full. Beyond the
 paper is vocap_1m_knn, a million pieces. None of these has been run here.
 
-`configs/vocap_paper.py:small.RUN,DATA` are runs of `SMALL`: vocabularies, alpha = 0.7, for the
-encoders of `configs/xlm_r.py:small`. `configs/grids.py` compares all runs in tables.
+`GRIDS` has the runs of each table. Vocabularies in small are in `research/configs/vocap.py`.
 
 Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate` for others.
 """
@@ -46,7 +45,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import small, xlm_r
+from configs import small
 from xlm.experiment.schema import default_config
 
 _500K = {"vocab.target_size": 500_000}
@@ -63,7 +62,7 @@ _KNN = {
     "optimizer.embedding_update": "rows",
 }
 _SHORT = {"train.num_steps": 500_000, **_500K}
-_BETAS = {f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)}
+BETAS = {f"beta{int(10 * beta)}": {"vocab.beta": beta} for beta in (0.0, 0.3, 1.0)}
 
 # What differs from `_base`, by run.
 RUNS: dict[str, dict[str, Any]] = {
@@ -84,32 +83,19 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     **{f"short_{kind}": {**_SHORT, **_KNN, "output_layer.kind": kind}
        for kind in ("target_sampling", "nce", "neg")},
-    **{f"short_{name}": {**_SHORT, **beta} for name, beta in _BETAS.items()},
+    **{f"short_{name}": {**_SHORT, **beta} for name, beta in BETAS.items()},
 }  # fmt: skip
 
-_METHODS = ("joint", "proportional", "clustered", "uniform")
-# Beyond the paper: one problem for all languages, at the shares f^0.3, and JOINT's at the same.
-_UNION = {
-    "vocab.method": "union", "vocab.alpha": 0.3, "vocab.beta": 1.0, "vocab.byte_fallback": True,
+# Runs by the table that compares them.
+GRIDS: dict[str, tuple[str, ...]] = {
+    "table1": (
+        "xlmr_250k", "joint_250k", "joint_500k", "vocap_250k", "vocap_500k", "vocap_500k_knn",
+        "vocap_500k_half", "vocap_500k_knn_half",
+    ),
+    "table2": ("short_full", "short_knn", "short_target_sampling", "short_nce", "short_neg"),
+    "table3": ("short_k5", "short_k10", "short_k25", "short_knn", "short_k100"),
+    "table4": ("short_beta0", "short_beta3", "short_full", "short_beta10"),
 }  # fmt: skip
-_8K: dict[str, dict[str, Any]] = {
-    "vocap": {},
-    **{method: {"vocab.method": method} for method in _METHODS},
-    **_BETAS,
-}
-
-_16K: dict[str, dict[str, Any]] = {
-    **_8K,
-    "joint_even": {"vocab.method": "joint", "vocab.alpha": 0.3},
-    "union": _UNION,
-    "union_fair": {**_UNION, "vocab.parity": 1.0},
-}
-
-# What differs from `_small`, by run.
-SMALL: dict[str, dict[str, Any]] = {
-    **_8K,
-    **{f"{name}_16k": {**keys, "vocab.target_size": 16_000} for name, keys in _16K.items()},
-}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -119,13 +105,11 @@ def get_config(arg: str = "") -> ConfigDict:
         config.optimizer.embedding_update = "rows"
         return config
     run, _, data = (arg or "vocap_500k_knn").partition(",")
-    is_small = run == "small" or run.startswith("small.")
-    runs, name = (SMALL, run[6:] or "vocap") if is_small else (RUNS, run)
-    if name not in runs:
-        raise ValueError(f"vocap_paper has no run {name!r}; there are {', '.join(runs)}")
-    config = _small() if is_small else _base()
+    if run not in RUNS:
+        raise ValueError(f"vocap_paper has no run {run!r}; there are {', '.join(RUNS)}")
+    config = _base()
     config.corpus.root = data
-    config.update_from_flattened_dict(runs[name])
+    config.update_from_flattened_dict(RUNS[run])
     return config
 
 
@@ -140,11 +124,4 @@ def _base() -> ConfigDict:
     config.data.block_bytes = 1 << 20
     config.model.dtype = "bfloat16"
     config.output_layer.group_size = 32  # a device of the paper's
-    return config
-
-
-def _small() -> ConfigDict:
-    config = xlm_r.get_config("small")
-    config.vocab.update(method="vocap", alpha=0.7)
-    config.data.alpha = 0.7
     return config

@@ -22,9 +22,8 @@ None of these has been run here. DATA is a folder as for `configs/vocap_paper.py
 files `bitext/*-*.tsv*` (docs/parallel_text.md). The paper's text is CC-100, its pairs are CCMatrix
 (1,015 language pairs), or for an ablation multiCCAligned (2,959; 79.5, Table 2).
 
-`small`, `small_mlm`, `small_modern` and others of `SMALL` need DATA as for `configs/bitext.py`: 21
-languages, 210 pairs from the Bible, news and Tatoeba; a generator of one layer and a discriminator
-of two.
+`small` needs DATA as for `configs/bitext.py`: 21 languages, 210 pairs from the Bible, news and
+Tatoeba; a generator of one layer and a discriminator of two.
 `configs/xy_lent.py:runlocal` is `small` on the embedded corpus in miniature.
 
 Hardware: the paper's 128 GPUs of 40 GB for Base and Large, 512 of 80 GB for XL; one CPU core and a
@@ -32,8 +31,6 @@ quarter of an hour for `small`, of which expect a generator 1.27 to 1.34 nats be
 level and an AUC of 0.71 to 0.78 on unigram samples (six runs of one task a step, before rows of
 several pairs, research/reports/results_xy_lent.md).
 """
-
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -59,17 +56,17 @@ _XL = {
     "optimizer.learning_rate": 1e-4,
     "optimizer.clip_norm": 1.0,
 }
-_MLM = {"objective": "masked_lm", "mask.mask_share": 0.8, "mask.random_share": 0.1}
-_ENGLISH = {"data.pair_sampling": "pivot"}
+MLM = {"objective": "masked_lm", "mask.mask_share": 0.8, "mask.random_share": 0.1}
+ENGLISH = {"data.pair_sampling": "pivot"}
 
 # What differs from `_paper`, by run.
 RUNS = {
     "base": {},
     "large": _LARGE,
     "xl": _XL,
-    "base_mlm": _MLM,
-    "base_english": _ENGLISH,
-    "base_250k": {**_ENGLISH, "vocab.target_size": 250_000},
+    "base_mlm": MLM,
+    "base_english": ENGLISH,
+    "base_250k": {**ENGLISH, "vocab.target_size": 250_000},
     "base_m2m": {"data.pair_sampling": "m2m"},
     # V' of as many sequences as in VoCap's runs: 8192 have more targets than its capacity. VoCap
     # has no correction, but without it samples are too often a position's own target.
@@ -82,36 +79,8 @@ RUNS = {
                "model.mlp_size": 2048},
 }  # fmt: skip
 
-# What differs from `_small`, by run.
-SMALL: dict[str, dict[str, Any]] = {
-    "small": {},
-    "small_turns": {"data.kinds": "turns", "train.log_every": 11},  # odd, to log both tasks
-    "small_mlm": _MLM,
-    "small_english": _ENGLISH,
-    "small_2x": {"vocab.target_size": 20_000},
-    "small_m2m": {"data.pair_sampling": "m2m"},
-    "small_proportional": {"data.pair_sampling": "proportional"},
-    "small_shared": {"replaced_token.embeddings": "shared"},
-    "small_separate": {"replaced_token.embeddings": "separate"},
-    "small_generator2": {"replaced_token.generator_layers": 2},
-    "small_lambda10": {"replaced_token.weight": 10.0},
-    "small_narrow": {"replaced_token.generator_width": 0.5},
-    "small_narrower": {"replaced_token.generator_width": 0.25},
-    "small_corrective": {"replaced_token.corrective_weight": 1.0},
-    "small_cold": {"replaced_token.temperature": 0.7},
-    "small_spans": {"mask.span": 3.0},
-    "small_rates": {"mask.rate": 0.3, "mask.final_rate": 0.1},  # a mean of 0.2, as of small
-    "small_modern": mmbert.TINY["modern"],
-    "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
-    "small_knn": {"output_layer.kind": "knn"},
-    # Pairs of only one folder, so that a damaged file is all of its language pair, and so few
-    # that the model learns to use translations.
-    "small_defects": {
-        "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
-        "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
-        "data.pair_share": 0.875,
-    },
-}
+# Runs by the table that compares them.
+GRIDS: dict[str, tuple[str, ...]] = {"table2": ("base_250k", "base_english", "base", "base_mlm")}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -124,12 +93,11 @@ def get_config(arg: str = "") -> ConfigDict:
         config.output_layer.kind = "full"
         config.train.update(num_steps=4, batch_size=8)  # four rows of each task
         return config
-    runs = {**RUNS, **SMALL}
-    if run not in runs:
-        raise ValueError(f"xy_lent has no run {run!r}; there are {', '.join(runs)}")
-    config = _small() if run in SMALL else _paper()
+    if run not in (*RUNS, "small"):
+        raise ValueError(f"xy_lent has no run {run!r}; there are {', '.join(RUNS)}, small")
+    config = _small() if run == "small" else _paper()
     config.corpus.root = data
-    config.update_from_flattened_dict(runs[run])
+    config.update_from_flattened_dict(RUNS.get(run, {}))
     return config
 
 

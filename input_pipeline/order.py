@@ -25,6 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from xlm.common import schema
+
 _CYCLE = 1 << 16  # M
 # Shares of fewer draws in a cycle would be far off, and are exact to half a draw in so many cycles.
 _LEAST_DRAWS, _CYCLES = 64, 256
@@ -181,15 +183,19 @@ def _draws_before(shares: np.ndarray, num_cycles: int) -> np.ndarray:
 class BlockSettings:
     """Settings of the order by blocks; part of the `data` section of a config.
 
-    `block_bytes` of consecutive sequences are read at once, 0 for a random order of sequences. A
-    lane, one of S = `lanes` equal parts of a batch, draws from `window_blocks` blocks a language.
-    Where all windows of a lane would take more than `window_bytes`, if not 0, blocks are smaller.
+    Attributes:
+      block_bytes: bytes of consecutive sequences that are read at once; 0 for a random order of
+        sequences.
+      window_blocks: blocks of a language that a lane draws from at a time.
+      lanes: S, equal parts of a batch with draws of their own.
+      window_bytes: most bytes of the windows of a lane, of text and of each kind of pairs; many
+        languages or pairs have smaller blocks then. 0 for no limit.
     """
 
-    block_bytes: int = 0
-    window_blocks: int = 16
-    lanes: int = 1
-    window_bytes: int = 0
+    block_bytes: int = schema.key(0, at_least=0)
+    window_blocks: int = schema.key(16, at_least=1)
+    lanes: int = schema.key(1, at_least=1)
+    window_bytes: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
         if self.lanes > 1 and not self.block_bytes:

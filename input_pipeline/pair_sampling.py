@@ -13,6 +13,8 @@ import numpy as np
 import scipy.sparse
 import scipy.special
 
+from xlm.common import schema
+
 Pair = tuple[str, str]
 METHODS = ("alpha", "proportional", "uniform", "pivot", "m2m", "sinkhorn", "soft")
 
@@ -28,28 +30,31 @@ _HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1
 
 @dataclasses.dataclass(frozen=True)
 class PairSamplingSettings:
-    """How language pairs are sampled; keys `data.pair_*` of a config.
+    """How language pairs are sampled; part of the `data` section of a config.
 
     Attributes:
-      method: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike; "pivot":
-        n^(1/T), only pairs with the language `pivot`; "m2m": Eq. 1; "sinkhorn": Eq. 2; "soft": Eq.
-        2 with a price on missed marginals in place of constraints.
-      temperature: T; under "m2m", "sinkhorn" and "soft" languages have marginals p^(1/T).
-      strength: under "soft", the price of a missed marginal: 0 for Q, infinite for Eq. 2.
-      least: sentence pairs of a language in all pairs, without which it is left out.
+      pair_sampling: "alpha": n^alpha for each set; "proportional": n; "uniform": all pairs alike;
+        "pivot": n^(1/T), only pairs with the language `pair_pivot`; "m2m": Eq. 1; "sinkhorn": Eq.
+        2; "soft": Eq. 2 with a price on missed marginals in place of constraints.
+      pair_alpha: without shares of language pairs, n sentence pairs of two languages weigh n^alpha.
+      pair_temperature: T; under "m2m", "sinkhorn" and "soft" languages have marginals p^(1/T).
+      pair_pivot: the language of all pairs under "pivot".
+      pair_strength: under "soft", the price of a missed marginal: 0 for Q, infinite for Eq. 2.
+      pair_least: sentence pairs of a language, summed over its pairs, below which all its pairs
+        are left out of training.
     """
 
-    method: str
-    alpha: float
-    temperature: float
-    pivot: str
-    least: int = 0
-    strength: float = 3.0
+    pair_sampling: str = schema.key("alpha", choices=METHODS)
+    pair_alpha: float = schema.key(0.5, at_least=0)
+    pair_temperature: float = schema.key(2.0, above=0)
+    pair_pivot: str = schema.key("en")
+    pair_strength: float = schema.key(3.0, at_least=0)
+    pair_least: int = schema.key(0, at_least=0)
 
     def __post_init__(self):
-        if self.least and self.method == "alpha":
+        if self.pair_least and self.pair_sampling == "alpha":
             raise ValueError(
-                f"data.pair_least is {self.least}, but data.pair_sampling 'alpha' draws by "
+                f"data.pair_least is {self.pair_least}, but data.pair_sampling 'alpha' draws by "
                 "set; set data.pair_sampling to another method, or data.pair_least to 0"
             )
 
@@ -184,25 +189,26 @@ def sample_pairs(
 ) -> PairSampling:
     """Sample language pairs, whose `sizes` are the sentence pairs in each set; none is empty.
 
-    Raise ValueError if there are no pairs, none with `settings.pivot`, or none of languages with
-    `settings.least`.
+    Raise ValueError if there are no pairs, none with `settings.pair_pivot`, or none of languages
+    with `settings.pair_least`.
     """
     of_languages = pair_matrix({pair: sum(of) for pair, of in sizes.items()})
-    has = dict(zip(of_languages[0], of_languages[1].sum(1) >= settings.least, strict=True))
+    has = dict(zip(of_languages[0], of_languages[1].sum(1) >= settings.pair_least, strict=True))
     left_out = tuple(pair for pair in sizes if not (has[pair[0]] and has[pair[1]]))
     if len(left_out) == len(sizes):
         raise ValueError(
-            f"data.pair_least is {settings.least}, but no two languages of a pair have so many "
-            f"sentence pairs; the most are {of_languages[1].sum(1).max():.0f}: lower it"
+            f"data.pair_least is {settings.pair_least}, but no two languages of a pair have so "
+            f"many sentence pairs; the most are {of_languages[1].sum(1).max():.0f}: lower it"
         )
     sizes = {pair: of for pair, of in sizes.items() if pair not in left_out}
     languages, counts = pair_matrix({pair: sum(of_sets) for pair, of_sets in sizes.items()})
-    method, temperature, pivot = settings.method, settings.temperature, settings.pivot
+    method, pivot = settings.pair_sampling, settings.pair_pivot
+    temperature = settings.pair_temperature
     if method == "pivot" and pivot not in languages:
         raise ValueError(f"data.pair_pivot is {pivot!r}, must be one of {', '.join(languages)}")
 
     # Each set has its own n^alpha: two halves of a set weigh more than the whole.
-    by_sets = {pair: sum(n**settings.alpha for n in of) for pair, of in sizes.items()}
+    by_sets = {pair: sum(n**settings.pair_alpha for n in of) for pair, of in sizes.items()}
     samplers: dict[str, Callable[[], Sampling]] = {
         "alpha": lambda: _with_own_marginals(_joint(pair_matrix(by_sets)[1])),
         "proportional": lambda: _with_own_marginals(_joint(counts)),
@@ -210,7 +216,7 @@ def sample_pairs(
         "pivot": lambda: pivot_sampling(counts, languages.index(pivot), temperature),
         "m2m": lambda: m2m_sampling(counts, temperature),
         "sinkhorn": lambda: sinkhorn_sampling(counts, temperature),
-        "soft": lambda: soft_sampling(counts, temperature, settings.strength),
+        "soft": lambda: soft_sampling(counts, temperature, settings.pair_strength),
     }
     return PairSampling(method, languages, counts, samplers[method](), left_out)
 

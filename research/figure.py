@@ -1,7 +1,7 @@
 """Figures of papers: named runs of a config by a number or a name, and how they are run.
 
 A run is in WORKDIR/runs under its own name, whichever figure it is in, so that figures in one
-WORKDIR share runs, also with the launchers (`configs/grids.py`), which lay the same folders out.
+WORKDIR share runs, also with the launchers (`xlm.launch.grids`), which lay the same folders out.
 Encoders of equal text, vocabulary and row length share these.
 """
 
@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs import grids
 from research import measures, tasks
 from research.results import Result, Results
 from research.study import TEXT_OF_RECORDS, Plan, Run, Study, encoder
 from research.tasks import TASKS
+from xlm.launch import grids
 
 # Learning rates of fine-tuning of small encoders, the same for all runs.
 RATES = {"udpos": "1e-3", "wikiann": "1e-3", "xnli": "1e-3"}

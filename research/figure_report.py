@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.xlm_r import HIGH, LOW
 from research import figure_vocabularies, pivot, plots, stats
+from research.configs.xlm_r import HIGH, LOW
 from research.figure import Figure, read
 from research.pivot import Column, Line, values
 from research.results import BySeed, mean, shared_items

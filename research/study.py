@@ -14,8 +14,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import grids
 from research.results import Results
+from xlm.launch import grids
 
 STUDIES = pathlib.Path(__file__).resolve().parent / "studies"
 _OF_DATA = ("corpus.", "vocab.", "store.")
@@ -250,9 +250,7 @@ def _typed(config: str, key: str, text: str) -> Any:
 
 def load(config: str, data: str) -> ConfigDict:
     """Return the config of a value of --config, with a folder for DATA."""
-    file, _, argument = config.partition(":")
-    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    return module.get_config(argument.replace("DATA", data))
+    return grids.load(config.replace("DATA", data))
 
 
 # 1. Runs that studies share.

@@ -30,7 +30,7 @@ from xlm.training.sinks import SINKS
 CONFIGS = sorted(
     path.stem
     for path in pathlib.Path(quickstart.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "base", "grids", "small")  # which are no runs
+    if path.stem not in ("__init__", "base", "small")  # which are no runs
 )
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("xlm", "input_pipeline", "knn_sampling", "vocap")

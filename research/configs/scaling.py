@@ -14,7 +14,8 @@ an epoch of the 35 MB of text, so that no run repeats much.
 
 from ml_collections import ConfigDict
 
-from configs import one_gpu, xlm_r
+from configs import one_gpu
+from research.configs import xlm_r
 
 LANGUAGES = ("de", "el", "en", "es", "fr", "hi", "ru")
 LAYERS = {64: 2, 128: 2, 192: 3, 256: 4}
@@ -34,7 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if name not in RUNS:
         raise ValueError(f"scaling has no run {name!r}; there are {', '.join(RUNS)}")
     width, steps = RUNS[name]
-    config = xlm_r.get_config(f"small,{data}")
+    config = xlm_r.get_config(f"reference,{data}")
     config.corpus.update(languages=LANGUAGES, max_train_bytes=5_000_000)
     config.corpus.max_train_bytes_of = ConfigDict()
     config.vocab.target_size = 4000

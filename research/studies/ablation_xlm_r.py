@@ -2,4 +2,4 @@
 
 from research.ablation import study
 
-STUDY = study("Ablation of XLM-R in small", "configs/xlm_r.py:small,DATA")
+STUDY = study("Ablation of XLM-R in small", "research/configs/xlm_r.py:reference,DATA")

@@ -13,11 +13,10 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.xy_lent import SMALL
 from research import forgetting, pivot, plots, tasks
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
-from research.studies.xy_lent import LABELS, arm_run
+from research.studies.xy_lent import CHANGES, LABELS, arm_run
 from research.study import Plan, Run, Step, Study
 from research.tasks import TASKS
 from xlm.common import artifacts
@@ -64,9 +63,9 @@ def _trained(
     first: Run, packed: Run,
 ) -> Run:  # fmt: skip
     """Return the run of a continued training; both rates of Muon are scaled."""
-    optimizer, scale = plan.config(plan.study.config, SMALL[arm]).optimizer, RATES[name][1]
+    optimizer, scale = plan.config(plan.study.config, CHANGES[arm]).optimizer, RATES[name][1]
     overrides = {
-        **SMALL[arm],
+        **CHANGES[arm],
         **keys,
         **plan.overrides,
         "optimizer.learning_rate": scale * optimizer.learning_rate,

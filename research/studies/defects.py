@@ -26,11 +26,18 @@ from research import measures, pivot
 from research.pivot import Column, Line
 from research.planted_defects import Defect, parse
 from research.results import BySeed, Result, mean
-from research.study import Plan, Run, Step, Study, encoder
+from research.study import TEXT_OF_RECORDS, Plan, Run, Step, Study, encoder
 from xlm.common import artifacts
 from xlm.evaluation.pair_report import ranked_by_excess
 from xlm.objectives.best_response import best_response, shrunk
 
+# Pairs of only one folder, so that a damaged file is all of its language pair, and so few that the
+# model learns to use translations.
+_CORPUS = {
+    "corpus.parallel": ("tatoeba_bitext/*-*.tsv.xz",),
+    "corpus.languages": ("de", "en", "es", "fr", "it", "nl"),
+    "data.pair_share": 0.875,
+}
 CORPORA = {"planted": "damaged", "clean": "as it is"}
 _ROBUST = {
     "robust.num_phases": 10,
@@ -234,11 +241,12 @@ def _ends(by_seed: Mapping[int, Mapping[str, float]]) -> str:
 
 STUDY = Study(
     "Planted defects",
-    "configs/xy_lent.py:small_defects,DATA",
+    "configs/xy_lent.py:small,DATA",
     runs,
     report,
     {
         "folder": ("tatoeba_bitext",),
         "defects": ("shuffled:de-fr", "near_copies:en-nl", "wrong_language:es-it:fi"),
     },
+    overrides={**TEXT_OF_RECORDS, **_CORPUS},
 )

@@ -1,6 +1,6 @@
 """Blocks, optimizers and phases of today's encoders, in small: what is beyond the four papers."""
 
-from configs.mmbert import TINY
+from research.configs.mmbert import RUNS
 from research.figure import Figure, Point, study
 
 _RATES = {"1e-3": 1e-3, "3e-3": 3e-3, "1e-2": 1e-2}
@@ -45,5 +45,7 @@ FIGURES = {
     ),
 }  # fmt: skip
 
-STUDY = study("Encoders of today in small", "configs/mmbert.py:tiny,DATA", FIGURES, is_small=True)
-assert set(TINY) == {run for one in FIGURES.values() for run in one.runs}
+STUDY = study(
+    "Encoders of today in small", "research/configs/mmbert.py:modern,DATA", FIGURES, is_small=True
+)
+assert set(RUNS) == {run for one in FIGURES.values() for run in one.runs}

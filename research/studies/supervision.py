@@ -14,17 +14,18 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from configs.xlm_r import LOW, SMALL_LANGUAGES
 from research import pivot, plots, splits, stats, tasks
+from research.configs.xlm_r import LANGUAGES as BY_NUMBER
+from research.configs.xlm_r import LOW
 from research.figure import encoder_run
 from research.pivot import Column, Line, values
 from research.results import BySeed, mean
 from research.study import Plan, Run, Study
 from research.tasks import TASKS
 
-LANGUAGES = SMALL_LANGUAGES[7]
-# Runs of configs/xlm_r.py, of the same seven languages: text in the proportions of CommonCrawl and
-# of Wikipedia.
+LANGUAGES = BY_NUMBER[7]
+# Runs of research/configs/xlm_r.py, of the same seven languages: text in the proportions of
+# CommonCrawl and of Wikipedia.
 _ONE, _WIKIPEDIA = "languages_7", "wikipedia_7"
 _SHARED = {
     "task.text_pooling": "mean",
@@ -272,7 +273,7 @@ def _plot(found: dict[str, dict[str, BySeed]], path) -> None:
 
 STUDY = Study(
     "Training data in English, in each language, in all",
-    "configs/xlm_r.py:small,DATA",
+    "research/configs/xlm_r.py:reference,DATA",
     runs,
     report,
     {"tasks": tuple(_TUNING)},

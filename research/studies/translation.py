@@ -1,14 +1,13 @@
 """Translation from random parameters, from MLM, MLM + TLM and VECO (VECO Tables 3 and 4).
 
-Pre-trains, under every seed, the runs `translation`, `translation_xlm` and `translation_xlm_text`
-of `configs/veco.py`, on one vocabulary and one packed dataset: VECO, XLM on the same data, and MLM
-on its text alone, as XLM-R. From each of `starts` a model is then trained for each of `tasks`:
-captions of photographs (Multi30k) in three directions, and news. All have equal steps. Their
-learning rates are those of `configs/finetune/multi30k.py` times one of `scales`: for each start the
-one with the best development BLEU of the first task under the first seed, which other tasks and
-seeds use alone. Test data select nothing. Runs of the first task are then searched again
-(`research.translation_search`): greedy and with beams, with one checkpoint and with the mean of
-several. Many hours of two cores.
+Pre-trains, under every seed, the runs of `research/configs/translation.py`, on one vocabulary and
+one packed dataset: VECO, XLM on the same data, and MLM on its text alone, as XLM-R. From each of
+`starts` a model is then trained for each of `tasks`: captions of photographs (Multi30k) in three
+directions, and news. All have equal steps. Their learning rates are those of
+`configs/finetune/multi30k.py` times one of `scales`: for each start the one with the best
+development BLEU of the first task under the first seed, which other tasks and seeds use alone. Test
+data select nothing. Runs of the first task are then searched again (`research.translation_search`):
+greedy and with beams, with one checkpoint and with the mean of several. Many hours of two cores.
 """
 
 import dataclasses
@@ -18,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from configs.finetune import multi30k
-from configs.veco import SMALL
 from research import measures, pivot, plots, stats, tasks
+from research.configs.translation import RUNS
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, data_run, encoder
@@ -28,7 +27,7 @@ from xlm.common import artifacts
 from xlm.evaluation import translation_report as run_report
 from xlm.training.metrics import read_metrics
 
-# Runs of configs/veco.py; the first has the data.
+# Runs of research/configs/translation.py; the first has the data.
 _VECO, _XLM, _XLM_TEXT = "translation", "translation_xlm", "translation_xlm_text"
 
 
@@ -95,8 +94,8 @@ def _scale(plan: Plan, start: str) -> str | None:
 
 def runs(plan: Plan) -> Iterator[Run]:
     """Plan pre-trainings, translation and search, seed by seed."""
-    config = plan.config(plan.study.config, SMALL[_VECO])
-    rows = data_run(config, plan.study.config, {**SMALL[_VECO], **plan.overrides})
+    config = plan.config(plan.study.config, RUNS[_VECO])
+    rows = data_run(config, plan.study.config, {**RUNS[_VECO], **plan.overrides})
     first = plan.chosen["tasks"][0]
     for seed in plan.seeds or ():
         encoders: dict[str | None, Run] = {None: rows}
@@ -104,7 +103,7 @@ def runs(plan: Plan) -> Iterator[Run]:
             name = STARTS[start].encoder
             if name not in encoders:
                 encoders[name] = encoder(
-                    plan, f"encoders/{name}", seed, SMALL[name or ""], measures.encoder, data=rows
+                    plan, f"encoders/{name}", seed, RUNS[name or ""], measures.encoder, data=rows
                 )
                 yield encoders[name]
         for task in plan.chosen["tasks"]:
@@ -326,7 +325,7 @@ def _compared(some: BySeed, choice: tuple[int, ...], first: tuple[int, ...]) -> 
 
 STUDY = Study(
     "Translation",
-    "configs/veco.py:translation,DATA",
+    "research/configs/translation.py:translation,DATA",
     runs,
     report,
     {"tasks": tuple(TASKS), "starts": tuple(STARTS), "scales": ("1",), "steps": ("1200",)},

@@ -113,7 +113,7 @@ FIGURES: dict[str, dict[str, Figure]] = {
 
 STUDY = study(
     "VoCap's vocabularies in small",
-    "configs/vocap_paper.py:small,DATA",
+    "research/configs/vocap.py:vocap,DATA",
     FIGURES["small"],
     is_small=True,
 )

@@ -1,6 +1,6 @@
 """Figures of XLM-R's analysis (Section 5.1), in small; at full size `xlm_r_full`."""
 
-from configs import xlm_r
+from research.configs import xlm_r
 from research.figure import Figure, Point, study
 
 
@@ -216,5 +216,8 @@ def figures(word: str) -> dict[str, Figure]:
 
 
 STUDY = study(
-    "XLM-R's analysis in small", "configs/xlm_r.py:small,DATA", figures("small"), is_small=True
+    "XLM-R's analysis in small",
+    "research/configs/xlm_r.py:reference,DATA",
+    figures("small"),
+    is_small=True,
 )

@@ -4,5 +4,8 @@ from research.figure import study
 from research.studies.xlm_r import figures
 
 STUDY = study(
-    "XLM-R's analysis", "configs/xlm_r.py:ablation,DATA", figures("ablation"), is_small=False
+    "XLM-R's analysis",
+    "research/configs/xlm_r_full.py:reference,DATA",
+    figures("ablation"),
+    is_small=False,
 )

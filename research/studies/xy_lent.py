@@ -1,13 +1,13 @@
 """XY-LENT in small: learning, ablations, the arms of Table 2, sampling of pairs, fine-tuning.
 
-An arm is the config with the keys changed that `configs.xy_lent.SMALL` gives it; all have equal
-steps and tokens. `figures=joint` has the arms of that group alone. Generator or masked LM are
-evaluated by exact loss, discriminators by their AUC on their own generator's samples, on unigram
-samples, and on those of one generator for all, that of `small` under seed 0. Encoders of another
-vocabulary have no score on the latter. The arms of `TUNED` groups are then fine-tuned on English:
-the learning rate of a task and an arm is the one of `rates` with the best English development score
-under the first seed; other seeds use that rate only. Models of XNLI answer AmericasNLI as well,
-which is in languages that no encoder has seen. Some hours of two cores.
+An arm is the config with the keys of `CHANGES` changed; all have equal steps and tokens.
+`figures=joint` has the arms of that group alone. Generator or masked LM are evaluated by exact
+loss, discriminators by their AUC on their own generator's samples, on unigram samples, and on those
+of one generator for all, that of `small` under seed 0. Encoders of another vocabulary have no score
+on the latter. The arms of `TUNED` groups are then fine-tuned on English: the learning rate of a
+task and an arm is the one of `rates` with the best English development score under the first seed;
+other seeds use that rate only. Models of XNLI answer AmericasNLI as well, which is in languages
+that no encoder has seen. Some hours of two cores.
 """
 
 import itertools
@@ -18,21 +18,45 @@ from typing import Any
 
 import numpy as np
 
-from configs import grids
-from configs.xy_lent import SMALL
+from configs.xy_lent import ENGLISH, MLM
 from input_pipeline.bitext import language_pairs
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.tasks import files
 from research import measures, pivot, plots, tasks
+from research.configs import mmbert
 from research.pivot import Column, Line
 from research.results import BySeed, Result, mean
 from research.study import Plan, Run, Step, Study, encoder
 from research.tasks import TASKS
 from xlm.common import artifacts
 from xlm.experiment import data, streams
+from xlm.launch import grids
 from xlm.training.metrics import read_metrics
 
 REFERENCE = "small"
+# What differs from `configs/xy_lent.py:small`, by arm.
+CHANGES: dict[str, dict[str, Any]] = {
+    "small": {},
+    "small_turns": {"data.kinds": "turns", "train.log_every": 11},  # odd, to log both tasks
+    "small_mlm": MLM,
+    "small_english": ENGLISH,
+    "small_2x": {"vocab.target_size": 20_000},
+    "small_m2m": {"data.pair_sampling": "m2m"},
+    "small_proportional": {"data.pair_sampling": "proportional"},
+    "small_shared": {"replaced_token.embeddings": "shared"},
+    "small_separate": {"replaced_token.embeddings": "separate"},
+    "small_generator2": {"replaced_token.generator_layers": 2},
+    "small_lambda10": {"replaced_token.weight": 10.0},
+    "small_narrow": {"replaced_token.generator_width": 0.5},
+    "small_narrower": {"replaced_token.generator_width": 0.25},
+    "small_corrective": {"replaced_token.corrective_weight": 1.0},
+    "small_cold": {"replaced_token.temperature": 0.7},
+    "small_spans": {"mask.span": 3.0},
+    "small_rates": {"mask.rate": 0.3, "mask.final_rate": 0.1},  # a mean of 0.2, as of small
+    "small_modern": mmbert.RUNS["modern"],
+    "small_adamw": {"optimizer.kind": "adamw", "optimizer.learning_rate": 3e-3},
+    "small_knn": {"output_layer.kind": "knn"},
+}
 # Label of each arm.
 LABELS = {
     "small": "RTD, many-to-many pairs by Eq. 2",
@@ -106,8 +130,8 @@ def _arms(plan: Plan) -> tuple[str, ...]:
 
 def arm_run(plan: Plan, arm: str, seed: int) -> Run:
     """Return the run of an arm, evaluated on the samples of the reference's generator too."""
-    config = plan.config(plan.study.config, SMALL[arm])
-    reference = plan.config(plan.study.config, SMALL[REFERENCE])
+    config = plan.config(plan.study.config, CHANGES[arm])
+    reference = plan.config(plan.study.config, CHANGES[REFERENCE])
     needs: tuple[Run, ...] = ()
     more: dict[str, Any] = {}
     # Of discriminators on the vocabulary of the reference.
@@ -122,7 +146,7 @@ def arm_run(plan: Plan, arm: str, seed: int) -> Run:
         return learned(folder) | _pairs_seen(config, seed, folder)
 
     name = f"encoders/{arm}"
-    return encoder(plan, name, seed, SMALL[arm], measure, steps=steps, needs=needs)
+    return encoder(plan, name, seed, CHANGES[arm], measure, steps=steps, needs=needs)
 
 
 def learned(folder: pathlib.Path) -> dict[str, Any]:
@@ -185,7 +209,7 @@ def _chosen(plan: Plan, task: str, arm: str) -> str | None:
 def _tasks(plan: Plan, task: str, arm: str, own: Run) -> Iterator[Run]:
     names, one = _names(plan, task, arm), TASKS[task]
     for rate in plan.choices(names, "selected/value", own.seed or 0) if one.epochs else names:
-        config = plan.config(plan.study.config, SMALL[arm])
+        config = plan.config(plan.study.config, CHANGES[arm])
         known = config.corpus.languages
         if one.epochs:
             change = tasks.tuning_keys(one, rate)

@@ -79,9 +79,9 @@ class PairSamplingToolTest(FolderTest):
     def test_the_report(self, name, counts, method, temperature):
         self.table.write_text(counts + "\n", encoding="utf-8")
         sizes = pair_sampling.read_counts(self.table)
-        settings = PairSamplingSettings(method, 0.5, temperature, "en")
+        settings = PairSamplingSettings(method, pair_temperature=temperature)
         samplings = [
-            sample_pairs(sizes, dataclasses.replace(settings, method=one)) for one in METHODS
+            sample_pairs(sizes, dataclasses.replace(settings, pair_sampling=one)) for one in METHODS
         ]
         examples = dict.fromkeys(METHODS, 50.0)  # of a pair, between 1 and 1.5
         golden.check_report(

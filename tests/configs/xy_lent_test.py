@@ -7,6 +7,7 @@ import jax
 from absl.testing import parameterized
 
 from configs import mmbert, xy_lent
+from research.studies.xy_lent import CHANGES
 from xlm.experiment import memory, objectives
 from xlm.experiment.data import evaluation_settings, rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
@@ -24,8 +25,15 @@ PAPER = {
 SIZES = {"base": (477, 80.5, 0.02), "large": (814, 62.9, 0.001), "xl": (2100, None, 0.02)}
 
 
+def config_of(run: str):
+    """Return the config of a run, or of an arm of the study in small."""
+    config = xy_lent.get_config(f"{run if run in xy_lent.RUNS else 'small'},text")
+    config.update_from_flattened_dict(CHANGES.get(run, {}))
+    return config
+
+
 def objective_of(run: str):
-    config = xy_lent.get_config(run)
+    config = config_of(run)
     return objectives.objective(config, memory.absent_rows(config))
 
 
@@ -79,9 +87,9 @@ class PaperTest(parameterized.TestCase):
 
 
 class RunsTest(parameterized.TestCase):
-    @parameterized.parameters(*xy_lent.RUNS, *xy_lent.SMALL)
+    @parameterized.parameters(*xy_lent.RUNS, *CHANGES)
     def test_every_arm_is_an_objective_and_fits_its_batches(self, run):
-        config = xy_lent.get_config(f"{run},text")
+        config = config_of(run)
         self.assertEqual(config.corpus.root, "text")
         objective = objective_of(run)
         self.assertEqual(hasattr(objective, "terms"), config.data.kinds == "turns")
@@ -120,6 +128,6 @@ class RunsTest(parameterized.TestCase):
 
     def test_runs_that_draw_from_candidates_correct_by_their_probability(self):
         """Else a position's own target is drawn too often (docs/output_layer.md)."""
-        for run in (*xy_lent.RUNS, *xy_lent.SMALL):
-            layer = xy_lent.get_config(run).output_layer
+        for run in (*xy_lent.RUNS, *CHANGES):
+            layer = config_of(run).output_layer
             self.assertTrue(layer.kind in ("full", "blockwise") or layer.log_q_correction, run)

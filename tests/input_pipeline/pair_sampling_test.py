@@ -16,7 +16,7 @@ from input_pipeline.pair_sampling import (
     soft_sampling,
 )
 
-SETTINGS = pair_sampling.PairSamplingSettings("sinkhorn", alpha=0.5, temperature=2.0, pivot="en")
+SETTINGS = pair_sampling.PairSamplingSettings("sinkhorn")
 SOLVERS = (m2m_sampling, sinkhorn_sampling)
 # One language with three partners, and nothing between these.
 STAR = {("en", "sw"): 50, ("am", "en"): 40, ("en", "yo"): 30}
@@ -112,7 +112,9 @@ class MarginalsTest(parameterized.TestCase):
     def test_a_star_cannot_meet_them(self, method):
         """Its centre has half of any distribution; at T = 4 it was to have less."""
         sizes = {pair: [size] for pair, size in STAR.items()}
-        found = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method, temperature=4.0))
+        found = sample_pairs(
+            sizes, dataclasses.replace(SETTINGS, pair_sampling=method, pair_temperature=4.0)
+        )
         sampling, wanted = found.sampling, np.array([40, 120, 50, 30]) ** 0.25
         wanted /= wanted.sum()
         self.assertFalse(sampling.converged or sampling.is_feasible or found.is_met)
@@ -135,7 +137,9 @@ class MarginalsTest(parameterized.TestCase):
         others = [0, 2, 3]
         shares = 0.5 * wanted[others] / wanted[others].sum()
         np.testing.assert_allclose(sampling.probabilities[1, others], shares, rtol=1e-9)
-        met = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method, temperature=1.0))
+        met = sample_pairs(
+            sizes, dataclasses.replace(SETTINGS, pair_sampling=method, pair_temperature=1.0)
+        )
         self.assertTrue(met.is_met)
         self.assertEmpty(met.missed_shares())
 
@@ -203,14 +207,14 @@ class SoftTest(parameterized.TestCase):
 class MethodsTest(parameterized.TestCase):
     def test_languages_of_few_sentence_pairs_are_left_out(self):
         sizes = {("de", "en"): [60, 40], ("de", "sw"): [5], ("en", "sw"): [4], ("de", "fr"): [50]}
-        settings = dataclasses.replace(SETTINGS, least=10)
+        settings = dataclasses.replace(SETTINGS, pair_least=10)
         kept = {pair: of for pair, of in sizes.items() if "sw" not in pair}
         expected = sample_pairs(kept, SETTINGS).shares() | {("de", "sw"): 0.0, ("en", "sw"): 0.0}
         self.assertEqual(sample_pairs(sizes, settings).shares(), expected)
         with self.assertRaisesRegex(ValueError, "data.pair_least is 999, .* most are 155: lower"):
-            sample_pairs(sizes, dataclasses.replace(SETTINGS, least=999))
+            sample_pairs(sizes, dataclasses.replace(SETTINGS, pair_least=999))
         with self.assertRaisesRegex(ValueError, "data.pair_least is 1, .*'alpha'"):
-            dataclasses.replace(SETTINGS, method="alpha", least=1)
+            dataclasses.replace(SETTINGS, pair_sampling="alpha", pair_least=1)
 
     def test_shares_by_the_numbers_of_sentence_pairs(self):
         # The second pair has two sets.
@@ -218,7 +222,7 @@ class MethodsTest(parameterized.TestCase):
         expected = {"alpha": [20, 10 + 5, 15], "proportional": [400, 125, 225],
                     "uniform": [1, 1, 1], "pivot": [20, 0, 15]}  # fmt: skip
         for method in pair_sampling.METHODS:
-            found = sample_pairs(sizes, dataclasses.replace(SETTINGS, method=method))
+            found = sample_pairs(sizes, dataclasses.replace(SETTINGS, pair_sampling=method))
             shares = found.shares()
             self.assertEqual(list(shares), list(sizes))
             self.assertAlmostEqual(sum(shares.values()), 1)
@@ -231,6 +235,6 @@ class MethodsTest(parameterized.TestCase):
 
 class BadInputTest(parameterized.TestCase):
     def test_a_pivot_without_pairs(self):
-        settings = dataclasses.replace(SETTINGS, method="pivot", pivot="xx")
+        settings = dataclasses.replace(SETTINGS, pair_sampling="pivot", pair_pivot="xx")
         with self.assertRaisesRegex(ValueError, "pair_pivot is 'xx', .* one of am, en, sw, yo"):
             sample_pairs({pair: [size] for pair, size in STAR.items()}, settings)

@@ -112,13 +112,13 @@ class FlagsTest(parameterized.TestCase):
         )  # fmt: skip
 
     def test_runs_of_a_grid_share_their_text(self):
-        given = ["--config=configs/xlm_r.py:small,DATA", "--grid=alpha"]
+        given = ["--config=research/configs/xlm_r.py:reference,DATA", "--grid=alpha"]
         (text,) = self.jobs_of(*given, "--stages=build_vocab,prepare_data")
         found = self.jobs_of(*given, "--stages=train", "--seeds=2")
         self.assertLen(found, 12)
         self.assertLen({job["workdir"] for job in found}, 12)
         self.assertEqual({job["SHARED"] for job in found}, {text["workdir"]})
-        self.assertEqual(found[7]["config"], "configs/xlm_r.py:small.alpha_0.1,DATA")
+        self.assertEqual(found[7]["config"], "research/configs/xlm_r.py:alpha_0.1,DATA")
         self.assertEqual(found[7]["config.train.seed"], "1")
         self.assertEqual(found[7]["workdir"], "/runs/a/runs/alpha_0.1/seed1")
 
@@ -137,7 +137,11 @@ class FlagsTest(parameterized.TestCase):
         self.assertRegex(done.errors, rf"^error [^\n]*--{flag}[^\n]*\n$")
 
     def test_stages_of_both_kinds_of_a_grid_are_refused(self):
-        given = ["--config=configs/xlm_r.py:small,DATA", "--workdir=/a", "--grid=alpha"]
+        given = [
+            "--config=research/configs/xlm_r.py:reference,DATA",
+            "--workdir=/a",
+            "--grid=alpha",
+        ]
         done = harness.run("xlm.launch.start", [*given, "--stages=prepare_data,train"])
         self.assertIn("start --stages=build_vocab,prepare_data first", done.errors)
         done = harness.run("xlm.launch.start", [*given, "--sweep=train.seed=1"])

@@ -158,7 +158,7 @@ class OptionsTest(absltest.TestCase):
         for arguments, message in (
             (["figures=alfa"], "figures: no alfa; there are languages, alpha"),
             (["grid=alpha"], "'grid=alpha' is no option of xlm_r=VALUE.*it has figures, runs"),
-            (["config.train.num_step=3"], "configs/xlm_r.py:small,DATA has no such key"),
+            (["config.train.num_step=3"], "configs/xlm_r.py:reference,DATA has no such key"),
             (["config.corpus.languages=de"], "only single values can be set"),
         ):
             with self.assertRaisesRegex(ValueError, re.compile(message, re.S)):

@@ -10,7 +10,6 @@ from typing import Any
 from absl.testing import absltest, parameterized
 from ml_collections import ConfigDict
 
-from configs import grids
 from research import claims, report, results, runner, study
 from research.figure import Figure
 from research.results import Results
@@ -21,6 +20,7 @@ from xlm.cli.main import VERBS
 from xlm.experiment import data as data_builders
 from xlm.experiment import objectives, schema
 from xlm.experiment.memory import absent_rows
+from xlm.launch import grids
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Languages that tasks of a made-up folder of data have.
@@ -28,14 +28,14 @@ _LANGUAGES = ("ar", "de", "en", "fi", "fr", "ru", "sw", "tr", "ur", "xx")
 FIGURES: list[tuple[str, str, Figure]] = [
     (config, name, figure)
     for config, figures in (
-        ("configs/xlm_r.py:small,DATA", xlm_r.figures("small")),
-        ("configs/xlm_r.py:ablation,DATA", xlm_r.figures("ablation")),
-        ("configs/vocap_paper.py:small,DATA", vocap_paper.FIGURES["small"]),
+        ("research/configs/xlm_r.py:reference,DATA", xlm_r.figures("small")),
+        ("research/configs/xlm_r_full.py:reference,DATA", xlm_r.figures("ablation")),
+        ("research/configs/vocap.py:vocap,DATA", vocap_paper.FIGURES["small"]),
         ("configs/vocap_paper.py:vocap_500k,DATA", vocap_paper.FIGURES["full"]),
         ("configs/veco.py:small,DATA", {"small_table2": veco.table2("small")}),
         ("configs/veco.py:base,DATA", {"table2": veco.table2("base")}),
         ("configs/xy_lent.py:base,DATA", xy_lent_full.FIGURES),
-        ("configs/mmbert.py:tiny,DATA", encoders.FIGURES),
+        ("research/configs/mmbert.py:modern,DATA", encoders.FIGURES),
     )
     for name, figure in figures.items()
 ]

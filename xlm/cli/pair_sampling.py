@@ -52,7 +52,7 @@ def main(_) -> None:
 
 
 def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
-    settings, store = data_builders.data_settings(config).pair_sampling_settings(), None
+    settings, store = data_builders.data_settings(config), None
     if _COUNTS.value:
         sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
     else:
@@ -65,11 +65,12 @@ def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
             "corpus.parallel and run prepare_data.py again"
         )
     methods = list(METHODS)
-    if settings.method != "pivot" and not any(settings.pivot in pair for pair in sizes):
-        logging.warning("no pairs with data.pair_pivot %s: left out", settings.pivot)
+    if settings.pair_sampling != "pivot" and not any(settings.pair_pivot in pair for pair in sizes):
+        logging.warning("no pairs with data.pair_pivot %s: left out", settings.pair_pivot)
         methods.remove("pivot")
     samplings = [
-        sample_pairs(sizes, dataclasses.replace(settings, method=method)) for method in methods
+        sample_pairs(sizes, dataclasses.replace(settings, pair_sampling=method))
+        for method in methods
     ]
     examples = {one.method: _examples(config, store, one) for one in samplings}
     return pair_sampling_report.write_report(folder, samplings, examples, settings)

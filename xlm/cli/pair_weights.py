@@ -1,6 +1,6 @@
 """Report which language pairs robust sampling has re-weighted most, with examples of their text.
 
-    xlm pair-weights --config=configs/xy_lent.py:small_defects,DATA --workdir=DIR \\
+    xlm pair-weights --config=configs/xy_lent.py:small,DATA --workdir=DIR \\
       --config.robust.num_phases=10
 
 Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads

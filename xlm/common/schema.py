@@ -6,6 +6,7 @@ reference page and the identity of a stage come from these.
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import types
@@ -55,7 +56,8 @@ def section(
     found: Section = {}
     for one in classes:
         kinds, texts = typing.get_type_hints(one), documentation(one)
-        for field in dataclasses.fields(one):
+        own = inspect.get_annotations(one)  # come first, then those of its bases
+        for field in sorted(dataclasses.fields(one), key=lambda field: field.name not in own):
             if not field.metadata.get("key"):
                 continue
             make = field.default_factory
@@ -72,7 +74,9 @@ def section(
 
 def documentation(one: type) -> dict[str, str]:
     """Return the entries of a class's docstring by field; "a, b: text" stands for both."""
-    found = dict(documentation(one.__base__)) if one.__base__ not in (None, object) else {}
+    found: dict[str, str] = {}
+    for base in reversed(one.__bases__):
+        found |= documentation(base) if base is not object else {}
     _, _, entries = (one.__doc__ or "").partition("Attributes:\n")
     for names, text in re.findall(r"^ {6}(\w[\w, ]*): (.*(?:\n {8}.*)*)", entries, re.M):
         for name in names.split(", "):

@@ -48,11 +48,12 @@ def write_report(
     page = tables.page(
         "# Sampling of language pairs",
         f"{len(first.shares())} pairs of {len(first.languages)} languages with "
-        f"{first.counts.sum() / 2:,.0f} sentence pairs; data.pair_sampling is {settings.method}, "
-        f"pair_temperature {settings.temperature:g}, pair_alpha {settings.alpha:g}, pair_pivot "
-        f"{settings.pivot}, pair_strength {settings.strength:g}. Q is proportional; P* of "
+        f"{first.counts.sum() / 2:,.0f} sentence pairs; data.pair_sampling is "
+        f"{settings.pair_sampling}, pair_temperature {settings.pair_temperature:g}, pair_alpha "
+        f"{settings.pair_alpha:g}, pair_pivot {settings.pair_pivot}, pair_strength "
+        f"{settings.pair_strength:g}. Q is proportional; P* of "
         "XY-LENT's Eq. 1 is m2m, of Eq. 2 sinkhorn.",
-        _methods_table(samplings, examples, epochs, settings.method),
+        _methods_table(samplings, examples, epochs, settings.pair_sampling),
         _TABLE_NOTE,
         *(f"**{one.method}**: {one.certificate()}." for one in samplings if not one.is_met),
         "![P of each method](density.svg)",
@@ -68,7 +69,7 @@ def write_report(
         "## Languages",
         _languages_table(samplings),
         "## Pairs that repeat most, of each method epochs",
-        _repeats_table(first, epochs, settings.method),
+        _repeats_table(first, epochs, settings.pair_sampling),
     )
     return html_report.write(folder, page)
 

@@ -241,7 +241,7 @@ def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
 def pair_sampling(config: ConfigDict, store: PackedDataset) -> PairSampling | None:
     """Sample the language pairs of a packed dataset by `data.pair_sampling`; None without any."""
     sizes = pair_sizes(store)
-    return sample_pairs(sizes, data_settings(config).pair_sampling_settings()) if sizes else None
+    return sample_pairs(sizes, data_settings(config)) if sizes else None
 
 
 def pair_shares(config: ConfigDict, store: PackedDataset) -> dict[Pair, float] | None:

@@ -91,12 +91,12 @@ def _reading_threads(data: DataSettings) -> Executor | None:
 
 def _packed_stream(config: ConfigDict, store: PackedDataset, pool: Executor | None) -> Stream:
     data, train = data_settings(config), config.train
-    blocks, size = data.block_settings(), rows_of_tasks(config)[0]
-    cache = block_cache(training_rows(store), pool, blocks) if pool else None
+    size = rows_of_tasks(config)[0]
+    cache = block_cache(training_rows(store), pool, data) if pool else None
     alphas, phases = {0: data.alpha, **dict(data.alpha_phases)}, dict[int, Stream]()
     for seed, (first, alpha) in enumerate(alphas.items(), train.seed):
         shares = language_shares(config, store, alpha)
-        phases[first] = TrainingStream(store, shares, size, seed, blocks, cache)
+        phases[first] = TrainingStream(store, shares, size, seed, data, cache)
     return PhasedStream(phases, alphas) if data.alpha_phases else phases[0]
 
 
@@ -155,7 +155,7 @@ def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
     data, (_, size) = data_settings(config), rows_of_tasks(config)
     return BitextSettings(
         positions=data.pair_positions, alpha=data.pair_alpha, batch_size=size,
-        separate_segments=is_separate, blocks=data.block_settings(),
+        separate_segments=is_separate, blocks=data,
     )  # fmt: skip
 
 

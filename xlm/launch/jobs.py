@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from configs import grids
 from configs.finetune.sweeps import GRIDS
 from xlm.common import places
+from xlm.launch import grids
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 STAGES = ("build_vocab", "prepare_data", "train", "evaluate")  # or "finetune" by itself
@@ -156,7 +156,7 @@ def define_flags() -> None:
     flags.DEFINE_list("stages", "train", f"Some of {','.join(STAGES)}, or finetune.")
     flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")
     flags.DEFINE_string(
-        "grid", None, f"Of finetune {', '.join(GRIDS)}; of others one of configs/grids.py."
+        "grid", None, f"Of finetune {', '.join(GRIDS)}; of others one of its file's GRIDS."
     )
     flags.DEFINE_integer("seeds", 0, "So many jobs that differ in train.seed.", lower_bound=0)
     flags.DEFINE_bool("dry_run", False, "Print what would be done, and do nothing.")
@@ -188,7 +188,7 @@ def jobs_from_flags() -> list[Job]:
 
 
 def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
-    """Build the jobs of a grid of named runs (`configs.grids`), in the folders that it lays out.
+    """Build the jobs of a grid of named runs (`grids`), in the folders that it lays out.
 
     Runs with equal text and vocabulary share one job of build_vocab and prepare_data. Later stages
     have a job for each run and seed.

@@ -1,64 +1,69 @@
 """Grids of named runs: their configs, and the launchers' jobs of them."""
 
+import types
+
 from absl.testing import absltest, parameterized
 
-from configs import grids, vocap_paper, xlm_r
+from configs import veco, vocap_paper, xlm_r, xy_lent
+from research.configs import mmbert, translation, vocap, xlm_r_full
+from research.configs import xlm_r as small_xlm_r
 from xlm.experiment import data, memory, objectives, schema
-from xlm.launch import jobs
+from xlm.launch import grids, jobs
 
-# A run of each config whose grids are of any word.
-_ANY = {"vocap_paper": "short_full", "veco": "base", "xy_lent": "base"}
-# A value of --config for each word of each config that has grids.
-ARGUMENTS = [
-    f"configs/{name}.py:{word or _ANY.get(name, '')},DATA"
-    for name, words in grids.GRIDS.items()
-    for word in words
-]
+SMALL = "research/configs/xlm_r.py"
+# Files of a recipe, all of whose runs build.
+RECIPES = (vocap_paper, veco, xy_lent, small_xlm_r, xlm_r_full, vocap, mmbert, translation)
+# Those whose runs are all in grids, but for runs of one language.
+IN_GRIDS = (small_xlm_r, xlm_r_full, vocap, mmbert)
+
+
+def file_of(recipe: types.ModuleType) -> str:
+    return recipe.__name__.replace(".", "/") + ".py"
 
 
 class GridsTest(parameterized.TestCase):
-    @parameterized.parameters(*ARGUMENTS)
-    def test_runs_of_a_word_are_all_in_grids_and_build(self, argument):
-        names = {run for grid in grids.find(argument).values() for run in grid}
-        word = grids.parse(argument).word
-        if argument.startswith("configs/xlm_r"):
-            runs = set(xlm_r.RUNS[word])
-            self.assertEqual(names, {run for run in runs if not run.startswith("only_")})
-        elif word == "small":
-            self.assertEqual(names, set(vocap_paper.SMALL))
-        for run in names:
-            config = grids.load(grids.config_of(argument, run))
+    @parameterized.parameters(*RECIPES)
+    def test_runs_build_and_grids_have_them(self, recipe):
+        file, runs = file_of(recipe), [*recipe.RUNS, *getattr(recipe, "SMALL", ())]
+        compared = {run for one in getattr(recipe, "GRIDS", {}).values() for run in one}
+        self.assertContainsSubset(compared, runs)
+        if recipe in IN_GRIDS:
+            self.assertEqual(compared, {run for run in runs if not run.startswith("only_")})
+        for run in runs:
+            config = grids.load(grids.config_of(f"{file}:,DATA", run))
+            self.assertEqual(config.corpus.root, "DATA")
             schema.checked(config)
             data.corpus_spec(config)
             data.vocabulary_settings(config)
             objectives.objective(config, memory.absent_rows(config))
 
     def test_what_is_not_there_is_told(self):
-        with self.assertRaisesRegex(ValueError, "quickstart.py', which has no grids; .*xlm_r"):
+        with self.assertRaisesRegex(ValueError, "'alpha'; configs/quickstart.py has no grids"):
             grids.choose("configs/quickstart.py", "alpha")
-        with self.assertRaisesRegex(ValueError, "no grids for 'base'; there are some for ablation"):
-            grids.choose("configs/xlm_r.py:base,DATA", "alpha")
-        with self.assertRaisesRegex(ValueError, "--grid is 'beta'; .* has: languages, alpha"):
-            grids.choose("configs/xlm_r.py:small,DATA", "beta")
-        with self.assertRaisesRegex(ValueError, "no 'tiny'; there are base, large"):
+        with self.assertRaisesRegex(ValueError, "--grid is 'beta'; .*xlm_r.py has languages, alph"):
+            grids.choose("research/configs/xlm_r.py:reference,DATA", "beta")
+        with self.assertRaisesRegex(ValueError, "no 'tiny'; there are base, large, xl"):
             xlm_r.get_config("tiny")
-        with self.assertRaisesRegex(ValueError, "no run 'beta' of small; there are reference"):
-            xlm_r.get_config("small.beta,DATA")
+        for recipe in (small_xlm_r, xlm_r_full, vocap, mmbert, translation):
+            with self.assertRaisesRegex(ValueError, "has no run 'beta'; there are [a-z]"):
+                recipe.get_config("beta,DATA")
 
     def test_numbers_of_languages_are_as_named(self):
-        for by_count in (xlm_r.LANGUAGES, xlm_r.SMALL_LANGUAGES):
+        for by_count in (xlm_r_full.LANGUAGES, small_xlm_r.LANGUAGES):
             sets = {count: set(names) for count, names in by_count.items() if names}
             for count, names in sets.items():
                 self.assertLen(names, count)
                 self.assertContainsSubset(sets[7], names)
-        self.assertLessEqual(set(xlm_r.SMALL_LANGUAGES[60]), set(xlm_r.GIGABYTES))
+        self.assertLessEqual(set(small_xlm_r.LANGUAGES[60]), set(small_xlm_r.GIGABYTES))
 
     def test_width_keeps_the_number_of_parameters(self):
-        for word, at, width, squares in (("ablation", 150_000, 768, 144), ("small", 8000, 128, 16)):
+        for recipe, at, width, squares in (
+            (xlm_r_full, 150_000, 768, 144), (small_xlm_r, 8000, 128, 16)
+        ):  # fmt: skip
             total = at * width + squares * width**2
-            for run in xlm_r.RUNS[word]:
+            for run in recipe.RUNS:
                 if run.startswith("parameters_"):
-                    config = xlm_r.get_config(f"{word}.{run}")
+                    config = recipe.get_config(run)
                     own = config.vocab.target_size * config.model.hidden_size
                     own += squares * config.model.hidden_size**2
                     self.assertAlmostEqual(own / total, 1, delta=0.05, msg=run)
@@ -79,13 +84,17 @@ class PublishedTest(absltest.TestCase):
             self.assertTrue(config.data.across_documents)
             self.assertEqual(config.output_layer.kind, "blockwise")
             self.assertEqual((config.train.batch_size, config.train.num_steps), (8192, 1_500_000))
-        self.assertEqual(xlm_r.get_config("ablation").vocab.target_size, 150_000)
+        self.assertEqual(xlm_r_full.get_config().vocab.target_size, 150_000)
 
 
 class LaunchTest(absltest.TestCase):
     def job(self, *stages: str) -> jobs.Job:
         return jobs.Job(
-            "a", "configs/xlm_r.py:small,DATA", "/runs/a", stages, {"data.prefetch": "1"}
+            "a",
+            "research/configs/xlm_r.py:reference,DATA",
+            "/runs/a",
+            stages,
+            {"data.prefetch": "1"},
         )
 
     def test_text_is_prepared_once_and_shared(self):
@@ -95,7 +104,7 @@ class LaunchTest(absltest.TestCase):
         self.assertLen(encoders, 2 * 5)
         self.assertEqual({one.shared for one in encoders}, {one.workdir for one in text})
         last = encoders[-1]
-        self.assertEqual(last.config, "configs/xlm_r.py:small.wide_30,DATA")
+        self.assertEqual(last.config, "research/configs/xlm_r.py:wide_30,DATA")
         self.assertEqual(last.workdir, "/runs/a/runs/wide_30/seed1")
         self.assertEqual(last.overrides, {"data.prefetch": "1", "train.seed": "1"})
         self.assertLen({one.name for one in (*encoders,)}, 10)

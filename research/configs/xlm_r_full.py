@@ -1,0 +1,100 @@
+"""XLM-R's analysis (Conneau et al., arXiv 1911.02116, Section 5.1) at the paper's size.
+
+    python -m xlm.launch.start --config=research/configs/xlm_r_full.py:reference,DATA \\
+        --grid=alpha --workdir=DIR
+
+BERT-Base, 150K pieces, 100 languages of Wikipedia; the paper has 67.7 on XNLI. The argument is a
+run of `RUNS`, then `,DATA`, which has folders `wikipedia` and `commoncrawl` of `<lang>.txt.gz`, and
+`segmented` for the grid `tokenizer`. None of these has been run here.
+
+The paper has the 150K pieces, BERT-Base and the names of its figures. Chosen here: the learning
+rate, updates, batch and alpha, the languages beyond XNLI's 15, the values on the axes of alpha and
+of the batch, and those between the ends of the others.
+
+Hardware: accelerators.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import xlm_r
+from research.configs.xlm_r import (
+    ALPHAS,
+    BEYOND_15,
+    BEYOND_30,
+    BPE,
+    FIFTEEN,
+    SEVEN,
+    named,
+    of_width,
+    vocabularies,
+)
+
+_30 = (*FIFTEEN, *BEYOND_15, "id", "ja", "ko")
+LANGUAGES: dict[int, tuple[str, ...]] = {
+    7: SEVEN,
+    15: FIFTEEN,
+    30: _30,
+    60: (*_30, *BEYOND_30, "pl", "pt", "uk"),
+    100: (),  # all that DATA has: the paper's list is in a table of its appendix
+}
+_LANGUAGES, _TEXT = "corpus.languages", "corpus.text"
+_CC = {_TEXT: ("commoncrawl",)}
+_PARAMETERS = vocabularies(150_000, 768, (32_000, 64_000, 128_000, 256_000), 4, 12)
+
+# What differs from `_base`, by run.
+RUNS: dict[str, dict[str, Any]] = {
+    "reference": {},
+    **{f"languages_{n}": {_LANGUAGES: LANGUAGES[n]} for n in (7, 15, 30, 60)},
+    **{f"cc_{n}": {_LANGUAGES: LANGUAGES[n], **_CC} for n in (7, 15, 30, 60, 100)},
+    "wide_30": {_LANGUAGES: LANGUAGES[30], **of_width(960, 4)},
+    "wide_100": of_width(1152, 4),
+    **{f"alpha_{alpha}": {"data.alpha": alpha} for alpha in ALPHAS if alpha != 0.3},
+    **{f"parameters_{size // 1000}k": keys for size, keys in _PARAMETERS.items()},
+    **{f"pieces_{n}k": {"vocab.target_size": 1000 * n} for n in (128, 256, 512)},
+    **{f"batch_{n}": {"train.batch_size": n} for n in (4096, 8192)},
+    "bpe": BPE,
+    "segmented": {_TEXT: ("segmented",)},
+    "segmented_bpe": {_TEXT: ("segmented",), **BPE},
+    **{f"steps_{n}k": {"train.num_steps": 1000 * n} for n in (50, 100, 400)},
+}  # fmt: skip
+
+# Runs by the figure that compares them.
+GRIDS: dict[str, tuple[str, ...]] = {
+    "languages": (
+        *named("languages_{}", (7, 15, 30, 60)), "reference",
+        *named("cc_{}", (7, 15, 30, 60, 100)),
+    ),
+    "alpha": (*named("alpha_{}", (0.01, 0.1)), "reference", "alpha_0.5", "alpha_0.7"),
+    "vocabulary": (
+        *named("parameters_{}k", (32, 64, 128, 256)), "reference",
+        *named("pieces_{}k", (128, 256, 512)),
+    ),
+    "capacity": ("languages_7", "languages_30", "reference", "wide_30", "wide_100"),
+    "corpora": ("languages_7", "cc_7", "reference", "cc_100"),
+    "batch": ("reference", "batch_4096", "batch_8192"),
+    "steps": ("steps_50k", "steps_100k", "reference", "steps_400k"),
+    "tokenizer": ("reference", "bpe", "segmented", "segmented_bpe"),
+}  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """Return the config of a run or of "RUN,DATA"; by default of reference."""
+    run, _, data = (arg or "reference").partition(",")
+    if run not in RUNS:
+        raise ValueError(f"xlm_r_full has no run {run!r}; there are {', '.join(RUNS)}")
+    config = _base()
+    config.corpus.root = data
+    config.update_from_flattened_dict(RUNS[run])
+    return config
+
+
+def _base() -> ConfigDict:
+    """Return XLM-100 on Wikipedia: BERT-Base and 150K pieces (Section 3)."""
+    config = xlm_r.get_config("base")
+    config.corpus.text = ("wikipedia",)
+    config.vocab.target_size = 150_000
+    config.optimizer.learning_rate = 4e-4
+    config.train.update(batch_size=2048, num_steps=200_000)
+    return config
