@@ -35,7 +35,8 @@ class ResumeTest(folders.FolderTest):
         folder = tiny_tasks.finished("cola")
         before = self.snapshot(folder)
         config = tiny_tasks.run_config("cola")
-        settings = task_runs._settings(config, read_pretrained(config.init_from))
+        start = task_runs._start(folder, config, read_pretrained(config.init_from))
+        settings = task_runs._settings(config) | start
         with (
             artifacts.open_stage(self.folder, settings).held(),
             self.assertRaisesRegex(ValueError, "another process is at work"),

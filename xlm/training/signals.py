@@ -6,9 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
+
+from xlm.common.interruption import Watch
 
 # Exit status of a run that stopped on request and saved its state, and should be restarted: a
 # temporary failure by sysexits.h, distinct from the status of an error or a kill.
@@ -55,15 +58,28 @@ class StopRequest:
         if jax.process_count() == 1:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
+            self._watch = Watch(_tell)
         return self
 
     def __exit__(self, *exception) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._before:
+            self._watch.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        logging.warning("%s: stopping after this step", signal.Signals(number).name)
         self._requested = True
+        self._watch.taken += 1
         if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, *_) -> NoReturn:
+        self._watch.taken += 1
+        raise KeyboardInterrupt
+
+
+def _tell(number: int) -> None:
+    again = ". A second Ctrl-C stops it hard, unsaved" if number == signal.SIGINT else ""
+    logging.warning("%s: the run ends the step or evaluation it is in, saves and stops%s",
+                    signal.Signals(number).name, again)  # fmt: skip
