@@ -124,7 +124,9 @@ class RunReportTest(FolderTest):
         self.assertEqual(rows["compiling"], ["3.0", "75.0"] * 2)
         self.assertIn(f"report: {out}/report.html", done.stdout)
         self.assertIn(": 70 at 10", (out / "speed.svg").read_text(encoding="utf-8"))
-        self.assertIn(tables.escaped(names[1]), done.stdout)  # their names are equal
+        text = (out / "report.md").read_text(encoding="utf-8")
+        self.assertIn(tables.escaped(names[1]), text)  # their names are equal
+        self.assertLen(done.stdout.splitlines(), 1)
 
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):

@@ -54,7 +54,7 @@ def main(verb: str = "") -> None:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
     # XLA and TensorFlow read it once they are imported. XLA's alarm at slow compilation is an error
-    # to it, and those that end a command reach Python. Of other hosts only this log tells.
+    # to it. Other errors reach Python, but for those of other hosts.
     is_distributed = any(one.startswith("--distributed") for one in sys.argv)
     level = "0" if "--verbose" in sys.argv else "2" if is_distributed else "3"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)

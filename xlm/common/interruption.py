@@ -53,15 +53,13 @@ class Watch:
         came = 0
         with open(read, "rb", buffering=0) as file:
             while found := file.read(1):
-                if (number := found[0]) not in (signal.SIGINT, signal.SIGTERM):
-                    continue
-                came += 1
-                if came > 1 and number == signal.SIGINT:
+                came += found[0] in (signal.SIGINT, signal.SIGTERM)
+                if came == 1:
+                    tell(found[0])
+                elif found[0] == signal.SIGINT:
                     time.sleep(_PATIENCE)
                     if _watch and self.taken < came:
-                        os._exit(128 + number)
-                else:
-                    tell(number)
+                        os._exit(128 + signal.SIGINT)
 
 
 _watch: Watch | None = None  # of a command
@@ -72,9 +70,8 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 def _tell(number: int) -> None:
     time.sleep(_PATIENCE / 2)
     if _watch and not _watch.taken:
-        again = "; a second Ctrl-C stops it hard" if number == signal.SIGINT else ""
-        print(f"{signal.Signals(number).name}: stops when compiled code returns{again}",
-              file=sys.__stderr__, flush=True)  # fmt: skip
+        text = "stops when compiled code returns; a second Ctrl-C stops it hard"
+        print(f"{signal.Signals(number).name}: {text}", file=sys.__stderr__, flush=True)
 
 
 def received() -> int:

@@ -191,8 +191,8 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
 
 def warn_of_refreshes(config: ConfigDict, store: PackedDataset) -> None:
     """Warn if |V| << n |W| (VoCap, Section 3.1) does not hold under any interpretation."""
-    layer, mask = settings(OutputLayerSettings, config.output_layer), settings(MaskSettings, config.mask)
-    targets = config.train.batch_size * mask.slots(store.length)
+    layer = settings(OutputLayerSettings, config.output_layer)
+    targets = config.train.batch_size * settings(MaskSettings, config.mask).slots(store.length)
     vocab_size, n = store.vocab_size, layer.refresh_every
     if layer.kind == "knn" and n * targets < vocab_size:
         logging.warning(

@@ -144,29 +144,27 @@ def _start(folder: pathlib.Path, config: ConfigDict, pretrained: Pretrained) -> 
 
     Checkpoints of the folder hold all parameters. Raises ValueError if results depend on others.
     """
-    source, step = config.init_from, pretrained.step
+    source, step, last = config.init_from, pretrained.step, pretrained.num_steps
     now = {**pretrained.digests(), "start_step": step}
     if not any((folder / name).exists() for name in ("checkpoints", BEST, RESULTS)):
         if step is not None:
-            unfinished = " (unfinished)" * (step < pretrained.num_steps)
-            logging.info("starts from %s at step %d of %d%s",
-                         source, step, pretrained.num_steps, unfinished)  # fmt: skip
+            unfinished = " (unfinished)" * (step < last)
+            logging.info("starts from %s at step %d of %d%s", source, step, last, unfinished)
         return now
     then = prediction.read_start(folder)
     started = {one: getattr(then, one) for one in _OF_START}
     is_other_path = artifacts.read_object(folder / SETTINGS).get("init_from") != source
     if is_other_path or then.parameters == now["parameters"]:  # the path is compared
         return now | started
-    moved_on = None not in (step, then.start_step) and step > then.start_step  # type: ignore
-    if task_settings(config).task.is_search or not moved_on:
-        there, here = (f"step {one}" if one is not None else "" for one in (then.start_step, step))
+    there, here = (-1 if one is None else one for one in (then.start_step, step))
+    if task_settings(config).task.is_search or not 0 <= there < here:
+        at, is_at = (f" at step {one}" if one >= 0 else "" for one in (there, here))
         raise ValueError(
-            f"{folder} was made with init_from {source!r} {f'at {there}' if there else 'as it was'}"
-            f", which {f'is at {here} now' if moved_on else 'has been replaced since'}; choose "
-            "another --workdir, or put that encoder back"
+            f"{folder} was made with init_from {source!r}{at}, which holds other parameters "
+            f"now{is_at}; choose another --workdir, or put that encoder back"
         )
-    logging.info("started from %s at step %d; it is at step %d now, which changes nothing here",
-                 source, then.start_step, step)  # fmt: skip
+    logging.info("started from %s at step %d; that it is at step %d now changes nothing here",
+                 source, there, here)  # fmt: skip
     return now | started
 
 
