@@ -128,6 +128,29 @@ class RunReportTest(FolderTest):
         self.assertIn(tables.escaped(names[1]), text)  # their names are equal
         self.assertLen(done.stdout.splitlines(), 1)
 
+    def test_runs_of_two_kinds(self):
+        tuned = {"task.name": "cola", "train.epochs": 3, "optimizer.rate": 0.1}
+        runs = run("a", "t", **{"optimizer.rate": 0.2, "mask.rate": 0.1}), run("b", "", **tuned)
+        text = self.written(*runs)
+        self.assertIn("Runs of different kinds: no loss compares.** a: pre-training, b: cola", text)
+        self.assertNotIn("he", self.rows(text))
+        rows = {key for key in self.rows(text) if key.startswith("`")}
+        self.assertEqual(rows, {"`optimizer.rate`"})
+
+    def test_two_fine_tunings(self):
+        one, two = (run(name, "", **{"task.name": "cola"}) for name in "ab")
+        two.settings["train.patience"] = 2
+        text = self.written(one, two)
+        self.assertIn("xlm table", text)
+        self.assertNotIn("rows/meta.json", text)
+        self.assertEqual(self.rows(text)["`train.patience`"], ["-", "2"])
+
+    def test_a_run_without_a_number_of_steps_is_over_when_it_says_so(self):
+        found = dataclasses.replace(run("a", "t"), folder=self.folder, settings={})
+        self.assertIn("a: training, step 20.", self.written(found))
+        (self.folder / "DONE").touch()
+        self.assertIn("a: trained, step 20.", self.written(found))
+
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):
             run_report.read(self.folder)

@@ -140,7 +140,7 @@ def measure(config: ConfigDict, num_steps: int, steps: int = 5) -> tuple[float, 
     program = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
     size = memory.absent_rows(config).vocab_size
     tell = lambda one: logging.info(  # noqa: E731
-        "a first answer: %.3g s for the first step, so some %.3g hours", one, num_steps * one / 3600
+        "a first answer: %.3g s for the first step, at most %.3g hours", one, num_steps * one / 3600
     )
     found = seconds(program, functions, batch, size, time.perf_counter, steps, tell)
     return min(found), max(found)

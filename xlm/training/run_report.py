@@ -48,7 +48,6 @@ class Run:
 
     @property
     def task(self) -> str:
-        """Name of the task of a fine-tuning; "" of a pre-training."""
         return self.settings.get("task.name", "")
 
     @property
@@ -240,9 +239,9 @@ def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) == 1:
         return
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     if len({run.task for run in runs}) > 1:  # whose other keys say nothing
-        keys = {key: None for key in keys if all(key in run.settings for run in runs)}
+        keys = [key for key in keys if all(key in run.settings for run in runs)]
     found = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
     names = [tables.escaped(run.name) for run in runs]
     rows = [

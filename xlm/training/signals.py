@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -69,14 +68,10 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
+        self._watch.taken += 1
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self._requested = True
-        self._watch.taken += 1
-        if number == signal.SIGINT:
-            signal.signal(number, self._interrupt)
-
-    def _interrupt(self, *_) -> NoReturn:
-        self._watch.taken += 1
-        raise KeyboardInterrupt
 
 
 def _tell(number: int) -> None:
