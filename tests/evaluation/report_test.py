@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import tempfile
 from unittest import mock
 
 from absl.testing import absltest
@@ -99,17 +100,17 @@ class ReportTest(absltest.TestCase):
         return golden.check_report(self, __file__, name, write)
 
     def test_an_unfinished_run_says_so_at_the_top(self):
-        with mock.patch.object(golden, "check_report", lambda case, file, name, write: write):
-            for steps, shown in (
-                (10, "\n\nThe model"),
-                (400, "\n\n**Unfinished: 10 of 400 steps.**"),
-            ):
-                folder = pathlib.Path(self.create_tempdir())
-                self.check("", name="a_b", num_steps=steps)(folder)
-                text = (folder / "report.md").read_text(encoding="utf-8")
-                self.assertStartsWith(text, f"# Report of a\\_b{shown}")
-                page = (folder / "report.html").read_text(encoding="utf-8")
-                self.assertIn("<title>Report of a", page)
+        with (
+            tempfile.TemporaryDirectory() as name,
+            mock.patch.object(golden, "check_report", lambda case, file, name, write: write),
+        ):
+            self.check("", name="a_b", num_steps=400)(folder := pathlib.Path(name))
+            text = (folder / "report.md").read_text(encoding="utf-8")
+            self.assertStartsWith(
+                text, "# Report of a\\_b\n\n**Unfinished: 10 of 400 steps.**\n\nThe model"
+            )
+            page = (folder / "report.html").read_text(encoding="utf-8")
+            self.assertIn("<title>Report of a_b</title>", page)
 
     def test_a_run_with_everything(self):
         # Step 4 is exact. Retrieval is averaged over the sets of a language, without the pivot.

@@ -162,8 +162,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
 
 def _status(run: Run) -> str:
     step, total = run.progress
-    is_done = 0 < total <= step or (run.folder / "DONE").exists()
-    state = "trained" if is_done else "training"
+    state = "trained" if 0 < total <= step or (run.folder / "DONE").exists() else "training"
     of_total = f" of {total:,}" if total else ""
     text = f"**{tables.escaped(run.name)}: {state}, step {step:,}{of_total}.**"
     for loss in run.line("eval/loss").ys[-1:]:
