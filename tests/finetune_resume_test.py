@@ -72,8 +72,6 @@ class ResumeTest(folders.FolderTest):
 
 
 class StartTest(folders.FolderTest):
-    """Runs whose source, a pre-training, has moved on since they began."""
-
     def run_from(self, step: int, factor: float = 1.0, name: str = "cola", stops_after: int = -1):
         """Run on the encoder of the others, scaled, as the checkpoint of a step of 400."""
         config = tiny_tasks.run_config(name)
@@ -90,16 +88,14 @@ class StartTest(folders.FolderTest):
             self.run_from(301, stops_after=6)
         with self.assert_told("at step 301; that it is at step 400 now", level="INFO"):
             results = self.run_from(400, factor=0.5)
-        whole = tiny_tasks.finished("cola")
-        self.assertEqual(results, artifacts.read_json(whole / "results.json"))
+        whole = artifacts.read_json(tiny_tasks.finished("cola") / "results.json")
+        self.assertEqual(results, whole)
         with mock.patch.object(task_runs, "train", side_effect=AssertionError):
             self.assertEqual(self.run_from(400, factor=0.5), results)
         self.assertEqual(artifacts.read_json(self.folder / "settings.json")["start_step"], 301)
         # An earlier step is of another run.
-        message = "at step 301, which holds other parameters now at step 300; choose another --w"
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assertRaisesRegex(ValueError, "at step 301, .* now at step 300; choose another"):
             self.run_from(300, factor=0.5)
-
         # Before its first checkpoint it starts from what is there.
         shutil.rmtree(self.folder / "checkpoints")
         for name in ("best.safetensors", "results.json"):
@@ -109,9 +105,9 @@ class StartTest(folders.FolderTest):
         self.assertEqual(artifacts.read_json(self.folder / "settings.json")["start_step"], 400)
 
     def test_a_search_has_the_scores_of_one_step(self):
-        self.run_from(301, name="tatoeba")
+        self.run_from(301, name="bucc")
         with self.assertRaisesRegex(ValueError, "at step 301, which holds .* now at step 400; "):
-            self.run_from(400, factor=0.5, name="tatoeba")
+            self.run_from(400, factor=0.5, name="bucc")
 
 
 class RunDataTest(folders.FolderTest):

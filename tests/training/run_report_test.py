@@ -138,18 +138,13 @@ class RunReportTest(FolderTest):
         self.assertEqual(rows, {"`optimizer.rate`"})
 
     def test_two_fine_tunings(self):
-        one, two = (run(name, "", **{"task.name": "cola"}) for name in "ab")
-        two.settings["train.patience"] = 2
-        text = self.written(one, two)
-        self.assertIn("xlm table", text)
-        self.assertNotIn("rows/meta.json", text)
-        self.assertEqual(self.rows(text)["`train.patience`"], ["-", "2"])
-
-    def test_a_run_without_a_number_of_steps_is_over_when_it_says_so(self):
-        found = dataclasses.replace(run("a", "t"), folder=self.folder, settings={})
-        self.assertIn("a: training, step 20.", self.written(found))
         (self.folder / "DONE").touch()
-        self.assertIn("a: trained, step 20.", self.written(found))
+        tuned = {"task.name": "cola", "train.num_steps": 0}  # the number is not recorded
+        one, two = run("a", "", **tuned), run("b", "", **tuned, **{"train.patience": 2})
+        text = self.written(one, dataclasses.replace(two, folder=self.folder))
+        self.assertIn("xlm table", text)
+        self.assertIn("a: training, step 20.**\n\n**b: trained, step 20.", text)
+        self.assertEqual(self.rows(text)["`train.patience`"], ["-", "2"])
 
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):

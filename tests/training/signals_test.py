@@ -25,7 +25,6 @@ def interrupt_twice():
     for _ in range(2):
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGINT)
-
 signal.signal(signal.SIGINT, signal.default_int_handler)
 interruption._PATIENCE = 0.5
 interruption.listen()
@@ -55,8 +54,7 @@ class StopRequestTest(parameterized.TestCase):
             with mock.patch.object(signals.logging, "warning", tell):
                 os.kill(os.getpid(), number)
                 text = told.get(timeout=60)
-            self.assertStartsWith(text, number.name)
-            self.assertEqual("second Ctrl-C" in text, number == signal.SIGINT)
+            self.assertIn(number.name, text)
             self.assertTrue(should_stop(2))
             self.assertTrue(should_stop(3))
         self.assert_handlers_are_back()
