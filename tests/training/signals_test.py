@@ -53,8 +53,7 @@ class StopRequestTest(parameterized.TestCase):
             tell = lambda form, *args: told.put(form % args)  # noqa: E731
             with mock.patch.object(signals.logging, "warning", tell):
                 os.kill(os.getpid(), number)
-                text = told.get(timeout=60)
-            self.assertIn(number.name, text)
+                self.assertIn(number.name, told.get(timeout=60))
             self.assertTrue(should_stop(2))
             self.assertTrue(should_stop(3))
         self.assert_handlers_are_back()
