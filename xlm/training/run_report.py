@@ -153,7 +153,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
     texts = [
         {one: of["heldout"]["characters"] for one, of in run.statistics.items()} for run in runs
     ]
-    if any(one != texts[0] for one in texts):
+    if shown and any(one != texts[0] for one in texts):
         parts.append("**The held-out texts differ. Compare with care.**")
     parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
     parts += [*time_section(folder, runs), *_differences(runs)]
