@@ -9,7 +9,8 @@ or, stage by stage:
     done
 
 `configs/quickstart.py:/path/to/text` takes a folder of your own text. It leaves out bad lines and
-more than ten copies of a line, and cuts very long ones (docs/cleaning.md).
+more than ten copies of a line, and cuts very long ones (docs/cleaning.md). A folder without pairs
+of translations (`*.tsv`) trains without the contrast of sentences.
 `configs/quickstart.py:runlocal` is the same job on the embedded corpus in miniature.
 
 Hardware: 2 CPU cores, 4 GB, some 5 minutes. Expect an exact held-out loss of 4.57 to 4.62 nats a
@@ -18,10 +19,12 @@ chance 2 %) and 26 to 31 % (`everyday`, chance 0.8 %) of cases: three seeds,
 research/reports/results.md.
 """
 
+import pathlib
+
 from ml_collections import ConfigDict
 
 from configs import small
-from xlm.common import packages
+from xlm.common import packages, places
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -41,7 +44,9 @@ def get_config(arg: str = "") -> ConfigDict:
         compare=("vocap", "proportional", "uniform", "joint", "bpe"),
     )  # fmt: skip
 
-    config.data.contrast_share = 0.5
+    # Your own text may have no pairs of translations.
+    has_pairs = not arg or places.is_url(arg) or any(pathlib.Path(arg).glob("*.tsv*"))
+    config.data.contrast_share = 0.5 if has_pairs else 0.0
     config.output_layer.update(k=10, capacity=1024, refresh_every=50)
     config.train.update(num_steps=1200, batch_size=16, evaluate_every=300, checkpoint_every=300)
     return config

@@ -324,13 +324,12 @@ def _text(source: ParallelSource, blocks: Iterable[Sequence[Row]]) -> ParallelTe
 def log_split(
     spec: CorpusSpec, language: str, duplicates: int, total: int, split: selection.Split
 ) -> None:
-    """Log how many of a language's blocks are repetitions, and shares that surprise."""
+    """Log how many of a language's blocks are repetitions, and its shares."""
     if duplicates:
         message = "%s: %d of %d blocks are repetitions and left out (corpus.deduplicate)"
         logging.info(message, language, duplicates, total)
     if fault := split.fault(spec):
-        level = logging.WARNING if spec.heldout_by == sources.BY_DOCUMENT else logging.DEBUG
-        logging.log(level, "%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
+        logging.debug("%s: of %s bytes of text %s", language, f"{split.text_bytes:,}", fault)
     if parallel := split.parallel_bytes:
         text = split.text_bytes - split.heldout_bytes
         shown = language, text / 1e3, parallel / 1e3, 100 * parallel / (text + parallel)

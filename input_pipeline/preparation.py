@@ -425,6 +425,12 @@ def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) ->
         if fault := selection.Split(*note.split).fault(job.spec):
             shares[task.id] = fault
         overlaps[task.id] = job.read_note("count", task.id).overlap
+    if shares and job.spec.heldout_by == sources.BY_DOCUMENT:
+        logging.warning(
+            "%d of %d languages hold out another share than corpus.heldout_fraction, such as %s: "
+            "%s. Blank lines between shorter documents help; the report lists all",
+            len(shares), len(languages), *next(iter(shares.items())),
+        )  # fmt: skip
     return PackedDataset(
         folder=job.folder,
         vocab_size=job.processor.get_piece_size(),

@@ -93,6 +93,12 @@ SETTINGS = {
 
 
 class ConfigsTest(folders.FolderTest):
+    def test_own_text_without_pairs_is_not_contrasted(self):
+        share = lambda: quickstart.get_config(str(self.folder)).data.contrast_share  # noqa: E731
+        self.assertEqual(share(), 0)
+        (self.folder / "en-sw.tsv.gz").touch()
+        self.assertEqual(share(), 0.5)
+
     @parameterized.product(name=CONFIGS, arg=("", "runlocal"))
     def test_it_builds_everything(self, name, arg):
         module = importlib.import_module(f"configs.{name}")

@@ -6,6 +6,7 @@ import json
 from unittest import mock
 
 import jax
+import numpy as np
 from absl.testing import parameterized
 
 from configs import one_gpu
@@ -15,6 +16,7 @@ from tests.input_pipeline.reading import training_store
 from xlm.cli import main
 from xlm.experiment import costs, data, schema, seen, streams
 from xlm.experiment import model as builders
+from xlm.objectives.objective import Batch
 
 ROWS = {"en": 3000, "sw": 200, "de": 1000}
 RECORDS = commands.ROOT / "research" / "records" / "scaling.jsonl"
@@ -25,6 +27,19 @@ def config_of(**keys):
     config = one_gpu.get_config("runlocal")
     config.update_from_flattened_dict({key.replace("__", "."): one for key, one in keys.items()})
     return config
+
+
+class SecondsTest(parameterized.TestCase):
+    @parameterized.parameters((1, 5), (25, 1), (70, 1))
+    def test_slow_steps_are_few_and_the_first_is_told(self, seconds, expected):
+        arrays = {"tokens": np.zeros((2, 4)), "language": np.zeros(2)}
+        batch, told = Batch(arrays, "packed"), []
+        ticks = itertools.count(0, seconds)
+        found = costs.seconds(
+            lambda state, batch: (state, None), mock.Mock(), batch, 9, lambda: next(ticks), 5,
+            told.append,
+        )  # fmt: skip
+        self.assertEqual((found, told), ([seconds] * expected, [seconds]))
 
 
 class SeenTest(FolderTest):

@@ -1,9 +1,11 @@
 """Runs of finetune.py that were stopped, are repeated or repaired, or find other data."""
 
+import dataclasses
 import pathlib
 import shutil
 from unittest import mock
 
+import jax
 from absl.testing import parameterized
 from ml_collections import ConfigDict
 
@@ -35,7 +37,8 @@ class ResumeTest(folders.FolderTest):
         folder = tiny_tasks.finished("cola")
         before = self.snapshot(folder)
         config = tiny_tasks.run_config("cola")
-        settings = task_runs._settings(config, read_pretrained(config.init_from))
+        start = task_runs._start(folder, config, read_pretrained(config.init_from))
+        settings = task_runs._settings(config) | start
         with (
             artifacts.open_stage(self.folder, settings).held(),
             self.assertRaisesRegex(ValueError, "another process is at work"),
@@ -66,6 +69,45 @@ class ResumeTest(folders.FolderTest):
         tiny_tasks.run(tiny_tasks.run_config("cola"), folder)
         self.assertEqual(self.snapshot(folder), self.snapshot(tiny_tasks.finished("cola")))
         prediction.FineTuned(folder)
+
+
+class StartTest(folders.FolderTest):
+    def run_from(self, step: int, factor: float = 1.0, name: str = "cola", stops_after: int = -1):
+        """Run on the encoder of the others, scaled, as the checkpoint of a step of 400."""
+        config = tiny_tasks.run_config(name)
+        found = read_pretrained(config.init_from)
+        params = jax.tree.map(lambda x: factor * x, found.params)
+        found = dataclasses.replace(found, params=params, step=step, num_steps=400)
+        with mock.patch.object(task_runs, "read_pretrained", return_value=found):
+            return tiny_tasks.run(config, self.folder, stops_after=stops_after)
+
+    def test_a_run_resumes_from_its_own_start(self):
+        source = tiny_tasks.run_config("cola").init_from
+        started = rf"starts from {source} at step 301 of 400 \(unfinished\)"
+        with self.assert_told(started, level="INFO"), self.assertRaises(Stopped):
+            self.run_from(301, stops_after=6)
+        with self.assert_told("at step 301; that it is at step 400 now", level="INFO"):
+            results = self.run_from(400, factor=0.5)
+        whole = artifacts.read_json(tiny_tasks.finished("cola") / "results.json")
+        self.assertEqual(results, whole)
+        with mock.patch.object(task_runs, "train", side_effect=AssertionError):
+            self.assertEqual(self.run_from(400, factor=0.5), results)
+        self.assertEqual(artifacts.read_json(self.folder / "settings.json")["start_step"], 301)
+        # An earlier step is of another run.
+        with self.assertRaisesRegex(ValueError, "at step 301, .* now at step 300; choose another"):
+            self.run_from(300, factor=0.5)
+        # Before its first checkpoint it starts from what is there.
+        shutil.rmtree(self.folder / "checkpoints")
+        for name in ("best.safetensors", "results.json"):
+            (self.folder / name).unlink()
+        with self.assert_told("at step 400 of 400\n", level="INFO"), self.assertRaises(Stopped):
+            self.run_from(400, factor=0.5, stops_after=2)
+        self.assertEqual(artifacts.read_json(self.folder / "settings.json")["start_step"], 400)
+
+    def test_a_search_has_the_scores_of_one_step(self):
+        self.run_from(301, name="bucc")
+        with self.assertRaisesRegex(ValueError, "at step 301, which holds .* now at step 400; "):
+            self.run_from(400, factor=0.5, name="bucc")
 
 
 class RunDataTest(folders.FolderTest):

@@ -101,17 +101,23 @@ class FitTest(parameterized.TestCase):
     def test_a_refresh_that_costs_more_than_it_saves_is_warned_of(self):
         # 600 tokens; 4 rows of 128, of which 20 are masked.
         keys = {"mask.rate": 0.15, "output_layer.refresh_every": 7}
+
+        def start(**changes) -> None:
+            config = runlocal(**{**keys, **changes})
+            store = write_store(length=config.store.length)
+            builders.log_choices(config, objective_of(config), store)
+
         with self.assertLogs(level="WARNING") as logs:
-            objective_of(runlocal(**keys))
+            start()
         self.assertRegex(
-            logs.output[0],
-            r"refresh_every is 7: .* 600 tokens .* 560 targets .* \(80 each.* refresh_every to 75 ",
+            logs.output[0], "refresh_every is 7: .* 600 tokens .* 560 targets.* set it to 75 "
         )
         with self.assertNoLogs(level="WARNING"):
-            objective_of(runlocal(**{**keys, "output_layer.refresh_every": 8}))
-            objective_of(runlocal(**{**keys, "output_layer.kind": "full"}))
+            objective_of(runlocal(**keys))  # as it is read to be encoded with, or fine-tuned
+            start(**{"output_layer.refresh_every": 8})
+            start(**{"output_layer.kind": "full"})
             # The parts of a batch are one step.
-            objective_of(runlocal(**{**keys, "train.batch_size": 8, "train.accumulation_steps": 2}))
+            start(**{"train.batch_size": 8, "train.accumulation_steps": 2})
 
     @parameterized.parameters("knn", "target_sampling", "full")
     def test_groups_must_divide_the_batch(self, kind):

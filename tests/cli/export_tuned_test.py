@@ -209,7 +209,7 @@ class OwnFormTest(ExportCase):
         self.assertNotEqual(by_mean[0], by_mean[1])
         result = self.export(workdir)
         self.assertEqual(result.returncode, 0)
-        self.assertRegex(result.stderr, "no class .* kind classification. .* a form of our own")
+        self.assertIn("a form of our own: load it with trust_remote_code", result.stderr)
         card = (self.output / "README.md").read_text(encoding="utf-8")
         self.assertIn("Its head reads the mean of the last states of all tokens but padding", card)
         self.assertNotIn("XLMRobertaForSequenceClassification", card)
@@ -218,10 +218,9 @@ class OwnFormTest(ExportCase):
         workdir = tiny_tasks.finished("pawsx")
         result = self.export(workdir)
         self.assertEqual(result.returncode, 0)
-        self.assertRegex(
-            result.stderr,
-            "cross_attention is True.*; no class .* kind classification. .* a form of our own",
-        )
+        self.assertIn("a form of our own: load it with trust_remote_code", result.stderr)
+        card = (self.output / "README.md").read_text(encoding="utf-8")
+        self.assertRegex(card, r"(?s)cross_attention is True.*; no class .* kind classification")
         trained, notes = read_params(workdir / "best.safetensors")
         sizes, found = model_folder.read_model(self.output)
         self.assertEqual(

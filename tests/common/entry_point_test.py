@@ -160,7 +160,9 @@ class SignalTest(parameterized.TestCase):
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True
         )
         self.assertEqual(done.returncode, status, done.stderr)
-        self.assertRegex(done.stderr, r"\Aerror: \w+; run the same command again to resume\n\Z")
+        self.assertRegex(
+            done.stderr, r"\Aerror: \w+; the same command resumes what it has saved\n\Z"
+        )
 
 
 class WorkdirTest(parameterized.TestCase):

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import pathlib
+import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -96,6 +98,15 @@ class ReportTest(absltest.TestCase):
             assert path == folder / "report.md"
 
         return golden.check_report(self, __file__, name, write)
+
+    def test_an_unfinished_run_says_so_at_the_top(self):
+        with (
+            tempfile.TemporaryDirectory() as name,
+            mock.patch.object(golden, "check_report", lambda case, file, name, write: write),
+        ):
+            self.check("", title="a_b", num_steps=400)(folder := pathlib.Path(name))
+            text = (folder / "report.md").read_text(encoding="utf-8")
+            self.assertStartsWith(text, "# Report of a\\_b\n\n**Unfinished: 10 of 400 steps.**\n")
 
     def test_a_run_with_everything(self):
         # Step 4 is exact. Retrieval is averaged over the sets of a language, without the pivot.

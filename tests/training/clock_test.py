@@ -37,6 +37,11 @@ class Result:
 
 
 class PartsTest(FolderTest):
+    def test_the_seconds_of_steps_are_without_pauses(self):
+        with Clock(self.folder) as clock:
+            clock.seconds = {part: 2.0**i for i, part in enumerate(clocks.PARTS)}
+            self.assertEqual(clock.of_steps(), 1 + 16 + 32 + 256)
+
     def test_each_second_has_one_part_and_the_device_goes_first(self):
         now = [0.0]
         time = types.SimpleNamespace(monotonic=lambda: now[0])

@@ -91,7 +91,9 @@ class IntervalsTest(TestCase):
 
         with self.assertLogs(level="DEBUG") as logs:
             state = self.train(evaluators=[evaluator])
-        self.assertRegex("\n".join(logs.output), r"parameter +shape .*\nw +\[4\] +float32 ")
+        shown = "\n".join(logs.output)
+        self.assertRegex(shown, r"parameter +shape .*\nw +\[4\] +float32 ")
+        self.assertEqual(re.findall(r"step (\d+): from now on the loss is", shown), ["9"])
         self.assertEqual(self.steps_with("train/loss"), [2, 4, 6, 8, 10])
         self.assertEqual(self.steps_with("eval/sum"), [4, 8, 10])
         self.assertEqual(sums[-1], float(state.params["w"].sum()))

@@ -75,6 +75,13 @@ class ProgressTest(folders.FolderTest):
             self.assertRegex(line, f"^{re.escape(start)}{speed}$")
         self.assertEqual(number, 3)
 
+    def test_the_time_left_is_that_of_steps_after_the_first(self):
+        with mock.patch.object(Clock, "of_steps", side_effect=[100.0, 104.0, 110.0, 120.0]):
+            lines = self.lines(3)
+        found = [re.search(r"(\d\d:\d\d) left", line)[1] for line in lines]
+        self.assertEqual(found, ["00:12", "00:06", "00:00"])
+        self.assertNotIn("left", self.lines(1)[0])
+
     def test_lines_are_seldom_and_then_of_all_steps_between(self):
         self.lines(1)
         (line,) = self.lines(3, seconds=1e9)

@@ -124,7 +124,27 @@ class RunReportTest(FolderTest):
         self.assertEqual(rows["compiling"], ["3.0", "75.0"] * 2)
         self.assertIn(f"report: {out}/report.html", done.stdout)
         self.assertIn(": 70 at 10", (out / "speed.svg").read_text(encoding="utf-8"))
-        self.assertIn(tables.escaped(names[1]), done.stdout)  # their names are equal
+        text = (out / "report.md").read_text(encoding="utf-8")
+        self.assertIn(tables.escaped(names[1]), text)  # their names are equal
+        self.assertLen(done.stdout.splitlines(), 1)
+
+    def test_runs_of_two_kinds(self):
+        tuned = {"task.name": "cola", "train.epochs": 3, "optimizer.rate": 0.1}
+        runs = run("a", "t", **{"optimizer.rate": 0.2, "mask.rate": 0.1}), run("b", "", **tuned)
+        text = self.written(*runs)
+        self.assertIn("Runs of different kinds: no loss compares.** a: pre-training, b: cola", text)
+        self.assertNotIn("texts differ", text)
+        rows = {key for key in self.rows(text) if key.startswith("`")}
+        self.assertEqual(rows, {"`optimizer.rate`"})
+
+    def test_two_fine_tunings(self):
+        (self.folder / "DONE").touch()
+        tuned = {"task.name": "cola", "train.num_steps": 0}  # the number is not recorded
+        one, two = run("a", "", **tuned), run("b", "", **tuned, **{"train.patience": 2})
+        text = self.written(one, dataclasses.replace(two, folder=self.folder))
+        self.assertIn("xlm table", text)
+        self.assertRegex(text, r"(?s)a: training, step 20\..*b: trained, step 20\.")
+        self.assertEqual(self.rows(text)["`train.patience`"], ["-", "2"])
 
     def test_a_folder_without_a_run_is_named(self):
         with self.assertRaisesRegex(ValueError, f"{self.folder} has no metrics.jsonl; name"):

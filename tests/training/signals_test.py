@@ -1,14 +1,38 @@
 """Being asked to stop, by real signals."""
 
 import os
+import queue
 import signal
+import subprocess
+import sys
 from unittest import mock
 
 import jax
 from absl.testing import parameterized
 from jax.experimental import multihost_utils
 
+from tests import commands
+from xlm.training import signals
 from xlm.training.signals import StopRequest
+
+# Compiled code that Python's handlers wait for, and two times Ctrl-C meanwhile.
+COMMAND = """\
+import hashlib, os, signal, sys, threading, time
+from xlm.common import interruption
+from xlm.training.signals import StopRequest
+
+def interrupt_twice():
+    for _ in range(2):
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interruption._PATIENCE = 0.5
+interruption.listen()
+if sys.argv[1] == "run":
+    StopRequest().__enter__()
+threading.Thread(target=interrupt_twice).start()
+hashlib.pbkdf2_hmac("sha256", b"", b"", (1 << 31) - 1)
+"""
 
 
 class StopRequestTest(parameterized.TestCase):
@@ -25,9 +49,11 @@ class StopRequestTest(parameterized.TestCase):
     def test_a_signal_is_remembered(self, number):
         with StopRequest() as should_stop:
             self.assertFalse(should_stop(1))
-            with self.assertLogs(level="WARNING") as logs:
+            told = queue.SimpleQueue[str]()
+            tell = lambda form, *args: told.put(form % args)  # noqa: E731
+            with mock.patch.object(signals.logging, "warning", tell):
                 os.kill(os.getpid(), number)
-            self.assertIn(number.name, logs.output[0])
+                self.assertIn(number.name, told.get(timeout=60))
             self.assertTrue(should_stop(2))
             self.assertTrue(should_stop(3))
         self.assert_handlers_are_back()
@@ -41,6 +67,15 @@ class StopRequestTest(parameterized.TestCase):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
         self.assert_handlers_are_back()
+
+    @parameterized.parameters("run", "other")
+    def test_a_second_ctrl_c_ends_compiled_code(self, kind):
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, kind], cwd=commands.ROOT, capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 130, done.stderr)
+        says = "the run ends the step" if kind == "run" else "stops when compiled code returns"
+        self.assertRegex(done.stderr, rf"\A\S*SIGINT: {says}.* second Ctrl-C stops it hard.*\n\Z")
 
     def test_several_hosts_agree_on_the_step(self):
         asked = []

@@ -54,8 +54,10 @@ OPTIONS = {"required": ("config",)}
 def main(_) -> None:
     if wrong := [one for one in _DEVICES.value or () if not one.isdecimal() or not int(one)]:
         raise ValueError(f"--devices: {wrong[0]!r} must be a whole number of at least 1")
-    if _TARGET.value == "here" and compilation.is_of_cpu():
-        compilation.keep_freed()  # as training does
+    if _TARGET.value == "here":
+        compilation.use_cache()
+        if compilation.is_of_cpu():
+            compilation.keep_freed()  # as training does
     if "task" in _CONFIG.value:
         if _TARGET.value or _PRICE.value:
             raise ValueError("--target and --price are of pre-training; leave them out")
@@ -106,7 +108,7 @@ def _print_pretraining() -> None:
         if config.output_layer.kind == "auto" and stage == num_stages - 1:
             found = output_layers.choice(config, memory.absent_rows(config), number, "gpu")
             choices.append(found[1])
-    print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]))
+    print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]), flush=True)
     target, price, workdir = _TARGET.value or "", _PRICE.value or 0.0, _WORKDIR.value or ""
     for number in devices:
         print("\n" + costs.report(configs or {"": whole}, number, target, price, workdir))

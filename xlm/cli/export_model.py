@@ -83,9 +83,8 @@ def main(_) -> None:
     logging.info("wrote the model to %s", output)
     if reason and _FORMAT.value != "onnx":
         logging.warning(
-            "%s. %s has a form of our own (docs/interop.md), of which the other commands read the "
-            "encoder", reason, output,
-        )  # fmt: skip
+            "%s has a form of our own: load it with trust_remote_code=True (README.md)", output
+        )
 
 
 def _export_encoder(

@@ -53,16 +53,18 @@ def main(verb: str = "") -> None:
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
-    # XLA and TensorFlow read it once they are imported. Errors stay.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if "--verbose" in sys.argv else "2")
+    # XLA and TensorFlow read it once they are imported. XLA's alarm at slow compilation is an error
+    # to it. Other errors reach Python, but for those of other hosts.
+    level = "0" if "--verbose" in sys.argv else "2" if "--distributed" in sys.argv else "3"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
     interruption.listen()
     try:
         command = importlib.import_module(f"xlm.cli.{VERBS[verb]}")
         from xlm.common import entry_point  # needs absl
     except KeyboardInterrupt:
-        _fail("interrupted; run the same command again to resume", 130)
+        _fail("interrupted; the same command resumes what it has saved", 130)
     except interruption.Terminated:
-        _fail("terminated; run the same command again to resume", 143)
+        _fail("terminated; the same command resumes what it has saved", 143)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
             raise

@@ -26,5 +26,5 @@ def main(_) -> None:
     if len({run.name for run in runs.values()}) < len(runs):  # of several parents
         runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
-        print(run_report.write(aside, list(runs.values())).read_text(encoding="utf-8"))
+        run_report.write(aside, list(runs.values()))
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")

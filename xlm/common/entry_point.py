@@ -173,9 +173,9 @@ def _call(
         # Compiled code may raise an error of its own over that of a signal.
         came = interruption.received()
         if came == signal.SIGTERM:
-            fail("terminated; run the same command again to resume", EXIT_TERMINATED)
+            fail("terminated; the same command resumes what it has saved", EXIT_TERMINATED)
         if came or isinstance(error, KeyboardInterrupt):
-            fail("interrupted; run the same command again to resume", EXIT_INTERRUPTED)
+            fail("interrupted; the same command resumes what it has saved", EXIT_INTERRUPTED)
         if logging.level_debug():
             traceback.print_exc()
         if asked := out_of_memory(error):

@@ -4,10 +4,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 _received = 0
+_PATIENCE = 2.0  # seconds
 
 
 class Terminated(BaseException):
@@ -19,13 +21,57 @@ def listen() -> None:
 
     A shell ignores SIGINT for what it starts in the background. That stays so.
     """
-    global _received
+    global _received, _watch
     _received = 0
+    _watch = _watch or Watch(_tell)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _receive)
     signal.signal(signal.SIGTERM, _receive)
     if not isinstance(sys.unraisablehook, _Hook):
         sys.unraisablehook = _Hook(sys.unraisablehook)
+
+
+class Watch:
+    """Calls `tell` with a signal at once, where Python's handlers wait for compiled code to return.
+
+    A second Ctrl-C ends a command whose handlers wait for longer than `_PATIENCE`.
+    """
+
+    def __init__(self, tell: Callable[[int], None]):
+        """Start to watch, in the main thread."""
+        self.taken = 0  # by handlers
+        read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._run, args=(read, tell), daemon=True).start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._write)  # which ends the thread
+
+    def _run(self, read: int, tell: Callable[[int], None]) -> None:
+        came = 0
+        with open(read, "rb", buffering=0) as file:
+            while found := file.read(1):
+                came += found[0] in (signal.SIGINT, signal.SIGTERM)
+                if came == 1:
+                    tell(found[0])
+                elif found[0] == signal.SIGINT:
+                    time.sleep(_PATIENCE)
+                    if _watch and self.taken < came:
+                        os._exit(128 + signal.SIGINT)
+
+
+_watch: Watch | None = None  # of a command
+# Or a forked worker's signals would count as this process's.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _tell(number: int) -> None:
+    time.sleep(_PATIENCE / 2)
+    if _watch and not _watch.taken:
+        text = "stops when compiled code returns; a second Ctrl-C stops it hard"
+        print(f"{signal.Signals(number).name}: {text}", file=sys.__stderr__, flush=True)
 
 
 def received() -> int:
@@ -40,6 +86,8 @@ def received() -> int:
 def _receive(number: int, *_) -> NoReturn:
     global _received
     _received = number
+    if _watch:
+        _watch.taken += 1
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 

@@ -54,12 +54,13 @@ class Results:
 def write_report(
     folder: pathlib.Path, results: Results, *, store: PackedDataset,
     output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
-    full_softmax_from: int | None, more: Sequence[str] = (),
+    full_softmax_from: int | None, more: Sequence[str] = (), title: str = "", num_steps: int = 0,
 ) -> pathlib.Path:  # fmt: skip
     """Write report.md and .html, charts and results.json into `folder`; return the first's path.
 
     `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
     exact from `full_softmax_from` on, see `MaskedLM`; None if it never is. `more` are parts to add.
+    `title` is the name of the run, and `num_steps` those that it is to take.
     """
     artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
@@ -68,7 +69,8 @@ def write_report(
     charts.save(_loss_chart(metrics, unigram, exact_from), folder / "loss.svg")
     charts.save(_language_chart(losses), folder / "languages.svg")
     parts = [
-        "# Report",
+        f"# Report of {tables.escaped(title)}" if title else "# Report",
+        f"**Unfinished: {results.step:,} of {num_steps:,} steps.**" * (results.step < num_steps),
         _summary(results, losses, store),
         "![Loss of each language against its unigram level](languages.svg)",
         "![Training loss, held-out loss and the unigram level](loss.svg)",

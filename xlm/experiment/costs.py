@@ -6,6 +6,7 @@ measurement of it. Both leave out reading, evaluating and saving.
 
 import collections
 import copy
+import logging
 import math
 import pathlib
 import time
@@ -58,6 +59,8 @@ PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
 # tokens, measured to the most tokens, where they are at least 3 a parameter of the layers
 # (research/studies/scaling.py). Beyond it the constants' errors grow: 0.2 at three times as many.
 LAW, LAW_TO, LAW_ERROR = (1.233, 448, 0.3945), 6.6e6, 0.2
+
+_ENOUGH = 60.0  # seconds of measured steps
 
 
 def seen(config: ConfigDict, tokens: Mapping[str, int]) -> tuple[int, dict[str, float]]:
@@ -127,22 +130,30 @@ def roofline(config: ConfigDict, chip: Chip, flops: float) -> tuple[float, float
     return least, most
 
 
-def measure(config: ConfigDict, steps: int = 5) -> tuple[float, float]:
+def measure(config: ConfigDict, num_steps: int, steps: int = 5) -> tuple[float, float]:
     """Run steps on random tokens on all devices of this machine; return least and most seconds."""
+    logging.info("compiling a training step, which may take minutes; then it runs for at most %.0f "
+                 "s or %d times", _ENOUGH, steps + 2)  # fmt: skip
     mesh = make_mesh(settings(MeshSettings, config.mesh))
     objective, functions = memory.functions_of(config, mesh)
     batch = _batch(config, mesh)
     program = functions.train_step.lower(objective, functions.abstract_state, batch).compile()
     size = memory.absent_rows(config).vocab_size
-    found = seconds(program, functions, batch, size, time.perf_counter, steps)
+    tell = lambda one: logging.info(  # noqa: E731
+        "a first answer: %.3g s for the first step, at most %.3g hours", one, num_steps * one / 3600
+    )
+    found = seconds(program, functions, batch, size, time.perf_counter, steps, tell)
     return min(found), max(found)
 
 
 def seconds(
     program: Any, functions: TrainFunctions, batch: Batch, vocab_size: int,
-    clock: Callable[[], float], steps: int,
+    clock: Callable[[], float], steps: int, tell: Callable[[float], None] = lambda seconds: None,
 ) -> list[float]:  # fmt: skip
-    """Return the times of steps of a compiled program on random tokens, but for the first two."""
+    """Return the times of steps of a compiled program on random tokens, but for the first two.
+
+    One is enough if `_ENOUGH` seconds have passed; `tell` gets the first time.
+    """
     rng, state, found = np.random.default_rng(0), functions.init(np.int32(0)), []
     arrays = {name: rng.integers(5, vocab_size, x.shape) for name, x in batch.arrays.items()}
     arrays = {**arrays, "language": np.zeros(batch.num_examples)}
@@ -151,7 +162,11 @@ def seconds(
         start = clock()
         state, _ = jax.block_until_ready(program(state, Batch(arrays, batch.kind)))
         found.append(clock() - start)
-    return found[2:]
+        if len(found) == 1:
+            tell(found[0])
+        if sum(found) > _ENOUGH:
+            break
+    return found[2:] or found[-1:]
 
 
 def report(
@@ -178,7 +193,7 @@ def report(
         row["tokens, million"] = steps * config.train.batch_size * config.store.length / 1e6
         if target:
             chip = CHIPS.get(target)
-            times = roofline(config, chip, flops / num_devices) if chip else measure(config)
+            times = roofline(config, chip, flops / num_devices) if chip else measure(config, steps)
             for name, one in zip(("least", "most"), times, strict=True):
                 row[f"hours, {name}"] = steps * one / 3600
                 if price:

@@ -68,6 +68,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
             output_layer=settings(OutputLayerSettings, config.output_layer),
             allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
+            title=folders.workdir.absolute().name, num_steps=config.train.num_steps,
             more=[*text_warnings.section(folders), *seen.section(config, store, trained.step),
                   *run_report.time_section(folders.report, [run_report.read(folders.workdir)])],
         )  # fmt: skip

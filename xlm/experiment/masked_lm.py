@@ -20,6 +20,7 @@ from knn_sampling.settings import OutputLayerSettings
 from knn_sampling.table_sharding import TableSharding
 from knn_sampling.working_rows import check_capacity
 from vocap.allocation import language_probabilities
+from xlm.common.schema import settings
 from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares, rows_of_tasks
 from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
@@ -151,7 +152,6 @@ def _parts(setup: Setup) -> dict[str, Any]:
     store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
-    _check_refresh_interval(setup, settings, mask)
     axes = setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
     sharding = TableSharding(setup.mesh, *axes)
     layout: dict[str, Any] = {"num_valid": store.vocab_size, "sharding": sharding}
@@ -189,19 +189,17 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
         )
 
 
-def _check_refresh_interval(
-    setup: Setup, settings: OutputLayerSettings, mask: MaskSettings
-) -> None:
+def warn_of_refreshes(config: ConfigDict, store: PackedDataset) -> None:
     """Warn if |V| << n |W| (VoCap, Section 3.1) does not hold under any interpretation."""
-    targets = setup.config.train.batch_size * mask.slots(setup.store.length)
-    vocab_size, n = setup.store.vocab_size, settings.refresh_every
-    if settings.kind == "knn" and n * targets < vocab_size:
+    layer = settings(OutputLayerSettings, config.output_layer)
+    targets = config.train.batch_size * settings(MaskSettings, config.mask).slots(store.length)
+    vocab_size, n = store.vocab_size, layer.refresh_every
+    if layer.kind == "knn" and n * targets < vocab_size:
         logging.warning(
-            "output_layer.refresh_every is %d: a refresh compares %d tokens with all others, and "
-            "the %d targets of these steps (%d each, train.batch_size x mask.rate x store.length) "
-            "are fewer, so the full softmax would cost less; set refresh_every to %d or more "
-            "(10 times the vocabulary), or raise train.batch_size",
-            n, vocab_size, n * targets, targets, math.ceil(10 * vocab_size / targets),
+            "output_layer.refresh_every is %d: the neighbour index of %d tokens is rebuilt every "
+            "%d targets, which costs more than the full softmax; set it to %d or more, or raise "
+            "train.batch_size",
+            n, vocab_size, n * targets, math.ceil(10 * vocab_size / targets),
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from xlm.common import places
 from xlm.common.schema import settings
 from xlm.experiment import objectives
 from xlm.experiment.data import Folders
-from xlm.experiment.masked_lm import has_masked_lm, masked_lm_of
+from xlm.experiment.masked_lm import has_masked_lm, masked_lm_of, warn_of_refreshes
 from xlm.models.settings import EncoderSettings
 from xlm.objectives.objective import Objective
 from xlm.training import compilation
@@ -65,7 +65,7 @@ def train_functions(
 
 
 def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
-    """Log how layers are computed, and which table rows a step with masked LM reads and updates."""
+    """Log how layers are computed, and which table rows a step reads; warn of costly refreshes."""
     sizes = settings(EncoderSettings, config.model, vocab_size=store.vocab_size)
     logging.debug(
         "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
@@ -73,6 +73,7 @@ def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) 
     )  # fmt: skip
     if not has_masked_lm(objective):
         return
+    warn_of_refreshes(config, store)
     if config.train.accumulation_steps > 1:
         reads = "all rows in every step: each part (train.accumulation_steps) touches others"
     else:

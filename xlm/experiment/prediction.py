@@ -24,14 +24,15 @@ from xlm.interop.params_file import read_params
 CHUNK = 1024
 
 
-class Digests(msgspec.Struct, frozen=True):
-    """Those of the encoder, among the settings of a run; see `Pretrained.digests`."""
+class Start(msgspec.Struct, frozen=True):
+    """What a run began with, among its settings: see `Pretrained`, its digests and its step."""
 
     tokenizer: str = ""
     parameters: str = ""
+    start_step: int | None = None
 
 
-_DIGESTS = Digests.__struct_fields__
+_START = Start.__struct_fields__
 
 
 def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict:
@@ -44,9 +45,9 @@ def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict
             f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
         )
     path = workdir / SETTINGS
-    # Digests are no keys of the config, and a record permits no code.
+    # The start is no key of the config, and a record permits no code.
     sections = artifacts.read_object(path).items()
-    recorded = {name: value for name, value in sections if name not in ("objective", *_DIGESTS)}
+    recorded = {name: value for name, value in sections if name not in ("objective", *_START)}
     task = recorded.get("task")
     name = task.get("name") if isinstance(task, dict) else None
     with declarations.of_file(path):
@@ -170,19 +171,19 @@ def search_lines(
     return SEARCHES[options.task.kind].find(options, pairs, source, target, threshold)
 
 
-def read_digests(workdir: pathlib.Path) -> Digests:
-    """Read the digests that a run has recorded, as far as older ones have."""
-    return declarations.read(workdir / SETTINGS, Digests, remedy="copy the folder of the run again")
+def read_start(workdir: pathlib.Path) -> Start:
+    """Read what a run has recorded of its start, as far as older ones have."""
+    return declarations.read(workdir / SETTINGS, Start, remedy="copy the folder of the run again")
 
 
 def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained) -> None:
     """Check that an encoder is the one of a run, as far as older runs recorded which it was."""
-    recorded, found = read_digests(workdir), pretrained.digests()
-    for name in _DIGESTS:
+    recorded = read_start(workdir)
+    for name, now in pretrained.digests().items():
         there = getattr(recorded, name)
-        if there not in ("", found[name]):
+        if there not in ("", now):
             raise ValueError(
-                f"init_from is {init_from!r}, with {name} {found[name]}, but {workdir} was made "
+                f"init_from is {init_from!r}, with {name} {now}, but {workdir} was made "
                 f"with {name} {there}: the encoder has changed since; put that of the run "
                 "back, or run finetune.py in another --workdir, or give --config in place of it"
             )

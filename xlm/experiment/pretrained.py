@@ -36,12 +36,14 @@ class Pretrained:
       params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
         tokenizer's pieces are padding.
       step: of the checkpoint; None of a model folder.
+      num_steps: of the run that it is of.
     """
 
     settings: EncoderSettings
     params: dict[str, Any]
     tokenizer: bytes
     step: int | None = None
+    num_steps: int = 0
 
     def digests(self) -> dict[str, str]:
         """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
@@ -62,17 +64,17 @@ def read_pretrained(
     `run_config`, and `part_of` maps one to its part with the encoder. Raises ValueError if it is
     neither, or cannot be read.
     """
-    folder, step = places.fetched(path), None
+    folder, step, num_steps = places.fetched(path), None, 0
     if _is_model_folder(folder, path):
         sizes, params = model_folder.read_model(folder)
         found = EncoderSettings(**sizes, dtype="float32")
         tokenizer = model_folder.read_tokenizer(folder)
     else:
         trained = read_run(Folders(folder), objective)
-        step = trained.step
+        step, num_steps = trained.step, run_config(Folders(folder), objective).train.num_steps
         found, params, tokenizer = _of_run(folder, part_of(trained.objective), trained.params)
     part = (found, params) if keeps_decoder else encoder_alone(found, params)
-    return Pretrained(*part, tokenizer, step)
+    return Pretrained(*part, tokenizer, step, num_steps)
 
 
 def _of_run(

@@ -95,7 +95,10 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
             f"{_listed([*shown, *evaluated]) or 'no files'}: correct the patterns, add languages, "
             "or other spellings to corpus.language_codes, or set both shares to 0"
         )
-    if unmatched := sources.find_unmatched(job.spec, ("parallel", "parallel_eval")):
+    if job.spec.parallel and not has_pairs:
+        logging.info("no pairs of translations below %s (corpus.parallel), so there is no contrast "
+                     "of sentences and no score of retrieval", job.spec.root)  # fmt: skip
+    elif unmatched := sources.find_unmatched(job.spec, ("parallel", "parallel_eval")):
         logging.info("corpus.parallel: no file below %s is %s", job.spec.root, ", ".join(unmatched))
     if left_out:
         logging.info(

@@ -29,9 +29,10 @@ from xlm.experiment import (
     translation,
     translation_runs,
 )
-from xlm.experiment.pretrained import Pretrained, read_pretrained
+from xlm.experiment.pretrained import SETTINGS, Pretrained, read_pretrained
 from xlm.experiment.run_folder import (
     BAD_ROWS,
+    BEST,
     DATA,
     RESULTS,
     TOKENIZER,
@@ -48,6 +49,7 @@ from xlm.training.loop import train
 from xlm.training.metrics import read_metrics
 from xlm.training.signals import StopRequest
 
+_OF_START = ("parameters", "start_step")  # compared by `_start`
 _SAMPLE = 1000  # rows of the training data whose loss is in the results
 
 
@@ -68,11 +70,12 @@ def run(
     pretrained = read(config)
     if not options.task.is_translation:
         config = builders.by_width(config, pretrained.settings)
+    defaults = schema.default_config(task_schema.family_of(config.task.name)).to_dict()
     stage = artifacts.open_stage(
         folder,
-        _settings(config, pretrained),
-        defaults=schema.default_config(task_schema.family_of(config.task.name)).to_dict(),
-        uncompared=["task.dataset", *(later := _read_after_training(config))],
+        {**_settings(config), **_start(folder, config, pretrained)},
+        defaults={**defaults, "start_step": None},
+        uncompared=["task.dataset", *(later := [*_read_after_training(config), *_OF_START])],
     )
     if stage.done and stage.has_recorded(later):
         run_data.check_ended(folder, lambda: files(options))
@@ -136,14 +139,43 @@ def _read_encoder(config: ConfigDict) -> Pretrained:
     )
 
 
-def _settings(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
-    """All that the results depend on."""
+def _start(folder: pathlib.Path, config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
+    """Return what a run starts from, or has started from: later steps of the source are no matter.
+
+    Checkpoints of the folder hold all parameters. Raises ValueError if results depend on others.
+    """
+    source, step, last = config.init_from, pretrained.step, pretrained.num_steps
+    now = {**pretrained.digests(), "start_step": step}
+    if not any((folder / name).exists() for name in ("checkpoints", BEST, RESULTS)):
+        if step is not None:
+            unfinished = " (unfinished)" * (step < last)
+            logging.info("starts from %s at step %d of %d%s", source, step, last, unfinished)
+        return now
+    then = prediction.read_start(folder)
+    started = {one: getattr(then, one) for one in _OF_START}
+    is_other_path = artifacts.read_object(folder / SETTINGS).get("init_from") != source
+    if is_other_path or then.parameters == now["parameters"]:  # the path is compared
+        return now | started
+    there, here = (-1 if one is None else one for one in (then.start_step, step))
+    if task_settings(config).task.is_search or not 0 <= there < here:
+        at, is_at = (f" at step {one}" if one >= 0 else "" for one in (there, here))
+        raise ValueError(
+            f"{folder} was made with init_from {source!r}{at}, which holds other parameters "
+            f"now{is_at}; choose another --workdir, or put that encoder back"
+        )
+    logging.info("started from %s at step %d; that it is at step %d now changes nothing here",
+                 source, there, here)  # fmt: skip
+    return now | started
+
+
+def _settings(config: ConfigDict) -> dict[str, Any]:
+    """All that the results depend on, but for the start."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
     family = task_schema.family_of(config.task.name)
     for name, unread in schema.with_effect("train", "evaluation", family=family).items():
         recorded[name] = {k: v for k, v in recorded[name].items() if k not in unread}
-    return {**recorded, **pretrained.digests()}
+    return recorded
 
 
 def _fine_tune(

@@ -163,8 +163,7 @@ def write_model(
     if reason:
         huggingface.mark_unreadable(folder)
         logging.warning(
-            "AutoTokenizer cannot read the model's folder: %s. Its tokenizer is %s alone, for "
-            "sentencepiece; the commands of this project need no other",
+            "AutoTokenizer cannot read the model's folder: %s. Read its %s with sentencepiece",
             reason,
             TOKENIZER,
         )

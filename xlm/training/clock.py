@@ -107,11 +107,10 @@ class Clock:
             self._writer.write(self._step, self.seconds)
         return shares(self.seconds)
 
-    def per_step(self, steps: int) -> float:
-        """Return the mean seconds of this start's `steps`, all but starting and compiling."""
+    def of_steps(self) -> float:
+        """Return the seconds of steps so far, without compiling, evaluation and saving."""
         self.turn(self._part)
-        repeated = set(PARTS) - {"starting", "compiling", "lost"}
-        return sum(self.seconds[one] - self._before[one] for one in repeated) / max(steps, 1)
+        return sum(self.seconds[one] for one in ("steps", "data", "refresh", "other"))
 
     def log(self) -> None:
         """Log each part's share of the time of the whole run, and since this start."""

@@ -73,7 +73,7 @@ def train(
         # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.debug("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params, continued_from)
-        current = functions.after(step)
+        current, phase = functions.after(step), functions.objective.at_step(step)
         _log_stage(current)
 
         # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
@@ -90,6 +90,10 @@ def train(
             batches = _batches(data, range(step, end), learned)
             for kind, arrays in clock.waiting(batches):
                 objective = functions.objective.at_step(step)
+                if objective is not phase:  # of all objectives, the change is to an exact softmax
+                    phase = objective
+                    logging.info("step %s: from now on the loss is over the whole vocabulary, not "
+                                 "over sampled classes, and jumps", f"{step + 1:,}")  # fmt: skip
                 # Before the step, also after a resume: a checkpoint between two steps holds the
                 # state before the next stage, and before the refresh.
                 if functions.at_step(step) is not current:

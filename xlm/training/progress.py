@@ -62,7 +62,7 @@ class Progress:
             self._sinks += [Sink(one, folder, step) for one in chosen]
         total = settings.num_steps if self._is_writer else 0
         self._bar = console.bar(None, "train", total, "steps", step, "{postfix}")
-        self._first, self._loss_name = step, "loss"
+        self._first, self._loss_name, self._begin = step, "loss", 0.0
         self._losses: dict[str, list[float]] = {}  # by kind of step, since the last line
         self._shown: dict[str, str] = {}
         self._flops: dict[Any, float] = {}  # by kind of step
@@ -145,6 +145,8 @@ class Progress:
                     f"the {name} of step {step} is {value}{self._dump(step, metrics)}; {_REMEDY}"
                 )
         self._losses.setdefault(loss_name, []).append(checked[loss_name])
+        if step == self._first + 1:  # which was compiled
+            self._begin = self._goodput.of_steps()
         if step % self._settings.log_every == 0:
             values = means(jax.device_get(metrics))
             # NaN marks metrics without examples in the step, such as the loss of a language.
@@ -163,9 +165,12 @@ class Progress:
         for name, found in self._losses.items():
             name = name.removesuffix("_loss")
             self._shown[name] = f"{_NAMES.get(name, name)} {sum(found) / len(found):.2f}"
-        left = self._goodput.per_step(step - self._first) * (self._settings.num_steps - step)
-        speed = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
-        parts = *self._shown.values(), f"{tqdm.tqdm.format_interval(left)} left", speed
+        speed, left = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else "", ""
+        if timed := step - self._first - 1:
+            seconds = (self._goodput.of_steps() - self._begin) / timed
+            remaining = seconds * (self._settings.num_steps - step)
+            left = f"{tqdm.tqdm.format_interval(remaining)} left"
+        parts = *self._shown.values(), left, speed
         self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
         is_last = step == self._settings.num_steps
         if self._bar.update(step - self._bar.n) or (is_last and self._bar.refresh()):

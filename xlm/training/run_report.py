@@ -47,6 +47,10 @@ class Run:
         return any(name.startswith(("eval/", "validation/")) for name in kept)
 
     @property
+    def task(self) -> str:
+        return self.settings.get("task.name", "")
+
+    @property
     def progress(self) -> tuple[int, int]:
         """Steps taken, and steps to take: 0 if the settings do not say."""
         return max(self.records, default=0), int(self.settings.get("train.num_steps", 0))
@@ -124,6 +128,14 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
         shown = [dataclasses.replace(run, results={}) for run in runs]
     if len(runs) == 1:
         parts.append(f"Written on {time.strftime('%Y-%m-%d at %H:%M:%S')}.")
+    elif any(run.task for run in runs):
+        shown = []
+        kinds = ", ".join(f"{run.name}: {run.task or 'pre-training'}" for run in runs)
+        parts.append(
+            "`xlm table` on the same folders compares scores by language."
+            if len({run.task for run in runs}) == 1
+            else f"**Runs of different kinds: no loss compares.** {tables.escaped(kinds)}."
+        )
     elif lacking:
         shown = []
         parts.append(
@@ -141,7 +153,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
     texts = [
         {one: of["heldout"]["characters"] for one, of in run.statistics.items()} for run in runs
     ]
-    if any(one != texts[0] for one in texts):
+    if shown and any(one != texts[0] for one in texts):
         parts.append("**The held-out texts differ. Compare with care.**")
     parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
     parts += [*time_section(folder, runs), *_differences(runs)]
@@ -150,7 +162,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
 
 def _status(run: Run) -> str:
     step, total = run.progress
-    state = "trained" if 0 < total <= step else "training"
+    state = "trained" if 0 < total <= step or (run.folder / "DONE").exists() else "training"
     of_total = f" of {total:,}" if total else ""
     text = f"**{tables.escaped(run.name)}: {state}, step {step:,}{of_total}.**"
     for loss in run.line("eval/loss").ys[-1:]:
@@ -226,11 +238,15 @@ def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) == 1:
         return
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
+    if len({run.task for run in runs}) > 1:  # whose other keys say nothing
+        keys = [key for key in keys if all(key in run.settings for run in runs)]
+    found = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
+    names = [tables.escaped(run.name) for run in runs]
     rows = [
-        {"key": f"`{key}`"}
-        | {tables.escaped(run.name): tables.text_cell(str(run.settings.get(key))) for run in runs}
-        for key in dict.fromkeys(key for run in runs for key in run.settings)
-        if len({str(run.settings.get(key)) for run in runs}) > 1
+        {"key": f"`{key}`"} | dict(zip(names, map(tables.text_cell, values), strict=True))
+        for key, values in found.items()
+        if len({*values}) > 1
     ]
     yield "## Settings that differ"
     yield tables.markdown(rows, left=1 + len(runs)) or "None."

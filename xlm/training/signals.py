@@ -10,6 +10,8 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
+from xlm.common.interruption import Watch
+
 # Exit status of a run that stopped on request and saved its state, and should be restarted: a
 # temporary failure by sysexits.h, distinct from the status of an error or a kill.
 EXIT_STOPPED = 75
@@ -55,15 +57,24 @@ class StopRequest:
         if jax.process_count() == 1:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
+            self._watch = Watch(_tell)
         return self
 
     def __exit__(self, *exception) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._before:
+            self._watch.close()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        logging.warning("%s: stopping after this step", signal.Signals(number).name)
+        self._watch.taken += 1
+        if self._requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self._requested = True
-        if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)
+
+
+def _tell(number: int) -> None:
+    again = ". A second Ctrl-C stops it hard, unsaved" if number == signal.SIGINT else ""
+    logging.warning("%s: the run ends the step or evaluation it is in, saves and stops%s",
+                    signal.Signals(number).name, again)  # fmt: skip
