@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 
 from configs.finetune import multi30k, wmt14
 from configs.finetune import translation as configs_translation
-from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.tasks import TASKS
 from research import translation_search
 from tests import commands, folders, tiny_tasks, tiny_translation
@@ -26,6 +25,7 @@ from xlm.experiment import (
     task_runs,
     translated_text,
     translation,
+    translation_pairs,
     translation_prediction,
     translation_runs,
 )
@@ -186,6 +186,13 @@ class LearningTest(folders.FolderTest):
             )
 
 
+def pruned(config: ConfigDict, pretrained):
+    """The start with the pieces that the training data use."""
+    config.translation.prune = True
+    found = translation_pairs.pieces_of_data(config, pretrained)
+    return translation.with_pieces(pretrained, found)
+
+
 class StartTest(folders.FolderTest):
     def start(self, *, cross_attention: bool = True, make=tiny_translation.config, **overrides):
         source = str(tiny_translation.checkpoint(cross_attention))
@@ -249,7 +256,7 @@ class StartTest(folders.FolderTest):
     def test_embeddings_are_pruned_to_the_data(self):
         config, pretrained, _ = self.start()
         examples = translation.read_examples(task_settings(config), "train")
-        small = translation.pruned(config, pretrained, examples)
+        small = pruned(config, pretrained)
         self.assertLess(small.settings.vocab_size, tiny_tasks.VOCAB)
         old, new = (translation.model(config, one) for one in (pretrained, small))
         for text in (one.source for one in examples["en-de"][:5]):
@@ -271,15 +278,14 @@ class StartTest(folders.FolderTest):
 
     def test_a_symbol_that_no_text_uses_is_not_pruned(self):
         config, pretrained, _ = self.start()
-        examples = translation.read_examples(task_settings(config), "train")
 
         def pieces(one) -> tuple[str, ...]:
             return vocabulary.vocabulary(one.tokenizer).pieces
 
-        kept = pieces(translation.pruned(config, pretrained, examples))
+        kept = pieces(pruned(config, pretrained))
         symbol = next(piece for piece in pieces(pretrained) if piece not in kept)
         config, pretrained, _ = self.start(translation__language_pieces={"de": symbol})
-        small = translation.pruned(config, pretrained, examples)
+        small = pruned(config, pretrained)
         self.assertEqual({*pieces(small)}, {*kept, symbol})
         found, id_ = translation.model(config, small), pieces(small).index(symbol)
         self.assertEqual(found.symbols, {"de": id_})
@@ -298,8 +304,8 @@ class ContinueTest(folders.FolderTest):
     def test_zero_steps_give_equal_translations(self):
         config = self.config()
         options, pretrained = task_settings(config), translation.read_start(config)
-        examples = translation.read_examples(options, "train")
-        self.assertIs(translation.with_forms(config, pretrained, examples), pretrained)
+        found = translation_pairs.pieces_of_data(config, pretrained)
+        self.assertIs(translation.with_pieces(pretrained, found), pretrained)
         model = translation.model(config, pretrained)
         self.assertEqual(model.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
         found = translation.initial_params(config, pretrained, model)()
@@ -324,8 +330,10 @@ class ContinueTest(folders.FolderTest):
     def test_new_forms_keep_old_rows_and_move_symbols(self):
         config = self.config()
         pretrained = translation.read_start(config)
-        target = [TranslationExample("1", "the", "ｔhe 漢", "de")] * 2
-        grown = translation.with_forms(config, pretrained, {"en-de": target})
+        tiny_tasks.write(self.folder / "train.tsv", "the\tｔhe 漢\n" * 2)
+        config.task.update(root=str(self.folder), train=("train.tsv",), train_languages=("en-de",))
+        grown = translation_pairs.prepared(config, pretrained, self.folder / "pairs")
+        config.task.train_languages = ("en-de", "en-fr")
         self.assertEqual(grown.symbols, {"de": tiny_tasks.VOCAB + 2})
         old, new = (one.params["encoder"]["embeddings"]["table"] for one in (pretrained, grown))
         np.testing.assert_array_equal(new[: tiny_tasks.VOCAB], old[: tiny_tasks.VOCAB])
@@ -507,7 +515,7 @@ class WrongInputTest(folders.FolderTest):
         config = tiny_translation.config(**overrides)
         with self.assertRaisesRegex(ValueError, error):
             tiny_tasks.run(config, self.folder / "run")
-        self.assertFalse((self.folder / "run").exists())
+        self.assertFalse((self.folder / "run" / "settings.json").exists())
 
     def data(self, **lines: str) -> str:
         for split in ("train", "dev", "test"):

@@ -20,7 +20,7 @@ from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes
 from xlm.evaluation.tasks import ALL, Selection, TaskData
 from xlm.evaluation.translating import Translator
-from xlm.experiment import fine_tuning, translated_text
+from xlm.experiment import fine_tuning, translated_text, translation_pairs
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
 from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext, evaluated
@@ -52,11 +52,10 @@ def prepare(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
     """Read the data; return what trains, averages, and translates development and test data."""
-    options = task_settings(config)
-    examples = {split: builders.read_examples(options, split) for split in SPLITS}
-    if config.translation.prune:
-        pretrained = builders.pruned(config, pretrained, examples["train"])
-    pretrained = builders.with_forms(config, pretrained, examples["train"])
+    options, where = task_settings(config), folder / translation_pairs.PAIRS
+    examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
+    builders.model(config, pretrained)  # before the training data, for errors
+    pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
     data: Data = {
         split: [builders.featured(options, model, *one) for one in found.items()]
@@ -66,7 +65,7 @@ def prepare(
     for note in ceiling_notes({"ceilings": ceilings}):
         logging.warning("%s", note)
     mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
-    batches = builders.training_data(config, data["train"], model, mesh)
+    batches = translation_pairs.training_data(config, where, model, mesh)
     objective = builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
     # Here, since it would fail at the first evaluation otherwise, hours later.

@@ -1,0 +1,124 @@
+"""Pairs that a translation is trained on: tokenised once into the run's folder, and streamed."""
+
+import hashlib
+import itertools
+import pathlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import sentencepiece as spm
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from input_pipeline.dataset import StreamedData
+from input_pipeline.tasks import loading, pair_columns
+from input_pipeline.tasks.batches import TokenStream
+from input_pipeline.tasks.files import Pair
+from xlm.common import artifacts
+from xlm.experiment import translation
+from xlm.experiment.pretrained import Pretrained
+from xlm.experiment.task_settings import TaskSettings, task_settings
+from xlm.interop import surface, vocabulary
+from xlm.training import hosts
+from xlm.training.sharding import host_parts, num_batch_shards
+
+PAIRS = "pairs"  # the folder, in that of the run
+_PIECES = "pieces.json"
+
+
+def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
+    """Tokenise the training data into a folder, unless it has them; return the start for them.
+
+    A folder of other data or another tokenizer is emptied. One that was left unfinished resumes.
+    Raises ValueError, and leaves no folder, if the data are at fault.
+    """
+    stage = artifacts.open_stage(folder, _identity(config, pretrained), replace=lambda: True)
+    if not stage.done and hosts.is_first():
+        with artifacts.made_parents(folder), stage.held(claims=False):
+            if not stage.claimed:
+                for path in folder.iterdir():
+                    if path.name != artifacts.LOCK:
+                        path.unlink()
+                stage.claim()
+            try:
+                _write(config, pretrained, folder)
+            except ValueError:
+                shutil.rmtree(folder)
+                raise
+            stage.finish()
+    hosts.wait_for_all("the pairs are written")
+    return translation.with_pieces(pretrained, artifacts.read_object(folder / _PIECES))
+
+
+def _identity(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
+    """All that the columns depend on; files by size and time, since hashing them takes long."""
+    options, chosen = task_settings(config), translation.translation_settings(config)
+    texts = (
+        loading.translation_files(options.source("train", one))
+        for one in translation.directions(options, "train")
+    )
+    paths = itertools.chain.from_iterable(itertools.chain.from_iterable(texts))
+    files = {str(path): path.stat() for path in paths}
+    return {
+        "files": {path: [one.st_size, one.st_mtime_ns] for path, one in files.items()},
+        "tokenizer": hashlib.sha256(pretrained.tokenizer).hexdigest(),
+        "task": [options.train, options.train_languages, options.language_codes, options.data_dir],
+        "pieces": [chosen.prune, chosen.language_pieces, chosen.character_count],
+    }
+
+
+def _write(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> None:
+    if not (folder / _PIECES).exists():
+        artifacts.write_json(folder / _PIECES, pieces_of_data(config, pretrained))
+    found = translation.with_pieces(pretrained, artifacts.read_object(folder / _PIECES))
+    targets = spm.SentencePieceProcessor(model_proto=found.tokenizer)
+    processors = surface.for_sources(found.tokenizer), targets
+    pair_columns.write(folder, _texts(task_settings(config)), processors)
+
+
+def _texts(options: TaskSettings) -> Mapping[str, Iterable[Iterable[Pair]]]:
+    """Pairs by direction and text of it, read as they are asked for."""
+    found, languages = translation.sources(options, "train")
+    return {one: loading.translations(options.source("train", one), languages) for one in found}
+
+
+def pieces_of_data(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
+    """What of a vocabulary the training data keep and add; see `translation.with_pieces`.
+
+    Raises ValueError if a run that is continued is to be pruned.
+    """
+    options, chosen = task_settings(config), translation.translation_settings(config)
+    tokenizer, kept = pretrained.tokenizer, None
+
+    def texts(first: int) -> Iterator[str]:
+        for pairs in itertools.chain.from_iterable(_texts(options).values()):
+            yield from itertools.chain.from_iterable(pair[first:] for pair in pairs)
+
+    if chosen.prune:
+        if isinstance(pretrained, translation.Translated):
+            raise ValueError(
+                f"translation.prune is True, but {config.init_from} is a run of translation; set "
+                "it to False"
+            )
+        kept = vocabulary.used_pieces(tokenizer, texts(0), chosen.language_pieces.values())
+        tokenizer = vocabulary.with_pieces(tokenizer, kept)
+    least = chosen.character_count
+    forms = surface.missing_forms(tokenizer, texts(1), least) if least else []
+    return {"kept": None if kept is None else kept.tolist(), "forms": forms}
+
+
+def training_data(
+    config: ConfigDict, folder: pathlib.Path, found: translation.TranslationModel, mesh: Mesh
+) -> StreamedData:
+    """Build this host's part of the training batches, of the pairs in a folder."""
+    options, tokenizer = task_settings(config), found.tokenizer
+    pairs = pair_columns.StoredPairs(
+        folder, translation.directions(options, "train"), found.symbols, tokenizer.processor,
+        options.max_length,
+    )  # fmt: skip
+    stream = TokenStream(
+        pairs, config.train.batch_tokens, options.lengths, config.train.seed,
+        tokenizer.special.pad, num_batch_shards(mesh) * config.train.accumulation_steps,
+    )  # fmt: skip
+    return StreamedData(stream, "threads", *host_parts(mesh))
