@@ -229,6 +229,13 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
         raise ValueError(
             f"{path}: not a text file, .txt, .jsonl, .tsv or .ids, or these .gz/.xz/.bz2/.zst"
         )
+    yield from lines(path, *file_type[1:], start, end)
+
+
+def lines(
+    path: pathlib.Path, kind: str, compression: str, start: int = 0, end: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a file of any name, as `read_lines`."""
     number, origin = 0, f" after byte {start}" if start else ""
     left = max_text_bytes(path)
 
@@ -236,12 +243,12 @@ def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> It
         return f"{path}, line {number}{origin}"
 
     try:
-        with OPENERS[file_type[2]](path, "rb") as file:
+        with OPENERS[compression](path, "rb") as file:
             if end is None:
-                lines = iter(functools.partial(file.readline, MAX_LINE_BYTES + 1), b"")
+                raw = iter(functools.partial(file.readline, MAX_LINE_BYTES + 1), b"")
             else:
-                lines = _lines_of_range(file, file_type[1], start, end)
-            for number, line in enumerate(lines, start=1):
+                raw = _lines_of_range(file, kind, start, end)
+            for number, line in enumerate(raw, start=1):
                 left -= len(line)
                 if left < 0 or len(line) > MAX_LINE_BYTES:
                     raise ValueError(too_large_message(where()))

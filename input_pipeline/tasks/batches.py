@@ -6,14 +6,15 @@ tokens each.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from input_pipeline.order import hashed, permute
+from input_pipeline.order import hashed, largest_remainder, permute
 from input_pipeline.stream import Stream, part_size
 from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.pair_columns import StoredPairs
 
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
 # that a batch is made of other examples each epoch.
@@ -22,7 +23,7 @@ _AT_ONCE = 1 << 20  # numbers that are permuted together, to save memory
 # Kind of the batches to train on.
 EXAMPLES = "examples"
 # Purposes of keys.
-_EXAMPLES, _BATCHES = 0, 1
+_EXAMPLES, _BATCHES, _TEXTS = 0, 1, 2
 
 _Batch = tuple[int, np.ndarray]  # length of the rows, and the number of each row's feature
 
@@ -34,18 +35,6 @@ class SizedFeature(Feature, Protocol):
     def size(self) -> int: ...
 
 
-class Pairs(Protocol):
-    """Features by number, each of `sizes` [N]; `texts` are direction and number of each source."""
-
-    @property
-    def sizes(self) -> np.ndarray: ...
-
-    @property
-    def texts(self) -> Sequence[tuple[str, int]]: ...
-
-    def take(self, rows: np.ndarray) -> Sequence[Feature]: ...
-
-
 class _EpochStream(Stream):
     """Base of batches to train on: a pure function of (seed, step).
 
@@ -53,8 +42,11 @@ class _EpochStream(Stream):
     filled up with repeated features, different ones each epoch; all have weight 1.
     """
 
-    def __init__(self, count: int, steps_per_epoch: int, longest: int, seed: int, pad: int):
-        self._count, self._seed, self._pad = count, seed, pad
+    def __init__(
+        self, take: Callable[[np.ndarray], Sequence[Feature]], count: int, steps_per_epoch: int,
+        longest: int, seed: int, pad: int,
+    ):  # fmt: skip
+        self._take, self._count, self._seed, self._pad = take, count, seed, pad
         self.steps_per_epoch = steps_per_epoch
         arrays = _stacked(self._take(np.zeros(1, np.int64)), longest, pad)
         self.types = {name: array.dtype for name, array in arrays.items()}
@@ -87,10 +79,6 @@ class _EpochStream(Stream):
             self._known = epoch, batches
         return batches[number]
 
-    def _take(self, rows: np.ndarray) -> Sequence[Feature]:
-        """Return features by number."""
-        raise NotImplementedError
-
     def _order(self, epoch: int) -> np.ndarray:
         """Return the features of an epoch in a seeded order."""
         return self._permuted(self._count, epoch, _EXAMPLES)
@@ -116,20 +104,16 @@ class FeatureStream(_EpochStream):
     """
 
     def __init__(
-        self,
-        features: Sequence[Feature],
-        batch_size: int,
-        buckets: Sequence[int],
-        seed: int,
+        self, features: Sequence[Feature], batch_size: int, buckets: Sequence[int], seed: int,
         pad: int,
-    ):
-        self._features, self._lengths = features, _checked_lengths(features, buckets)
+    ):  # fmt: skip
+        self._lengths = _checked_lengths(features, buckets)
         self._batch_size, self._buckets = batch_size, buckets
         count = len(features)
-        super().__init__(count, math.ceil(count / batch_size), buckets[-1], seed, pad)
-
-    def _take(self, rows: np.ndarray) -> Sequence[Feature]:
-        return [self._features[row] for row in rows]
+        super().__init__(
+            lambda rows: [features[row] for row in rows], count, math.ceil(count / batch_size),
+            buckets[-1], seed, pad,
+        )  # fmt: skip
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         rows = np.resize(order, self.steps_per_epoch * self._batch_size)
@@ -146,28 +130,40 @@ class TokenStream(_EpochStream):
     one shape per bucket. Features left over from a bucket's whole batches move to the next longer
     one. The last batch of the longest bucket is filled up.
 
+    With `shares` [T] of the texts of `pairs`, an epoch has as many features, and so many of each
+    text: whole passes over it in other orders, and a part of the next pass.
+
     Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
     last one, or no row of it fits into a batch.
     """
 
     def __init__(
-        self,
-        pairs: Pairs,
-        tokens: int,
-        buckets: Sequence[int],
-        seed: int,
-        pad: int,
-        multiple: int = 1,
-    ):
+        self, pairs: StoredPairs, tokens: int, buckets: Sequence[int], seed: int, pad: int,
+        multiple: int = 1, shares: np.ndarray | None = None,
+    ):  # fmt: skip
         self._pairs, self._buckets = pairs, buckets
         self._of_features = _buckets_of(pairs.sizes, buckets)
         self._sizes = batch_sizes("train.batch_tokens", tokens, buckets, multiple)
         count = len(pairs.sizes)
-        num_batches = len(self._cut(np.arange(count, dtype=np.min_scalar_type(-count))))
-        super().__init__(count, num_batches, buckets[-1], seed, pad)
+        self._draws = None if shares is None else largest_remainder(shares, count).tolist()
+        super().__init__(pairs.take, count, 0, buckets[-1], seed, pad)
+        order = np.arange(count, dtype=np.min_scalar_type(-count))
+        self.steps_per_epoch = len(self._cut(self._order(0) if self._draws else order))
 
-    def _take(self, rows: np.ndarray) -> Sequence[Feature]:
-        return self._pairs.take(rows)
+    def _order(self, epoch: int) -> np.ndarray:
+        found = super()._order(epoch)
+        if self._draws is None:
+            return found
+        drawn, end, first = np.empty_like(found), 0, 0
+        for text, draws in enumerate(self._draws):
+            size, key = self._pairs.texts[text][1], hashed(text, hashed(_TEXTS, self._seed))
+            for start in range(0, draws, _AT_ONCE):
+                number = epoch * draws + np.arange(start, min(start + _AT_ONCE, draws))
+                places = permute(number % size, size, hashed(number // size, key))
+                drawn[end : end + len(number)] = first + places
+                end += len(number)
+            first += size
+        return drawn[found]
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         batches = list(_by_bucket(order, self._of_features, self._sizes))

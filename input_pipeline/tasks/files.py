@@ -16,8 +16,7 @@ import lzma
 import pathlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
 
 from input_pipeline import text_files
 from input_pipeline.tasks.tasks import Task
@@ -62,6 +61,9 @@ def read_text(path: pathlib.Path) -> str:
         if raw.startswith(begins) and b"\0" in raw:
             raise ValueError(f"{path}: is {message}")
     text = _decoded(path, raw)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ValueError(text_files.nul_message(f"{path}, line {line}"))
     # A byte order mark is no letter; that of MRPC would hide the name of its first column.
     text = text.lstrip("\ufeff").replace("\r\n", "\n")
     if "\n" not in text:
@@ -73,9 +75,7 @@ def read_text(path: pathlib.Path) -> str:
 
 def _decompressed(path: pathlib.Path) -> bytes:
     """Return the bytes of a file, decompressed by its suffix, or else by its first bytes."""
-    most = text_files.max_text_bytes(path)
-    with open(path, "rb") as file:
-        kind = _compression(path, file)
+    most, kind = text_files.max_text_bytes(path), _compression(path)
     try:
         with text_files.OPENERS[kind](path, "rb") as file:
             raw = bytearray()
@@ -84,81 +84,51 @@ def _decompressed(path: pathlib.Path) -> bytes:
     except (EOFError, lzma.LZMAError, zlib.error, OSError, ValueError) as error:
         if not kind:
             raise
-        raise _damaged(path, error) from error
+        raise ValueError(
+            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
+        ) from error
     if len(raw) > most:
         raise ValueError(text_files.too_large_message(str(path)))
     return bytes(raw)
 
 
-def _compression(path: pathlib.Path, file: BinaryIO) -> str:
+def _compression(path: pathlib.Path) -> str:
     """Return the compression by a file's suffix, or else by its first bytes; "" for none."""
-    begins = file.read(8)
+    with open(path, "rb") as file:
+        begins = file.read(8)
     of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
     suffix = path.suffix.lower().removeprefix(".")
     return suffix if suffix in text_files.OPENERS else next(of_content, "")
 
 
-def _damaged(path: pathlib.Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
-    )
-
-
-def _decoded(path: pathlib.Path, raw: bytes, first: int = 1) -> str:
-    """Decode text whose first line has the number `first`; raise ValueError as `read_text`."""
+def _decoded(path: pathlib.Path, raw: bytes) -> str:
     encoding = "utf-16" if raw.startswith(_UTF_16) else "utf-8"
     try:
-        text = raw.decode(encoding)
+        return raw.decode(encoding)
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + first
+        line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{path}, line {line}: not {encoding.upper()} (byte 0x{raw[error.start]:02x}); "
             f"{text_files.CONVERT}"
         ) from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + first
-        raise ValueError(text_files.nul_message(f"{path}, line {line}"))
-    return text
 
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yield (file and line number for messages, line); only a line feed ends a line.
-
-    A file of more than a few megabytes is streamed. Raise ValueError as `read_text`.
-    """
-    lines: Iterable[str] = _streamed(path) if _is_large(path) else ()
-    lines = lines or read_text(path).removesuffix("\n").split("\n")
+    """Yield (file and line number for messages, line); only a line feed ends a line."""
+    lines = _streamed(path) or read_text(path).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         yield f"{path}, line {number}", line
 
 
-def _is_large(path: pathlib.Path) -> bool:
-    """Return whether a file is streamed; UTF-16 and lines without line feeds are read whole."""
+def _streamed(path: pathlib.Path) -> Iterator[str] | None:
+    """Return the lines of a file of many megabytes; None for others, UTF-16 and one long line."""
     if not path.is_file() or path.stat().st_size <= _READ_WHOLE:
-        return False
-    with open(path, "rb") as file, text_files.OPENERS[_compression(path, file)](path, "rb") as text:
-        start = text.read(_READ_WHOLE)
-    return b"\n" in start and not start.startswith((*_UTF_16, *_NO_TEXT))
-
-
-def _streamed(path: pathlib.Path) -> Iterator[str]:
-    with open(path, "rb") as file:
-        kind = _compression(path, file)
-    number, left = 0, text_files.max_text_bytes(path)
-    try:
-        with text_files.OPENERS[kind](path, "rb") as file:
-            readline = functools.partial(file.readline, text_files.MAX_LINE_BYTES + 1)
-            for number, raw in enumerate(iter(readline, b""), start=1):
-                left -= len(raw)
-                if left < 0 or len(raw) > text_files.MAX_LINE_BYTES:
-                    raise ValueError(text_files.too_large_message(f"{path}, line {number}"))
-                line = _decoded(path, raw, number)
-                line = line.lstrip("\ufeff") if number == 1 else line
-                yield line.removesuffix("\r\n").removesuffix("\n")
-    except text_files.DAMAGE as error:
-        if not kind:
-            raise
-        raise _damaged(path, error) from error
+        return None
+    kind = _compression(path)
+    with text_files.OPENERS[kind](path, "rb") as file:
+        begin = file.read(_READ_WHOLE)
+    is_whole = b"\n" not in begin or begin.startswith((*_UTF_16, *_NO_TEXT))
+    return None if is_whole else text_files.lines(path, "", kind)
 
 
 def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:

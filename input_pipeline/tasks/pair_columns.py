@@ -149,6 +149,22 @@ class StoredPairs:
         return [found[place] for place in range(len(rows))]
 
 
+def shares(
+    texts: Sequence[tuple[str, int]], alpha: float, corpus_alpha: float
+) -> np.ndarray | None:
+    """Return the shares [T] of texts, (direction, pairs) each; None if all pairs are alike.
+
+    A direction of n pairs weighs n^alpha, its text of m pairs m^corpus_alpha of that.
+    """
+    if alpha == corpus_alpha == 1:
+        return None
+    codes = np.unique([direction for direction, _ in texts], return_inverse=True)[1]
+    counts = np.array([count for _, count in texts], np.float64)
+    found = np.where(counts > 0, counts**corpus_alpha, 0)
+    found *= (np.bincount(codes, counts) ** alpha / np.bincount(codes, found))[codes]
+    return found / found.sum()
+
+
 def _sentences(column: TokenizedSentences, numbers: np.ndarray, room: int) -> Iterator[np.ndarray]:
     ids, begins, lengths = column.gather(numbers)
     for begin, length in zip(begins.tolist(), np.minimum(lengths, room).tolist(), strict=True):

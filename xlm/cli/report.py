@@ -25,6 +25,9 @@ def main(_) -> None:
     runs = {one: run_report.read(path) for one, path in folders.items()}
     if len({run.name for run in runs.values()}) < len(runs):  # of several parents
         runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
+    from xlm.evaluation import translation_report  # slow: scipy
+
+    more = translation_report.comparison(folders)
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
-        print(run_report.write(aside, list(runs.values())).read_text(encoding="utf-8"))
+        print(run_report.write(aside, list(runs.values()), more=more).read_text(encoding="utf-8"))
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")

@@ -5,11 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlm.common import charts, html_report, tables
+from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines, reported_split
 
 NUM_EXAMPLES = 10
 PLOT = "bleu.svg"
 _PREFIX = "validation/bleu/"
+_BOOTSTRAP = (
+    "p is that of the difference from the first run, by sacreBLEU's paired bootstrap of the "
+    "sentences. It says nothing about other seeds."
+)
 _LINE = ("id", "source", "reference", "prediction")
 
 
@@ -51,6 +56,28 @@ def write(
             source = f"{one['id']}. {tables.text_cell(one['source'])}".rstrip()
             parts += [source, "\n".join(items)]
     html_report.write(folder, tables.page(*parts))
+
+
+def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
+    """Compare runs with the first one on each test set that all have translated; [] if none."""
+    parts, each = list[str](), [folder / "predictions" for folder in folders.values()]
+    for name in sorted(path.name for path in each[0].glob("test.*-*.jsonl")):
+        if len(each) < 2 or not all((one / name).exists() for one in each):
+            continue
+        found = [read_lines(one / name, dict[str, Any]) for one in each]
+        given = [[(line.get("source"), line.get("reference")) for line in of] for of in found]
+        if given[0] != given[-1] or given.count(given[0]) < len(given) or None in given[0][0]:
+            continue
+        direction = name.removeprefix("test.").removesuffix(".jsonl")
+        texts = ([line["prediction"] for line in of] for of in found)
+        references, language = [two for _, two in given[0]], direction.partition("-")[2]
+        scores = metrics.compared(references, dict(zip(folders, texts, strict=True)), language)
+        rows = [{"": tables.escaped(run)} for run in folders]
+        for metric, values in scores.items():
+            for row, (score, p) in zip(rows, values, strict=True):
+                row |= {metric: f"{score:.1f}", f"p, {metric}": "" if p is None else f"{p:.3f}"}
+        parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
+    return [*parts, _BOOTSTRAP] if parts else []
 
 
 def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:
@@ -99,7 +126,7 @@ def some_translations(
 def _scores(results: Mapping[str, Any]) -> str:
     rows = [
         {
-            "": f"{direction}, {split}",
+            "": f"{direction}, {split}{', zero-shot' * (direction in results['zero_shot'])}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
             "BLEU of a perfect model": 100 * results["ceilings"][split][direction],

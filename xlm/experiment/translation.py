@@ -1,5 +1,6 @@
 """Builders of translation: what a run starts from, its model, its data and its search."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -121,12 +122,28 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
     return found
 
 
-def sources(options: TaskSettings, split: str) -> tuple[Sequence[str], set[str]]:
-    """Directions of a split, and the languages of the run; see `loading.translations`.
+def untrained(options: TaskSettings) -> list[str]:
+    """Directions without training pairs, into languages that are trained on, with test files."""
+    known = map(translation.direction, directions(options, "train"))
+    origins, targets = map(set, zip(*known, strict=True))
+    named = directions(options, "train") + directions(options, "test")
+    found = []
+    for one in (f"{a}-{b}" for a in sorted(origins | targets) for b in sorted(targets - {a})):
+        patterns = "".join(options.patterns("test", one))
+        if one not in named and "{source}" in patterns and "{target}" in patterns:
+            with contextlib.suppress(ValueError):
+                found += [one] if loading.translation_files(options.source("test", one)) else []
+    return found
+
+
+def sources(
+    options: TaskSettings, split: str, more: Sequence[str] = ()
+) -> tuple[Sequence[str], set[str]]:
+    """Directions of a split and `more`, and all languages; see `loading.translations`.
 
     Raises ValueError if two directions have the same text; and see there.
     """
-    found = directions(options, split)
+    found = *directions(options, split), *more
     texts = {one: loading.translation_files(options.source(split, one)) for one in found}
     translation.check_distinct(texts, options.language_codes, f"task.{split}")
     languages = {
@@ -138,9 +155,11 @@ def sources(options: TaskSettings, split: str) -> tuple[Sequence[str], set[str]]
     return found, languages
 
 
-def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
+def read_examples(
+    options: TaskSettings, split: str, more: Sequence[str] = ()
+) -> dict[str, list[TranslationExample]]:
     """Examples of a split by direction; raises ValueError as `sources`."""
-    found, languages = sources(options, split)
+    found, languages = sources(options, split, more)
     return {one: loading.load_translations(options.source(split, one), languages) for one in found}
 
 

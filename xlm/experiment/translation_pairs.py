@@ -120,5 +120,6 @@ def training_data(
     stream = TokenStream(
         pairs, config.train.batch_tokens, options.lengths, config.train.seed,
         tokenizer.special.pad, num_batch_shards(mesh) * config.train.accumulation_steps,
+        pair_columns.shares(pairs.texts, config.train.alpha, config.train.corpus_alpha),
     )  # fmt: skip
     return StreamedData(stream, "threads", *host_parts(mesh))

@@ -2,15 +2,16 @@
 
 import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks import files, translation
+from input_pipeline.tasks import files, pair_columns, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, console, declarations, outputs
@@ -27,6 +28,13 @@ from xlm.training.sharding import replicated
 
 # Lines of a part of the output: enough for batches of similar lengths, few enough to lose little.
 CHUNK = 1024
+
+
+class Limits(NamedTuple):
+    """Least score of a synthetic pair, and most characters of its longer side by the shorter."""
+
+    score: float
+    ratio: float
 
 
 class TranslationRun:
@@ -157,16 +165,18 @@ class TranslationRun:
 
     def translate_file(
         self, source: pathlib.Path, aside: pathlib.Path, direction: str,
-        targets: pathlib.Path | None = None, **wanted: Any,
+        targets: pathlib.Path | None = None, limits: Limits | None = None, **wanted: Any,
     ) -> Iterator[int]:  # fmt: skip
         """Translate a file line by line; yield the number of lines done after each part.
 
         Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
         same call resumes after the last of them, if source, direction and model are the same.
-        `targets` has a line for each line; `wanted` are further arguments of a call. Raises
-        ValueError if there is no such file, it is no text, or the direction is unknown.
+        `targets` has a line for each line; `wanted` are further arguments of a call. With `limits`
+        the output has pairs to train the opposite direction on, see `_synthetic`. Raises ValueError
+        if there is no such file, it is no text, or the direction is unknown.
         """
         direction = self.direction(direction)
+        wanted |= {"num_best": 1} if limits else {}
         if not source.is_file():
             raise ValueError(f"{source}: no such file; correct --input")
         lines, given = _lines(source), None if targets is None else _lines(targets)
@@ -189,7 +199,26 @@ class TranslationRun:
                     artifacts.write_text(part, "".join(f"{text}\n" for text in texts))
             yield start + len(chunk)
         if hosts.is_first():
-            aside.write_bytes(b"".join(map(artifacts.read_bytes, parts)))
+            if limits:
+                done = (line for part in parts for line in _lines(part))
+                artifacts.write_text(aside, _synthetic(lines, done, direction, limits))
+            else:
+                aside.write_bytes(b"".join(map(artifacts.read_bytes, parts)))
+
+
+def _synthetic(lines: Sequence[str], found: Iterable[str], direction: str, limits: Limits) -> str:
+    """Return a TSV of marked translations and their sources, whose first line has the languages."""
+    source, target = translation.direction(direction)
+    rows, count = [f"{target}\t{source}\n"], 0
+    for line, best in zip(lines, found, strict=True):
+        count += bool(best)
+        (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]
+        text, line = (" ".join(side.split()) for side in (one["text"], line))
+        short, long = sorted((len(text), len(line)))
+        if short and long <= limits.ratio * short and one["score"] >= limits.score:
+            rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
+    logging.info("%s of %s pairs are kept", f"{len(rows) - 1:,}", f"{count:,}")
+    return "".join(rows)
 
 
 def _is_whole(part: pathlib.Path, num_lines: int) -> bool:

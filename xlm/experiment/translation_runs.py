@@ -53,7 +53,11 @@ def prepare(
 ) -> Callable[[], dict[str, Any]]:
     """Read the data; return what trains, averages, and translates development and test data."""
     options, where = task_settings(config), folder / translation_pairs.PAIRS
-    examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
+    more = builders.untrained(options) if config.evaluation.zero_shot else []
+    examples = {
+        "validation": builders.read_examples(options, "validation"),
+        "test": builders.read_examples(options, "test", more),
+    }
     builders.model(config, pretrained)  # before the training data, for errors
     pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
@@ -110,6 +114,8 @@ def prepare(
             "value": float(np.mean(scores)),
         }
         results["ceilings"] = ceilings
+        known = builders.directions(options, "train")
+        results["zero_shot"] = [one for one in results["test"] if one not in known]
         metadata = fine_tuning.run_metadata(config)
         if isinstance(pretrained, builders.Translated) and not config.random_init:
             metadata["hyperparameters"]["decoder"] = f"continued {pretrained.decoder_layers}"
