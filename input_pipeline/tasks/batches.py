@@ -130,8 +130,8 @@ class TokenStream(_EpochStream):
     one shape per bucket. Features left over from a bucket's whole batches move to the next longer
     one. The last batch of the longest bucket is filled up.
 
-    With `shares` [T] of the texts of `pairs`, an epoch has as many features, and so many of each
-    text: whole passes over it in other orders, and a part of the next pass.
+    With another `alpha` than 1 an epoch has as many features, but a text of n pairs has a share of
+    n^alpha: whole passes over it, each in another order, and a part of the next pass.
 
     Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
     last one, or no row of it fits into a batch.
@@ -139,31 +139,33 @@ class TokenStream(_EpochStream):
 
     def __init__(
         self, pairs: StoredPairs, tokens: int, buckets: Sequence[int], seed: int, pad: int,
-        multiple: int = 1, shares: np.ndarray | None = None,
+        multiple: int = 1, alpha: float = 1.0,
     ):  # fmt: skip
         self._pairs, self._buckets = pairs, buckets
         self._of_features = _buckets_of(pairs.sizes, buckets)
         self._sizes = batch_sizes("train.batch_tokens", tokens, buckets, multiple)
         count = len(pairs.sizes)
-        self._draws = None if shares is None else largest_remainder(shares, count).tolist()
+        weights = np.array([max(size, 1) ** alpha for size in pairs.texts])
+        self._draws = largest_remainder(weights / weights.sum(), count) if alpha != 1 else ()
         super().__init__(pairs.take, count, 0, buckets[-1], seed, pad)
         order = np.arange(count, dtype=np.min_scalar_type(-count))
-        self.steps_per_epoch = len(self._cut(self._order(0) if self._draws else order))
+        self.steps_per_epoch = len(self._cut(self._order(0) if alpha != 1 else order))
 
     def _order(self, epoch: int) -> np.ndarray:
         found = super()._order(epoch)
-        if self._draws is None:
+        if not len(self._draws):
             return found
-        drawn, end, first = np.empty_like(found), 0, 0
-        for text, draws in enumerate(self._draws):
-            size, key = self._pairs.texts[text][1], hashed(text, hashed(_TEXTS, self._seed))
-            for start in range(0, draws, _AT_ONCE):
-                number = epoch * draws + np.arange(start, min(start + _AT_ONCE, draws))
-                places = permute(number % size, size, hashed(number // size, key))
-                drawn[end : end + len(number)] = first + places
-                end += len(number)
+        drawn, first = list[np.ndarray](), 0
+        for text, (size, draws) in enumerate(zip(self._pairs.texts, self._draws, strict=True)):
+            key, numbers = (
+                hashed(text, hashed(_TEXTS, self._seed)),
+                epoch * draws + np.arange(draws),
+            )
+            for some in np.split(numbers, range(_AT_ONCE, draws, _AT_ONCE)):
+                places = permute(some % size, size, hashed(some // size, key))
+                drawn.append((first + places).astype(found.dtype))
             first += size
-        return drawn[found]
+        return np.concatenate(drawn)[found]
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         batches = list(_by_bucket(order, self._of_features, self._sizes))

@@ -96,7 +96,7 @@ class StoredPairs:
 
     Attributes:
       sizes: [N] tokens of the longer side, cut, with specials.
-      texts: direction and pairs of each text, in order.
+      texts: pairs of each text, in order.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class StoredPairs:
         self._special, size = special_ids(processor), processor.get_piece_size()
         self._rooms = max_length - 2, max_length - 1  # with <s> and </s>, and with </s>
         self._parts = list[tuple[int, Sequence[TokenizedSentences]]]()
-        self.texts, sizes = list[tuple[str, int]](), list[np.ndarray]()
+        self.texts, sizes = list[int](), list[np.ndarray]()
         counts, kind = artifacts.read_object(folder / COUNTS), np.min_scalar_type(max_length)
         for direction in directions:
             lengths: tuple[list[np.ndarray], ...] = ([], [])
             for number, parts in enumerate(counts[direction]):
-                self.texts.append((direction, sum(parts)))
+                self.texts.append(sum(parts))
                 for part in range(len(parts)):
                     name = f"{direction}.{number}.{part}"
                     columns = [read_column(folder, name, one, vocab_size=size) for one in _SIDES]
@@ -147,22 +147,6 @@ class StoredPairs:
                 target = np.append(target, special.eos).astype(np.int32)
                 found[place] = TranslationFeature(int(rows[place]), tokens, symbol, target)
         return [found[place] for place in range(len(rows))]
-
-
-def shares(
-    texts: Sequence[tuple[str, int]], alpha: float, corpus_alpha: float
-) -> np.ndarray | None:
-    """Return the shares [T] of texts, (direction, pairs) each; None if all pairs are alike.
-
-    A direction of n pairs weighs n^alpha, its text of m pairs m^corpus_alpha of that.
-    """
-    if alpha == corpus_alpha == 1:
-        return None
-    codes = np.unique([direction for direction, _ in texts], return_inverse=True)[1]
-    counts = np.array([count for _, count in texts], np.float64)
-    found = np.where(counts > 0, counts**corpus_alpha, 0)
-    found *= (np.bincount(codes, counts) ** alpha / np.bincount(codes, found))[codes]
-    return found / found.sum()
 
 
 def _sentences(column: TokenizedSentences, numbers: np.ndarray, room: int) -> Iterator[np.ndarray]:

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict, config_flags
 
 from xlm.common import artifacts, outputs, places
 from xlm.evaluation.settings import DecodingSettings
-from xlm.experiment.translation_prediction import Limits, TranslationRun
+from xlm.experiment.translation_prediction import TranslationRun
 from xlm.training import compilation, hosts
 
 _INPUT = flags.DEFINE_string("input", None, "The file to translate.")
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"{len(argv) - 1} runs are named, must be one: xlm translate RUN")
     if _PREFIXES.value and _REFERENCES.value:
         raise ValueError("--prefixes and --references are given; leave out one of them")
-    limits = Limits(_MIN_SCORE.value, _MAX_RATIO.value) if _BACK.value else None
-    if limits and (_REFERENCES.value or _N_BEST.value):
-        raise ValueError("--back_translate writes pairs; leave out --references and --n_best")
+    limits = (_MIN_SCORE.value, _MAX_RATIO.value) if _BACK.value else None
+    if limits and _REFERENCES.value:
+        raise ValueError("--back_translate and --references are given; leave out one of them")
     workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
     inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
     with contextlib.ExitStack() as stack:

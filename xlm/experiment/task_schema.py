@@ -74,15 +74,13 @@ class _Batches:
     Attributes:
       batch_tokens: tokens of a batch, padding included, on both sides together.
       averaged_checkpoints: last checkpoints whose mean is the model; 0 for the best parameters.
-      alpha: a direction of n pairs is drawn by n^alpha, of temperature T by 1 / T; 1 for each pair
-        once an epoch.
-      corpus_alpha: a text of m pairs is drawn by m^corpus_alpha among those of its direction.
+      alpha: a text of n pairs in a direction is drawn by n^alpha, 1 / T for temperature T; 1 for
+        each pair once an epoch.
     """
 
     batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)
     averaged_checkpoints: int = schema.key(10, at_least=0)
     alpha: float = schema.key(1.0, at_least=0)
-    corpus_alpha: float = schema.key(1.0, at_least=0)
 
 
 class _Translating:
@@ -93,13 +91,11 @@ class _Translating:
       examples_in_training: development examples of each direction that are translated during
         training.
       beams_in_training: beams of these searches.
-      zero_shot: whether to test directions without training pairs that have test files, too.
     """
 
     batch_tokens: int = schema.key(4096, at_least=1, at_most=1 << 30)
     examples_in_training: int = schema.key(1000, at_least=0)
     beams_in_training: int = schema.key(1, at_least=1, at_most=1 << 10)
-    zero_shot: bool = schema.key(False)
 
 
 for _one in (_FineTuning, _WarmUp, _Epochs, _Collapse, _Batches, _Translating):
@@ -144,7 +140,7 @@ TRANSLATION: Family = {
     "train": section(
         TrainSettings, _Batches,
         only=("num_steps", "batch_tokens", "accumulation_steps", "averaged_checkpoints", "seed",
-              "alpha", "corpus_alpha", "log_every", "evaluate_every", "checkpoint_every", *_SINKS,
+              "alpha", "log_every", "evaluate_every", "checkpoint_every", *_SINKS,
               "deterministic"),
         num_steps=100_000, evaluate_every=5000, checkpoint_every=1000,
     ),

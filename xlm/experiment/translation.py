@@ -1,8 +1,9 @@
 """Builders of translation: what a run starts from, its model, its data and its search."""
 
-import contextlib
 import dataclasses
 import functools
+import itertools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from xlm.experiment.data import Folders
 from xlm.experiment.prediction import read_tokenizer
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import BEST, TOKENIZER
+from xlm.experiment.task_data import SPLITS
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, TranslationSettings, task_settings
 from xlm.interop import surface, vocabulary
 from xlm.interop.params_file import Notes, read_params
@@ -122,28 +124,24 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
     return found
 
 
-def untrained(options: TaskSettings) -> list[str]:
-    """Directions without training pairs, into languages that are trained on, with test files."""
-    known = map(translation.direction, directions(options, "train"))
-    origins, targets = map(set, zip(*known, strict=True))
-    named = directions(options, "train") + directions(options, "test")
-    found = []
-    for one in (f"{a}-{b}" for a in sorted(origins | targets) for b in sorted(targets - {a})):
-        patterns = "".join(options.patterns("test", one))
-        if one not in named and "{source}" in patterns and "{target}" in patterns:
-            with contextlib.suppress(ValueError):
-                found += [one] if loading.translation_files(options.source("test", one)) else []
+def data_files(options: TaskSettings, splits: Sequence[str] = SPLITS) -> list[pathlib.Path]:
+    """The files that a run reads; none of tensorflow-datasets.
+
+    Raises ValueError if one is missing.
+    """
+    found: list[pathlib.Path] = []
+    for split in splits:
+        for direction in directions(options, split):
+            found += itertools.chain(*loading.translation_files(options.source(split, direction)))
     return found
 
 
-def sources(
-    options: TaskSettings, split: str, more: Sequence[str] = ()
-) -> tuple[Sequence[str], set[str]]:
-    """Directions of a split and `more`, and all languages; see `loading.translations`.
+def sources(options: TaskSettings, split: str) -> tuple[Sequence[str], set[str]]:
+    """Directions of a split, and the languages of the run; see `loading.translations`.
 
     Raises ValueError if two directions have the same text; and see there.
     """
-    found = *directions(options, split), *more
+    found = directions(options, split)
     texts = {one: loading.translation_files(options.source(split, one)) for one in found}
     translation.check_distinct(texts, options.language_codes, f"task.{split}")
     languages = {
@@ -155,11 +153,9 @@ def sources(
     return found, languages
 
 
-def read_examples(
-    options: TaskSettings, split: str, more: Sequence[str] = ()
-) -> dict[str, list[TranslationExample]]:
+def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
     """Examples of a split by direction; raises ValueError as `sources`."""
-    found, languages = sources(options, split, more)
+    found, languages = sources(options, split)
     return {one: loading.load_translations(options.source(split, one), languages) for one in found}
 
 

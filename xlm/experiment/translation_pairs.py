@@ -54,12 +54,7 @@ def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -
 def _identity(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
     """All that the columns depend on; files by size and time, since hashing them takes long."""
     options, chosen = task_settings(config), translation.translation_settings(config)
-    texts = (
-        loading.translation_files(options.source("train", one))
-        for one in translation.directions(options, "train")
-    )
-    paths = itertools.chain.from_iterable(itertools.chain.from_iterable(texts))
-    files = {str(path): path.stat() for path in paths}
+    files = {str(path): path.stat() for path in translation.data_files(options, ("train",))}
     return {
         "files": {path: [one.st_size, one.st_mtime_ns] for path, one in files.items()},
         "tokenizer": hashlib.sha256(pretrained.tokenizer).hexdigest(),
@@ -120,6 +115,6 @@ def training_data(
     stream = TokenStream(
         pairs, config.train.batch_tokens, options.lengths, config.train.seed,
         tokenizer.special.pad, num_batch_shards(mesh) * config.train.accumulation_steps,
-        pair_columns.shares(pairs.texts, config.train.alpha, config.train.corpus_alpha),
+        config.train.alpha,
     )  # fmt: skip
     return StreamedData(stream, "threads", *host_parts(mesh))

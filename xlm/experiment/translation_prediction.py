@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import logging
@@ -30,11 +30,8 @@ from xlm.training.sharding import replicated
 CHUNK = 1024
 
 
-class Limits(NamedTuple):
-    """Least score of a synthetic pair, and most characters of its longer side by the shorter."""
-
-    score: float
-    ratio: float
+# Least score of a synthetic pair, and most characters of its longer side by those of the shorter.
+Limits = tuple[float, float]
 
 
 class TranslationRun:
@@ -208,14 +205,14 @@ class TranslationRun:
 
 def _synthetic(lines: Sequence[str], found: Iterable[str], direction: str, limits: Limits) -> str:
     """Return a TSV of marked translations and their sources, whose first line has the languages."""
-    source, target = translation.direction(direction)
+    (source, target), (least, ratio) = translation.direction(direction), limits
     rows, count = [f"{target}\t{source}\n"], 0
     for line, best in zip(lines, found, strict=True):
         count += bool(best)
         (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]
         text, line = (" ".join(side.split()) for side in (one["text"], line))
         short, long = sorted((len(text), len(line)))
-        if short and long <= limits.ratio * short and one["score"] >= limits.score:
+        if short and long <= ratio * short and one["score"] >= least:
             rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
     logging.info("%s of %s pairs are kept", f"{len(rows) - 1:,}", f"{count:,}")
     return "".join(rows)

@@ -1,6 +1,5 @@
 """Runs of finetune.py that train a model to translate, and translate with it."""
 
-import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import translation
-from input_pipeline.tasks.loading import translation_files
 from xlm.common import artifacts
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
@@ -36,28 +34,12 @@ from xlm.training.sharding import replicated
 Data = dict[str, list[TaskData]]  # by split
 
 
-def data_files(options: TaskSettings) -> list[pathlib.Path]:
-    """The files that a run reads; none of tensorflow-datasets.
-
-    Raises ValueError if one is missing.
-    """
-    found: list[pathlib.Path] = []
-    for split in SPLITS:
-        for direction in builders.directions(options, split):
-            found += itertools.chain(*translation_files(options.source(split, direction)))
-    return found
-
-
 def prepare(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
     """Read the data; return what trains, averages, and translates development and test data."""
     options, where = task_settings(config), folder / translation_pairs.PAIRS
-    more = builders.untrained(options) if config.evaluation.zero_shot else []
-    examples = {
-        "validation": builders.read_examples(options, "validation"),
-        "test": builders.read_examples(options, "test", more),
-    }
+    examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
     builders.model(config, pretrained)  # before the training data, for errors
     pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
