@@ -128,7 +128,7 @@ def _streamed(path: pathlib.Path) -> Iterator[str] | None:
     with text_files.OPENERS[kind](path, "rb") as file:
         begin = file.read(_READ_WHOLE)
     is_whole = b"\n" not in begin or begin.startswith((*_UTF_16, *_NO_TEXT))
-    return None if is_whole else text_files.lines(path, "", kind)
+    return None if is_whole else text_files.read_lines(path, compression=kind)
 
 
 def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:

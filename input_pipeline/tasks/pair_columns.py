@@ -31,11 +31,11 @@ TAG = "<bt>"
 _SIDES, _KINDS = ("source", "target"), ("bitext", "ends")
 _PART, _AT_ONCE = 1 << 20, 1 << 13  # pairs
 
+Texts = Mapping[str, Iterable[Iterable[Pair]]]  # pairs by direction and text of it
+Processors = Sequence[spm.SentencePieceProcessor]  # of sources, and of targets
 
-def write(
-    folder: pathlib.Path, texts: Mapping[str, Iterable[Iterable[Pair]]],
-    processors: Sequence[spm.SentencePieceProcessor],
-) -> None:  # fmt: skip
+
+def write(folder: pathlib.Path, texts: Texts, processors: Processors) -> None:
     """Tokenise the texts of each direction, by the processors of sources and of targets."""
     counts = {
         direction: [
@@ -48,9 +48,8 @@ def write(
 
 
 def _write_text(
-    folder: pathlib.Path, name: str, pairs: Iterator[Pair],
-    processors: Sequence[spm.SentencePieceProcessor],
-) -> Iterator[int]:  # fmt: skip
+    folder: pathlib.Path, name: str, pairs: Iterator[Pair], processors: Processors
+) -> Iterator[int]:
     """Write the parts of a text that are not there, and yield the pairs of each part."""
     for number in itertools.count():
         if (first := next(pairs, None)) is None:
@@ -63,15 +62,12 @@ def _write_text(
 
 
 def _write_part(
-    paths: Sequence[pathlib.Path], pairs: Iterator[Pair],
-    processors: Sequence[spm.SentencePieceProcessor],
-) -> int:  # fmt: skip
+    paths: Sequence[pathlib.Path], pairs: Iterator[Pair], processors: Processors
+) -> int:
     dtypes = [kind for one in processors for kind in (id_dtype(one.get_piece_size()), np.uint32)]
     with contextlib.ExitStack() as stack:
-        files = [
-            stack.enter_context(array_file(path, (), dtype))
-            for path, dtype in zip(paths, dtypes, strict=True)
-        ]
+        opened = (array_file(path, (), dtype) for path, dtype in zip(paths, dtypes, strict=True))
+        files = [stack.enter_context(one) for one in opened]
         while some := list(itertools.islice(pairs, _AT_ONCE)):
             for side, texts in enumerate(zip(*some, strict=True)):
                 of_ids, of_ends = files[2 * side : 2 * side + 2]
@@ -111,22 +107,20 @@ class StoredPairs:
         self.texts, sizes = list[int](), list[np.ndarray]()
         counts, kind = artifacts.read_object(folder / COUNTS), np.min_scalar_type(max_length)
         for direction in directions:
-            lengths: tuple[list[np.ndarray], ...] = ([], [])
+            lengths = list[np.ndarray]()
             for number, parts in enumerate(counts[direction]):
                 self.texts.append(sum(parts))
                 for part in range(len(parts)):
                     name = f"{direction}.{number}.{part}"
                     columns = [read_column(folder, name, one, vocab_size=size) for one in _SIDES]
                     self._parts.append((symbols[translation.direction(direction)[1]], columns))
-                    of_sides = [one.lengths.astype(np.int32) for one in columns]
-                    cut = map(np.minimum, of_sides, self._rooms)
-                    sizes.append(np.maximum(next(cut) + 2, next(cut) + 1).astype(kind))
-                    for some, one in zip(lengths, of_sides, strict=True):
-                        some.append(one)
-            for what, some, room in zip(("sources", "targets"), lengths, self._rooms, strict=True):
-                whole = np.concatenate(some)
-                numbers = range(len(whole))
-                warn_of_cuts(what, whole, room, numbers, "example", REMEDIES["example"])
+                    lengths.append(np.array([one.lengths for one in columns], np.int32))
+                    one, two = np.minimum(lengths[-1], np.reshape(self._rooms, (2, 1)))
+                    sizes.append(np.maximum(one + 2, two + 1).astype(kind))
+            both = zip(_SIDES, np.concatenate(lengths, axis=1), self._rooms, strict=True)
+            for side, of_side, room in both:
+                numbers, remedy = range(len(of_side)), REMEDIES["example"]
+                warn_of_cuts(f"{side}s", of_side, room, numbers, "example", remedy)
         self._ends = np.cumsum([len(one) for one in sizes])
         self.sizes = np.concatenate(sizes)
 

@@ -113,12 +113,11 @@ def read_files(
             )
         else:
             pairs = itertools.chain([line], pairs)
-    where, has_any = " and ".join(map(str, paths)), False
-    for pair in without_empty(pairs, where, "line", first):
-        has_any = True
-        yield pair
-    if not has_any:
+    where = " and ".join(map(str, paths))
+    pairs = without_empty(pairs, where, "line", first)
+    if (begin := next(pairs, None)) is None:
         raise ValueError(f"{where}: no pair of texts; add some or remove the files")
+    yield from itertools.chain([begin], pairs)
 
 
 def without_empty(pairs: Iterable[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:

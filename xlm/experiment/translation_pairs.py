@@ -3,8 +3,7 @@
 import hashlib
 import itertools
 import pathlib
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import sentencepiece as spm
@@ -14,7 +13,6 @@ from ml_collections import ConfigDict
 from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, pair_columns
 from input_pipeline.tasks.batches import TokenStream
-from input_pipeline.tasks.files import Pair
 from xlm.common import artifacts
 from xlm.experiment import translation
 from xlm.experiment.pretrained import Pretrained
@@ -31,21 +29,15 @@ def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -
     """Tokenise the training data into a folder, unless it has them; return the start for them.
 
     A folder of other data or another tokenizer is emptied. One that was left unfinished resumes.
-    Raises ValueError, and leaves no folder, if the data are at fault.
+    Raises ValueError if the data are at fault.
     """
     stage = artifacts.open_stage(folder, _identity(config, pretrained), replace=lambda: True)
     if not stage.done and hosts.is_first():
-        with artifacts.made_parents(folder), stage.held(claims=False):
-            if not stage.claimed:
-                for path in folder.iterdir():
-                    if path.name != artifacts.LOCK:
-                        path.unlink()
-                stage.claim()
-            try:
-                _write(config, pretrained, folder)
-            except ValueError:
-                shutil.rmtree(folder)
-                raise
+        with stage.held(claims=False):
+            for path in () if stage.claimed else folder.glob("*.[jn]*"):  # .json and .npy
+                path.unlink()
+            stage.claim()
+            _write(config, pretrained, folder)
             stage.finish()
     hosts.wait_for_all("the pairs are written")
     return translation.with_pieces(pretrained, artifacts.read_object(folder / _PIECES))
@@ -72,7 +64,7 @@ def _write(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> 
     pair_columns.write(folder, _texts(task_settings(config)), processors)
 
 
-def _texts(options: TaskSettings) -> Mapping[str, Iterable[Iterable[Pair]]]:
+def _texts(options: TaskSettings) -> pair_columns.Texts:
     """Pairs by direction and text of it, read as they are asked for."""
     found, languages = translation.sources(options, "train")
     return {one: loading.translations(options.source("train", one), languages) for one in found}

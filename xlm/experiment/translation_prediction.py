@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from xlm.training.sharding import replicated
 CHUNK = 1024
 
 
-# Least score of a synthetic pair, and most characters of its longer side by those of the shorter.
+# Least score of a synthetic pair, and most characters of its longer side by the shorter one's.
 Limits = tuple[float, float]
 
 
@@ -196,25 +196,24 @@ class TranslationRun:
                     artifacts.write_text(part, "".join(f"{text}\n" for text in texts))
             yield start + len(chunk)
         if hosts.is_first():
+            whole = b"".join(map(artifacts.read_bytes, parts))
             if limits:
-                done = (line for part in parts for line in _lines(part))
-                artifacts.write_text(aside, _synthetic(lines, done, direction, limits))
-            else:
-                aside.write_bytes(b"".join(map(artifacts.read_bytes, parts)))
+                each = whole.decode().split("\n")[:-1]
+                whole = _synthetic(lines, each, direction, limits).encode()
+            aside.write_bytes(whole)
 
 
-def _synthetic(lines: Sequence[str], found: Iterable[str], direction: str, limits: Limits) -> str:
+def _synthetic(lines: Sequence[str], found: Sequence[str], direction: str, limits: Limits) -> str:
     """Return a TSV of marked translations and their sources, whose first line has the languages."""
     (source, target), (least, ratio) = translation.direction(direction), limits
-    rows, count = [f"{target}\t{source}\n"], 0
+    rows = [f"{target}\t{source}\n"]
     for line, best in zip(lines, found, strict=True):
-        count += bool(best)
         (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]
         text, line = (" ".join(side.split()) for side in (one["text"], line))
         short, long = sorted((len(text), len(line)))
         if short and long <= ratio * short and one["score"] >= least:
             rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
-    logging.info("%s of %s pairs are kept", f"{len(rows) - 1:,}", f"{count:,}")
+    logging.info("%d of %d pairs are kept", len(rows) - 1, sum(map(bool, found)))
     return "".join(rows)
 
 
