@@ -1,6 +1,7 @@
 """Translation from files to results: learned, stopped, started from checkpoints, misused."""
 
 import functools
+import itertools
 import json
 import pathlib
 import shutil
@@ -14,6 +15,8 @@ from ml_collections import ConfigDict
 
 from configs.finetune import multi30k, wmt14
 from configs.finetune import translation as configs_translation
+from input_pipeline.packed_dataset import read_column
+from input_pipeline.tasks import pair_columns
 from input_pipeline.tasks.tasks import TASKS
 from research import translation_search
 from tests import commands, folders, tiny_tasks, tiny_translation
@@ -29,7 +32,7 @@ from xlm.experiment import (
     translation_prediction,
     translation_runs,
 )
-from xlm.experiment.task_settings import task_settings
+from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop import vocabulary
 from xlm.interop.params_file import read_params
 from xlm.training.metrics import read_metrics
@@ -126,9 +129,16 @@ class LearningTest(folders.FolderTest):
             self.assertEqual(one["bleu"], results[one["split"]]["en-de"]["bleu"])
 
     def test_two_directions_are_told_apart_by_the_symbol(self):
-        config = short(train__averaged_checkpoints=0)
+        tested = ("en-de", "en-fr", "de-fr")
+        config = short(train__averaged_checkpoints=0, task__test_languages=tested)
         results = tiny_tasks.run(config, self.folder / "run")
-        self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
+        self.assertEqual(set(results["test"]), {*tested})
+        self.assertEqual(results["zero_shot"], ["de-fr"])
+        self.assertIn("| de-fr, test, zero-shot |", (self.folder / "run/report.md").read_text())
+        scores = [results["test"][one]["chrf"] for one in tested[:2]]
+        table = task_results.table(TASKS["translation"], results)
+        self.assertRegex(table, r"\| de-fr, zero-shot \|")
+        self.assertRegex(table, rf"\| mean .*\| {100 * np.mean(scores):.1f} \|")
         _, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertEqual(notes.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
         # Without an average the best parameters in training are taken.
@@ -191,6 +201,38 @@ def pruned(config: ConfigDict, pretrained):
     config.translation.prune = True
     found = translation_pairs.pieces_of_data(config, pretrained)
     return translation.with_pieces(pretrained, found)
+
+    @parameterized.parameters(0, 3)
+    def test_a_run_that_was_killed_while_it_tokenised(self, after):
+        write, calls, run = pair_columns._write_part, itertools.count(), self.folder / "run"
+
+        def dying(*args) -> int:
+            if next(calls) == after:
+                raise KeyboardInterrupt
+            return write(*args)
+
+        with mock.patch.object(pair_columns, "_PART", 40):
+            with mock.patch.object(pair_columns, "_write_part", dying):
+                self.assertRaises(KeyboardInterrupt, tiny_tasks.run, short(), run)
+            tiny_tasks.run(short(), run)
+        for name in ("best.safetensors", "metrics.jsonl"):
+            self.assertEqual((run / name).read_bytes(), (whole_run() / name).read_bytes(), name)
+
+    def test_other_data_are_tokenised_anew(self):
+        config, folder = tiny_translation.config(), self.folder / "pairs"
+        pretrained = translation.read_start(config)
+        first, second = self.write("one.tsv", "the\tcat\ndog\t.\n"), self.folder / "two.tsv"
+        second.write_text("runs\t字\n" * 2)
+        config.task.update(root=str(self.folder), train=(first.name,))
+        found = translation_pairs.prepared(config, pretrained, folder)
+        self.assertEqual(found.tokenizer, pretrained.tokenizer)
+        with mock.patch.object(pair_columns, "write", side_effect=AssertionError):
+            translation_pairs.prepared(config, pretrained, folder)
+        config.task.train = (second.name,)
+        found = translation_pairs.prepared(config, pretrained, folder)
+        self.assertNotEqual(found.tokenizer, pretrained.tokenizer)
+        ids = read_column(folder, "en-de.0.0", "target").ids[:]
+        self.assertEqual(Tokenizer(found.tokenizer).processor.decode(ids.tolist()), "字 字")
 
 
 class StartTest(folders.FolderTest):
@@ -480,6 +522,51 @@ class PredictTest(folders.FolderTest):
                 self.assertLen(part.read_text().splitlines(), lines)
                 part.write_text("x\n")
             self.assertEqual(self.translate(text), expected)
+
+    def test_synthetic_pairs_are_those_of_a_round_that_nothing_stopped(self):
+        text = "the cat\n\ndog\tthe\nruns . the dog sleeps\nsleeps\n"
+        (self.folder / "mine").write_text(text)
+        run, output = translation_prediction.TranslationRun, self.folder / "bt.tsv"
+        call = run.__call__
+
+        def pairs(*flags: str, dies_after: int = -1) -> list[list[str]]:
+            calls = itertools.count()
+
+            def dying(*args, **wanted):
+                if next(calls) == dies_after:
+                    raise KeyboardInterrupt
+                return call(*args, **wanted)
+
+            given = (str(learned()), f"--input={self.folder / 'mine'}", f"--output={output}",
+                     "--overwrite", "--back_translate", *flags)  # fmt: skip
+            changed = mock.patch.object(
+                translate.config_flags, "get_override_values", return_value={}
+            )
+            with (
+                tiny_tasks.quick(), changed, mock.patch.object(run, "__call__", dying),
+                mock.patch.object(translation_prediction, "CHUNK", 2),
+                commands.parsed("translate", *given) as rest,
+            ):  # fmt: skip
+                translate.main(rest)
+            return [line.split("\t") for line in output.read_text().splitlines()]
+
+        whole = pairs("--max_ratio=100")
+        expected = self.translate(text).splitlines()
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        found = [[f"<bt>{one}", line] for one, line in zip(expected, lines, strict=True) if one]
+        self.assertEqual(whole, [["de", "en"], *found])
+        for moment in range(3):
+            output.unlink()
+            self.assertRaises(KeyboardInterrupt, pairs, "--max_ratio=100", dies_after=moment)
+            self.assertFalse(output.exists())
+            self.assertEqual(pairs("--max_ratio=100"), whole)
+        self.assertEqual(pairs("--min_score=0.1"), [["de", "en"]])
+        near = [pair for pair in found if 1 / 1.2 <= (len(pair[0]) - 4) / len(pair[1]) <= 1.2]
+        self.assertEqual(pairs("--max_ratio=1.2"), [["de", "en"], *near])
+        config = tiny_translation.config("de-en", task__root=str(self.folder),
+                                         task__train=("bt.tsv",))  # fmt: skip
+        (texts,) = translation_pairs.texts(task_settings(config)).values()
+        self.assertEqual([list(pair) for one in texts for pair in one], near)
 
     def test_a_line_too_long_is_cut_and_named_by_its_number(self):
         long = "the cat " * tiny_tasks.LENGTH

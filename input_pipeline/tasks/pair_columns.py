@@ -1,12 +1,9 @@
 """Pairs to learn to translate from, on disk: tokenised once, and read by number.
 
-A folder has `pairs.json`, written last: the pairs of each part, by direction and text of it. The
-sources and the targets of a part are columns as of `packed_dataset`: ids without specials, and the
-end of each sentence. A part is written whole or not at all, so a build that was killed resumes
-after the last one.
-
-A source that begins with `<bt>` is synthetic (Caswell et al. 2019). Its ids begin with that of
-`<mask>`, which no other source has.
+The sources and the targets of a part are columns as of `packed_dataset`. `pairs.json`, written
+last, has the pairs of each part. A part is written whole or not at all, so a killed build resumes
+after the last one. A source that begins with `<bt>` is synthetic (Caswell et al. 2019). Its ids
+begin with that of `<mask>`, which no other source has.
 """
 
 import contextlib
@@ -88,11 +85,9 @@ def _encoded(
 
 
 class StoredPairs:
-    """Pairs of directions, numbered in the order of `directions` and their texts.
+    """Pairs, numbered in the order of `directions` and their texts, of which `texts` has the pairs.
 
-    Attributes:
-      sizes: [N] tokens of the longer side, cut, with specials.
-      texts: pairs of each text, in order.
+    `sizes` [N] are the tokens of the longer side, cut, with specials.
     """
 
     def __init__(

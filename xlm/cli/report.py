@@ -27,7 +27,7 @@ def main(_) -> None:
         runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
     from xlm.evaluation import translation_report  # slow: scipy
 
-    more = translation_report.comparison(folders)
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
+        more = translation_report.comparison(folders)
         print(run_report.write(aside, list(runs.values()), more=more).read_text(encoding="utf-8"))
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")

@@ -46,11 +46,9 @@ def main(argv: list[str]) -> None:
     _join_hosts()
     if len(argv) != 2:
         raise ValueError(f"{len(argv) - 1} runs are named, must be one: xlm translate RUN")
-    if _PREFIXES.value and _REFERENCES.value:
-        raise ValueError("--prefixes and --references are given; leave out one of them")
-    limits = (_MIN_SCORE.value, _MAX_RATIO.value) if _BACK.value else None
-    if limits and _REFERENCES.value:
-        raise ValueError("--back_translate and --references are given; leave out one of them")
+    if sum(map(bool, (_PREFIXES.value, _REFERENCES.value, _BACK.value))) > 1:
+        raise ValueError("give one of --prefixes, --references and --back_translate")
+    limits = (_MIN_SCORE.value, _MAX_RATIO.value) if _BACK.value else ()
     workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
     inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
     with contextlib.ExitStack() as stack:

@@ -11,10 +11,6 @@ from xlm.evaluation.task_results import ceiling_notes, described_choice, read_li
 NUM_EXAMPLES = 10
 PLOT = "bleu.svg"
 _PREFIX = "validation/bleu/"
-_BOOTSTRAP = (
-    "p is that of the difference from the first run, by sacreBLEU's paired bootstrap of the "
-    "sentences. It says nothing about other seeds."
-)
 _LINE = ("id", "source", "reference", "prediction")
 
 
@@ -79,7 +75,10 @@ def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
                     f"p, {metric}": tables.shown(one.p_value, ".3f"),
                 }
         parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
-    return [*parts, _BOOTSTRAP] if parts else []
+    note = (
+        "p: sacreBLEU's paired bootstrap of sentences, against the first run; not of other seeds."
+    )
+    return [*parts, note] if parts else []
 
 
 def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:

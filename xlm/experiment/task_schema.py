@@ -74,8 +74,7 @@ class _Batches:
     Attributes:
       batch_tokens: tokens of a batch, padding included, on both sides together.
       averaged_checkpoints: last checkpoints whose mean is the model; 0 for the best parameters.
-      alpha: a text of n pairs in a direction is drawn by n^alpha, 1 / T for temperature T; 1 for
-        each pair once an epoch.
+      alpha: a text of n pairs is drawn by n^alpha; with 1 each pair comes once an epoch.
     """
 
     batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)

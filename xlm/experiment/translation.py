@@ -125,10 +125,7 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
 
 
 def data_files(options: TaskSettings, splits: Sequence[str] = SPLITS) -> list[pathlib.Path]:
-    """The files that a run reads; none of tensorflow-datasets.
-
-    Raises ValueError if one is missing.
-    """
+    """The files that a run reads, none of tensorflow-datasets; ValueError if one is missing."""
     found: list[pathlib.Path] = []
     for split in splits:
         for direction in directions(options, split):

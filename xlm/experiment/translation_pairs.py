@@ -1,6 +1,5 @@
 """Pairs that a translation is trained on: tokenised once into the run's folder, and streamed."""
 
-import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from input_pipeline.dataset import StreamedData
+from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import loading, pair_columns
 from input_pipeline.tasks.batches import TokenStream
 from xlm.common import artifacts
@@ -31,55 +31,44 @@ def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -
     A folder of other data or another tokenizer is emptied. One that was left unfinished resumes.
     Raises ValueError if the data are at fault.
     """
-    stage = artifacts.open_stage(folder, _identity(config, pretrained), replace=lambda: True)
+    options, chosen = task_settings(config), translation.translation_settings(config)
+    files = {str(path): path.stat() for path in translation.data_files(options, ("train",))}
+    identity = {  # of files no hash, which would take long at each start
+        "files": {path: [one.st_size, one.st_mtime_ns] for path, one in files.items()},
+        "tokenizer": tokenizer_hash(pretrained.tokenizer),
+        "task": [options.train, options.train_languages, options.language_codes, options.data_dir],
+        "pieces": [chosen.prune, chosen.language_pieces, chosen.character_count],
+    }
+    stage, pieces = artifacts.open_stage(folder, identity, replace=lambda: True), folder / _PIECES
     if not stage.done and hosts.is_first():
         with stage.held(claims=False):
             for path in () if stage.claimed else folder.glob("*.[jn]*"):  # .json and .npy
                 path.unlink()
             stage.claim()
-            _write(config, pretrained, folder)
+            if not pieces.exists():
+                artifacts.write_json(pieces, pieces_of_data(config, pretrained))
+            found = translation.with_pieces(pretrained, artifacts.read_object(pieces))
+            targets = spm.SentencePieceProcessor(model_proto=found.tokenizer)
+            processors = surface.for_sources(found.tokenizer), targets
+            pair_columns.write(folder, texts(options), processors)
             stage.finish()
     hosts.wait_for_all("the pairs are written")
-    return translation.with_pieces(pretrained, artifacts.read_object(folder / _PIECES))
+    return translation.with_pieces(pretrained, artifacts.read_object(pieces))
 
 
-def _identity(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
-    """All that the columns depend on; files by size and time, since hashing them takes long."""
-    options, chosen = task_settings(config), translation.translation_settings(config)
-    files = {str(path): path.stat() for path in translation.data_files(options, ("train",))}
-    return {
-        "files": {path: [one.st_size, one.st_mtime_ns] for path, one in files.items()},
-        "tokenizer": hashlib.sha256(pretrained.tokenizer).hexdigest(),
-        "task": [options.train, options.train_languages, options.language_codes, options.data_dir],
-        "pieces": [chosen.prune, chosen.language_pieces, chosen.character_count],
-    }
-
-
-def _write(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> None:
-    if not (folder / _PIECES).exists():
-        artifacts.write_json(folder / _PIECES, pieces_of_data(config, pretrained))
-    found = translation.with_pieces(pretrained, artifacts.read_object(folder / _PIECES))
-    targets = spm.SentencePieceProcessor(model_proto=found.tokenizer)
-    processors = surface.for_sources(found.tokenizer), targets
-    pair_columns.write(folder, _texts(task_settings(config)), processors)
-
-
-def _texts(options: TaskSettings) -> pair_columns.Texts:
+def texts(options: TaskSettings) -> pair_columns.Texts:
     """Pairs by direction and text of it, read as they are asked for."""
     found, languages = translation.sources(options, "train")
     return {one: loading.translations(options.source("train", one), languages) for one in found}
 
 
 def pieces_of_data(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
-    """What of a vocabulary the training data keep and add; see `translation.with_pieces`.
-
-    Raises ValueError if a run that is continued is to be pruned.
-    """
+    """Pieces that training data keep and add; ValueError if a run to be continued is pruned."""
     options, chosen = task_settings(config), translation.translation_settings(config)
     tokenizer, kept = pretrained.tokenizer, None
 
-    def texts(first: int) -> Iterator[str]:
-        for pairs in itertools.chain.from_iterable(_texts(options).values()):
+    def sides(first: int) -> Iterator[str]:
+        for pairs in itertools.chain.from_iterable(texts(options).values()):
             yield from itertools.chain.from_iterable(pair[first:] for pair in pairs)
 
     if chosen.prune:
@@ -88,10 +77,10 @@ def pieces_of_data(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]
                 f"translation.prune is True, but {config.init_from} is a run of translation; set "
                 "it to False"
             )
-        kept = vocabulary.used_pieces(tokenizer, texts(0), chosen.language_pieces.values())
+        kept = vocabulary.used_pieces(tokenizer, sides(0), chosen.language_pieces.values())
         tokenizer = vocabulary.with_pieces(tokenizer, kept)
     least = chosen.character_count
-    forms = surface.missing_forms(tokenizer, texts(1), least) if least else []
+    forms = surface.missing_forms(tokenizer, sides(1), least) if least else []
     return {"kept": None if kept is None else kept.tolist(), "forms": forms}
 
 

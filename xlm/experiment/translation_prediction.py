@@ -30,10 +30,6 @@ from xlm.training.sharding import replicated
 CHUNK = 1024
 
 
-# Least score of a synthetic pair, and most characters of its longer side by the shorter one's.
-Limits = tuple[float, float]
-
-
 class TranslationRun:
     """Model of a run that translates: the parameters that it keeps, or its newest checkpoint."""
 
@@ -162,7 +158,7 @@ class TranslationRun:
 
     def translate_file(
         self, source: pathlib.Path, aside: pathlib.Path, direction: str,
-        targets: pathlib.Path | None = None, limits: Limits | None = None, **wanted: Any,
+        targets: pathlib.Path | None = None, limits: Sequence[float] = (), **wanted: Any,
     ) -> Iterator[int]:  # fmt: skip
         """Translate a file line by line; yield the number of lines done after each part.
 
@@ -199,13 +195,18 @@ class TranslationRun:
             whole = b"".join(map(artifacts.read_bytes, parts))
             if limits:
                 each = whole.decode().split("\n")[:-1]
-                whole = _synthetic(lines, each, direction, limits).encode()
+                whole = _synthetic(lines, each, direction, *limits).encode()
             aside.write_bytes(whole)
 
 
-def _synthetic(lines: Sequence[str], found: Sequence[str], direction: str, limits: Limits) -> str:
-    """Return a TSV of marked translations and their sources, whose first line has the languages."""
-    (source, target), (least, ratio) = translation.direction(direction), limits
+def _synthetic(
+    lines: Sequence[str], found: Sequence[str], direction: str, least: float, ratio: float
+) -> str:
+    """Return a TSV of marked translations and their sources, whose first line has the languages.
+
+    Of pairs with a score of at least `least`, and sides of up to `ratio` times other characters.
+    """
+    source, target = translation.direction(direction)
     rows = [f"{target}\t{source}\n"]
     for line, best in zip(lines, found, strict=True):
         (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]

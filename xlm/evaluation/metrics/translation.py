@@ -56,9 +56,7 @@ def mean_chrf(texts: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def compared(
-    references: Sequence[str], systems: Mapping[str, Sequence[str]], language: str
-) -> dict[str, list[Any]]:
+def compared(references: Any, systems: Mapping[str, Any], language: str) -> dict[str, list[Any]]:
     """Return sacreBLEU's `Result` of each system by metric, the p-value against the first one's.
 
     By the paired bootstrap of 1,000 samples (Koehn 2004).
