@@ -39,8 +39,9 @@ def prepare(
 ) -> Callable[[], dict[str, Any]]:
     """Read the data; return what trains, averages, and translates development and test data."""
     options, where = task_settings(config), folder / translation_pairs.PAIRS
+    builders.sources(options, "train")  # here, and the model below, for errors before long work
     examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
-    builders.model(config, pretrained)  # before the training data, for errors
+    builders.model(config, pretrained)
     pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
     data: Data = {
