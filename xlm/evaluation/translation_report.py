@@ -67,17 +67,13 @@ def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
         texts = ([line["prediction"] for line in of] for of in found)
         references, language = [two for _, two in given[0]], direction.partition("-")[2]
         scores = metrics.compared(references, dict(zip(folders, texts, strict=True)), language)
-        rows: list[tables.Row] = [{"": tables.escaped(run)} for run in scores.pop("System")]
+        rows: list[dict[str, Any]] = [{"": tables.escaped(run)} for run in scores.pop("System")]
         for metric, values in scores.items():
             for row, one in zip(rows, values, strict=True):
-                row |= {
-                    metric: f"{one.score:.1f}",
-                    f"p, {metric}": tables.shown(one.p_value, ".3f"),
-                }
+                row[metric] = f"{one.score:.1f}"
+                row[f"p, {metric}"] = tables.shown(one.p_value, ".3f")
         parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
-    note = (
-        "p: sacreBLEU's paired bootstrap of sentences, against the first run; not of other seeds."
-    )
+    note = "p: of the difference from the first run, by paired bootstrap of the sentences."
     return [*parts, note] if parts else []
 
 

@@ -202,10 +202,7 @@ class TranslationRun:
 def _synthetic(
     lines: Sequence[str], found: Sequence[str], direction: str, least: float, ratio: float
 ) -> str:
-    """Return a TSV of marked translations and their sources, whose first line has the languages.
-
-    Of pairs with a score of at least `least`, and sides of up to `ratio` times other characters.
-    """
+    """Return a TSV of marked translations and sources; its first line names the languages."""
     source, target = translation.direction(direction)
     rows = [f"{target}\t{source}\n"]
     for line, best in zip(lines, found, strict=True):
