@@ -7,6 +7,7 @@ tokens each.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from input_pipeline.tasks.pair_columns import StoredPairs
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
 # that a batch is made of other examples each epoch.
 _CHUNK_BATCHES = 50
-_AT_ONCE = 1 << 20  # numbers that are permuted together, to save memory
+_AT_ONCE, _THREADS = 1 << 16, 4  # numbers that are permuted together, which fit into a cache
 # Kind of the batches to train on.
 EXAMPLES = "examples"
 # Purposes of keys.
@@ -90,8 +91,9 @@ class _EpochStream(Stream):
     def _permuted(self, count: int, epoch: int, purpose: int) -> np.ndarray:
         """Return a permutation of range(count): one for each seed, purpose and epoch."""
         found = np.arange(count, dtype=np.min_scalar_type(-max(count, 1)))  # of tens of millions
-        for part in np.split(found, range(_AT_ONCE, count, _AT_ONCE)):
-            part[:] = permute(part, count, hashed(epoch, hashed(purpose, self._seed)))
+        key, ends = hashed(epoch, hashed(purpose, self._seed)), range(_AT_ONCE, count, _AT_ONCE)
+        with futures.ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda x: np.copyto(x, permute(x, count, key)), np.split(found, ends)))
         return found
 
 

@@ -21,6 +21,7 @@ class TranslationReportTest(absltest.TestCase):
             "validation": {"en-de": scores["en-de"]},
             "examples": {"test": counts, "validation": counts},
             "selected": {"averaged_steps": [1000, 2000], "step": 2000},
+            "zero_shot": [],
             "decoding": {"beams": 4, "length_penalty": 0.6},
             "signatures": {"en-de": {"bleu": "nrefs:1|tok:13a"}},
             "ceilings": {"test": {"en-de": 0.98, "en-fr": 1.0}, "validation": {"en-de": 1.0}},

@@ -121,10 +121,9 @@ def some_translations(
 
 
 def _scores(results: Mapping[str, Any]) -> str:
-    zero_shot = results.get("zero_shot", ())
     rows = [
         {
-            "": f"{direction}, {split}{', zero-shot' * (direction in zero_shot)}",
+            "": f"{direction}, {split}{', zero-shot' * (direction in results['zero_shot'])}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
             "BLEU of a perfect model": 100 * results["ceilings"][split][direction],
