@@ -64,14 +64,15 @@ def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
         if given.count(given[0]) < max(len(each), 2) or None in given[0][0]:
             continue
         direction = name.removeprefix("test.").removesuffix(".jsonl")
-        texts = ([line["prediction"] for line in of] for of in found)
+        texts = [[line["prediction"] for line in of] for of in found]
         references, language = [two for _, two in given[0]], direction.partition("-")[2]
         scores = metrics.compared(references, dict(zip(folders, texts, strict=True)), language)
         rows: list[dict[str, Any]] = [{"": tables.escaped(run)} for run in scores.pop("System")]
         for metric, values in scores.items():
-            for row, one in zip(rows, values, strict=True):
+            for row, one, of in zip(rows, values, texts, strict=True):
                 row[metric] = f"{one.score:.1f}"
-                row[f"p, {metric}"] = tables.shown(one.p_value, ".3f")
+                # Of equal texts sacreBLEU's is the least possible.
+                row[f"p, {metric}"] = "" if of == texts[0] else f"{one.p_value:.3f}"
         parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
     note = "p: of the difference from the first run, by paired bootstrap of the sentences."
     return [*parts, note] if parts else []
