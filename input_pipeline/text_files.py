@@ -213,18 +213,21 @@ def has_text(path: pathlib.Path) -> bool:
         return True  # reading names the fault
 
 
-def read_lines(path: pathlib.Path, start: int = 0, end: int | None = None) -> Iterator[str]:
+def read_lines(
+    path: pathlib.Path, start: int = 0, end: int | None = None, compression: str | None = None
+) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file, without their line ends.
 
     `start` and `end` select a range of bytes of a plain file. The documents that begin in the range
     are read to their ends: those after a blank line in it, or the lines of JSON or TSV that begin
-    in it. Ranges that cover a file together cover each of its documents once.
+    in it. Ranges that cover a file together cover each of its documents once. A file of any name
+    may be read if its `compression` is given.
 
     Raises:
       ValueError: the file is empty, damaged, not UTF-8, not a regular file, holds NUL bytes, or has
         more text than a line, or a compressed file of its size, may have.
     """
-    file_type = file_format(path)
+    file_type = file_format(path) if compression is None else ("", "", compression)
     if file_type is None:
         raise ValueError(
             f"{path}: not a text file, .txt, .jsonl, .tsv or .ids, or these .gz/.xz/.bz2/.zst"

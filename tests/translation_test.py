@@ -1,6 +1,7 @@
 """Translation from files to results: learned, stopped, started from checkpoints, misused."""
 
 import functools
+import itertools
 import json
 import pathlib
 import shutil
@@ -14,7 +15,8 @@ from ml_collections import ConfigDict
 
 from configs.finetune import multi30k, wmt14
 from configs.finetune import translation as configs_translation
-from input_pipeline.tasks.examples import TranslationExample
+from input_pipeline.packed_dataset import read_column
+from input_pipeline.tasks import pair_columns
 from input_pipeline.tasks.tasks import TASKS
 from research import translation_search
 from tests import commands, folders, tiny_tasks, tiny_translation
@@ -26,10 +28,11 @@ from xlm.experiment import (
     task_runs,
     translated_text,
     translation,
+    translation_pairs,
     translation_prediction,
     translation_runs,
 )
-from xlm.experiment.task_settings import task_settings
+from xlm.experiment.task_settings import Tokenizer, task_settings
 from xlm.interop import vocabulary
 from xlm.interop.params_file import read_params
 from xlm.training.metrics import read_metrics
@@ -126,9 +129,16 @@ class LearningTest(folders.FolderTest):
             self.assertEqual(one["bleu"], results[one["split"]]["en-de"]["bleu"])
 
     def test_two_directions_are_told_apart_by_the_symbol(self):
-        config = short(train__averaged_checkpoints=0)
+        tested = ("en-de", "en-fr", "de-fr")
+        config = short(train__averaged_checkpoints=0, task__test_languages=tested)
         results = tiny_tasks.run(config, self.folder / "run")
-        self.assertEqual(set(results["test"]), {"en-de", "en-fr"})
+        self.assertEqual(set(results["test"]), {*tested})
+        self.assertEqual(results["zero_shot"], ["de-fr"])
+        self.assertIn("| de-fr, test, zero-shot |", (self.folder / "run/report.md").read_text())
+        scores = [results["test"][one]["chrf"] for one in tested[:2]]
+        table = task_results.table(TASKS["translation"], results)
+        self.assertRegex(table, r"\| de-fr, zero-shot \|")
+        self.assertRegex(table, rf"\| mean .*\| {100 * np.mean(scores):.1f} \|")
         _, notes = read_params(self.folder / "run" / "best.safetensors")
         self.assertEqual(notes.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
         # Without an average the best parameters in training are taken.
@@ -184,6 +194,45 @@ class LearningTest(folders.FolderTest):
             self.assertEqual(
                 (self.folder / "one" / name).read_bytes(), (whole / name).read_bytes(), name
             )
+
+
+def pruned(config: ConfigDict, pretrained):
+    """The start with the pieces that the training data use."""
+    config.translation.prune = True
+    found = translation_pairs.pieces_of_data(config, pretrained)
+    return translation.with_pieces(pretrained, found)
+
+    @parameterized.parameters(0, 3)
+    def test_a_run_that_was_killed_while_it_tokenised(self, after):
+        write, calls, run = pair_columns._write_part, itertools.count(), self.folder / "run"
+
+        def dying(*args) -> int:
+            if next(calls) == after:
+                raise KeyboardInterrupt
+            return write(*args)
+
+        with mock.patch.object(pair_columns, "_PART", 40):
+            with mock.patch.object(pair_columns, "_write_part", dying):
+                self.assertRaises(KeyboardInterrupt, tiny_tasks.run, short(), run)
+            tiny_tasks.run(short(), run)
+        for name in ("best.safetensors", "metrics.jsonl"):
+            self.assertEqual((run / name).read_bytes(), (whole_run() / name).read_bytes(), name)
+
+    def test_other_data_are_tokenised_anew(self):
+        config, folder = tiny_translation.config(), self.folder / "pairs"
+        pretrained = translation.read_start(config)
+        first, second = self.write("one.tsv", "the\tcat\ndog\t.\n"), self.folder / "two.tsv"
+        second.write_text("runs\t字\n" * 2)
+        config.task.update(root=str(self.folder), train=(first.name,))
+        found = translation_pairs.prepared(config, pretrained, folder)
+        self.assertEqual(found.tokenizer, pretrained.tokenizer)
+        with mock.patch.object(pair_columns, "write", side_effect=AssertionError):
+            translation_pairs.prepared(config, pretrained, folder)
+        config.task.train = (second.name,)
+        found = translation_pairs.prepared(config, pretrained, folder)
+        self.assertNotEqual(found.tokenizer, pretrained.tokenizer)
+        ids = read_column(folder, "en-de.0.0", "target").ids[:]
+        self.assertEqual(Tokenizer(found.tokenizer).processor.decode(ids.tolist()), "字 字")
 
 
 class StartTest(folders.FolderTest):
@@ -249,7 +298,7 @@ class StartTest(folders.FolderTest):
     def test_embeddings_are_pruned_to_the_data(self):
         config, pretrained, _ = self.start()
         examples = translation.read_examples(task_settings(config), "train")
-        small = translation.pruned(config, pretrained, examples)
+        small = pruned(config, pretrained)
         self.assertLess(small.settings.vocab_size, tiny_tasks.VOCAB)
         old, new = (translation.model(config, one) for one in (pretrained, small))
         for text in (one.source for one in examples["en-de"][:5]):
@@ -271,15 +320,14 @@ class StartTest(folders.FolderTest):
 
     def test_a_symbol_that_no_text_uses_is_not_pruned(self):
         config, pretrained, _ = self.start()
-        examples = translation.read_examples(task_settings(config), "train")
 
         def pieces(one) -> tuple[str, ...]:
             return vocabulary.vocabulary(one.tokenizer).pieces
 
-        kept = pieces(translation.pruned(config, pretrained, examples))
+        kept = pieces(pruned(config, pretrained))
         symbol = next(piece for piece in pieces(pretrained) if piece not in kept)
         config, pretrained, _ = self.start(translation__language_pieces={"de": symbol})
-        small = translation.pruned(config, pretrained, examples)
+        small = pruned(config, pretrained)
         self.assertEqual({*pieces(small)}, {*kept, symbol})
         found, id_ = translation.model(config, small), pieces(small).index(symbol)
         self.assertEqual(found.symbols, {"de": id_})
@@ -298,8 +346,8 @@ class ContinueTest(folders.FolderTest):
     def test_zero_steps_give_equal_translations(self):
         config = self.config()
         options, pretrained = task_settings(config), translation.read_start(config)
-        examples = translation.read_examples(options, "train")
-        self.assertIs(translation.with_forms(config, pretrained, examples), pretrained)
+        found = translation_pairs.pieces_of_data(config, pretrained)
+        self.assertIs(translation.with_pieces(pretrained, found), pretrained)
         model = translation.model(config, pretrained)
         self.assertEqual(model.symbols, {"de": tiny_tasks.VOCAB, "fr": tiny_tasks.VOCAB + 1})
         found = translation.initial_params(config, pretrained, model)()
@@ -324,8 +372,10 @@ class ContinueTest(folders.FolderTest):
     def test_new_forms_keep_old_rows_and_move_symbols(self):
         config = self.config()
         pretrained = translation.read_start(config)
-        target = [TranslationExample("1", "the", "ｔhe 漢", "de")] * 2
-        grown = translation.with_forms(config, pretrained, {"en-de": target})
+        tiny_tasks.write(self.folder / "train.tsv", "the\tｔhe 漢\n" * 2)
+        config.task.update(root=str(self.folder), train=("train.tsv",), train_languages=("en-de",))
+        grown = translation_pairs.prepared(config, pretrained, self.folder / "pairs")
+        config.task.train_languages = ("en-de", "en-fr")
         self.assertEqual(grown.symbols, {"de": tiny_tasks.VOCAB + 2})
         old, new = (one.params["encoder"]["embeddings"]["table"] for one in (pretrained, grown))
         np.testing.assert_array_equal(new[: tiny_tasks.VOCAB], old[: tiny_tasks.VOCAB])
@@ -473,6 +523,51 @@ class PredictTest(folders.FolderTest):
                 part.write_text("x\n")
             self.assertEqual(self.translate(text), expected)
 
+    def test_synthetic_pairs_are_those_of_a_round_that_nothing_stopped(self):
+        text = "the cat\n\ndog\tthe\nruns . the dog sleeps\nsleeps\n"
+        (self.folder / "mine").write_text(text)
+        run, output = translation_prediction.TranslationRun, self.folder / "bt.tsv"
+        call = run.__call__
+
+        def pairs(*flags: str, dies_after: int = -1) -> list[list[str]]:
+            calls = itertools.count()
+
+            def dying(*args, **wanted):
+                if next(calls) == dies_after:
+                    raise KeyboardInterrupt
+                return call(*args, **wanted)
+
+            given = (str(learned()), f"--input={self.folder / 'mine'}", f"--output={output}",
+                     "--overwrite", "--back_translate", *flags)  # fmt: skip
+            changed = mock.patch.object(
+                translate.config_flags, "get_override_values", return_value={}
+            )
+            with (
+                tiny_tasks.quick(), changed, mock.patch.object(run, "__call__", dying),
+                mock.patch.object(translation_prediction, "CHUNK", 2),
+                commands.parsed("translate", *given) as rest,
+            ):  # fmt: skip
+                translate.main(rest)
+            return [line.split("\t") for line in output.read_text().splitlines()]
+
+        whole = pairs("--max_ratio=100")
+        expected = self.translate(text).splitlines()
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        found = [[f"<bt>{one}", line] for one, line in zip(expected, lines, strict=True) if one]
+        self.assertEqual(whole, [["de", "en"], *found])
+        for moment in range(3):
+            output.unlink()
+            self.assertRaises(KeyboardInterrupt, pairs, "--max_ratio=100", dies_after=moment)
+            self.assertFalse(output.exists())
+            self.assertEqual(pairs("--max_ratio=100"), whole)
+        self.assertEqual(pairs("--min_score=0.1"), [["de", "en"]])
+        near = [pair for pair in found if 1 / 1.2 <= (len(pair[0]) - 4) / len(pair[1]) <= 1.2]
+        self.assertEqual(pairs("--max_ratio=1.2"), [["de", "en"], *near])
+        config = tiny_translation.config("de-en", task__root=str(self.folder),
+                                         task__train=("bt.tsv",))  # fmt: skip
+        (texts,) = translation_pairs.texts(task_settings(config)).values()
+        self.assertEqual([list(pair) for one in texts for pair in one], near)
+
     def test_a_line_too_long_is_cut_and_named_by_its_number(self):
         long = "the cat " * tiny_tasks.LENGTH
         with mock.patch.object(translation_prediction, "CHUNK", 2), self.assertLogs() as logs:
@@ -507,7 +602,7 @@ class WrongInputTest(folders.FolderTest):
         config = tiny_translation.config(**overrides)
         with self.assertRaisesRegex(ValueError, error):
             tiny_tasks.run(config, self.folder / "run")
-        self.assertFalse((self.folder / "run").exists())
+        self.assertFalse((self.folder / "run" / "settings.json").exists())
 
     def data(self, **lines: str) -> str:
         for split in ("train", "dev", "test"):

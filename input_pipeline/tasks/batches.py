@@ -6,22 +6,25 @@ tokens each.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Protocol
 
 import numpy as np
 
-from input_pipeline.order import hashed, permute
+from input_pipeline.order import hashed, largest_remainder, permute
 from input_pipeline.stream import Stream, part_size
 from input_pipeline.tasks.features import Feature
+from input_pipeline.tasks.pair_columns import StoredPairs
 
 # Examples are sorted by length among those of so many batches: enough to pad little, few enough
 # that a batch is made of other examples each epoch.
 _CHUNK_BATCHES = 50
+_AT_ONCE, _THREADS = 1 << 16, 4  # numbers that are permuted together, which fit into a cache
 # Kind of the batches to train on.
 EXAMPLES = "examples"
 # Purposes of keys.
-_EXAMPLES, _BATCHES = 0, 1
+_EXAMPLES, _BATCHES, _TEXTS = 0, 1, 2
 
 _Batch = tuple[int, np.ndarray]  # length of the rows, and the number of each row's feature
 
@@ -41,11 +44,12 @@ class _EpochStream(Stream):
     """
 
     def __init__(
-        self, features: Sequence[Feature], steps_per_epoch: int, longest: int, seed: int, pad: int
-    ):
-        self._features, self._seed, self._pad = features, seed, pad
+        self, take: Callable[[np.ndarray], Sequence[Feature]], count: int, steps_per_epoch: int,
+        longest: int, seed: int, pad: int,
+    ):  # fmt: skip
+        self._take, self._count, self._seed, self._pad = take, count, seed, pad
         self.steps_per_epoch = steps_per_epoch
-        arrays = _stacked(features[:1], longest, pad)
+        arrays = _stacked(self._take(np.zeros(1, np.int64)), longest, pad)
         self.types = {name: array.dtype for name, array in arrays.items()}
         self._known: tuple[int, list[_Batch]] = (-1, [])
 
@@ -58,7 +62,7 @@ class _EpochStream(Stream):
         length, rows = self._batch(step)
         size = part_size(len(rows), num_parts)
         mine = rows[part * size : (part + 1) * size]
-        return _stacked([self._features[row] for row in mine], length, self._pad)
+        return _stacked(self._take(mine), length, self._pad)
 
     def kind(self, step: int) -> str:
         return EXAMPLES
@@ -70,11 +74,15 @@ class _EpochStream(Stream):
         epoch, number = divmod(step, self.steps_per_epoch)
         known, batches = self._known  # read at once: loaders ask from several threads
         if known != epoch:
-            found = self._cut(self._permuted(len(self._features), epoch, _EXAMPLES))
+            found = self._cut(self._order(epoch))
             order = self._permuted(len(found), epoch, _BATCHES)
-            batches = [found[place] for place in order]
+            batches = [found[place] for place in np.resize(order, self.steps_per_epoch)]
             self._known = epoch, batches
         return batches[number]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Return the features of an epoch in a seeded order."""
+        return self._permuted(self._count, epoch, _EXAMPLES)
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         """Cut the features of an epoch, in a seeded order, into full batches."""
@@ -82,7 +90,11 @@ class _EpochStream(Stream):
 
     def _permuted(self, count: int, epoch: int, purpose: int) -> np.ndarray:
         """Return a permutation of range(count): one for each seed, purpose and epoch."""
-        return permute(np.arange(count), count, hashed(epoch, hashed(purpose, self._seed)))
+        found = np.arange(count, dtype=np.min_scalar_type(-max(count, 1)))  # of tens of millions
+        key, ends = hashed(epoch, hashed(purpose, self._seed)), range(_AT_ONCE, count, _AT_ONCE)
+        with futures.ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda x: np.copyto(x, permute(x, count, key)), np.split(found, ends)))
+        return found
 
 
 class FeatureStream(_EpochStream):
@@ -94,16 +106,16 @@ class FeatureStream(_EpochStream):
     """
 
     def __init__(
-        self,
-        features: Sequence[Feature],
-        batch_size: int,
-        buckets: Sequence[int],
-        seed: int,
+        self, features: Sequence[Feature], batch_size: int, buckets: Sequence[int], seed: int,
         pad: int,
-    ):
+    ):  # fmt: skip
         self._lengths = _checked_lengths(features, buckets)
         self._batch_size, self._buckets = batch_size, buckets
-        super().__init__(features, math.ceil(len(features) / batch_size), buckets[-1], seed, pad)
+        count = len(features)
+        super().__init__(
+            lambda rows: [features[row] for row in rows], count, math.ceil(count / batch_size),
+            buckets[-1], seed, pad,
+        )  # fmt: skip
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         rows = np.resize(order, self.steps_per_epoch * self._batch_size)
@@ -120,23 +132,42 @@ class TokenStream(_EpochStream):
     one shape per bucket. Features left over from a bucket's whole batches move to the next longer
     one. The last batch of the longest bucket is filled up.
 
+    With another `alpha` than 1 an epoch has as many features, but a text of n pairs has a share of
+    n^alpha: whole passes over it, each in another order, and a part of the next pass.
+
     Raise ValueError if there are no features, buckets do not ascend, a feature is longer than the
     last one, or no row of it fits into a batch.
     """
 
     def __init__(
-        self,
-        features: Sequence[SizedFeature],
-        tokens: int,
-        buckets: Sequence[int],
-        seed: int,
-        pad: int,
-        multiple: int = 1,
-    ):
-        self._buckets, self._of_features = buckets, _buckets_of(features, buckets)
+        self, pairs: StoredPairs, tokens: int, buckets: Sequence[int], seed: int, pad: int,
+        multiple: int = 1, alpha: float = 1.0,
+    ):  # fmt: skip
+        self._pairs, self._buckets = pairs, buckets
+        self._of_features = _buckets_of(pairs.sizes, buckets)
         self._sizes = batch_sizes("train.batch_tokens", tokens, buckets, multiple)
-        num_batches = len(self._cut(np.arange(len(features))))
-        super().__init__(features, num_batches, buckets[-1], seed, pad)
+        count = len(pairs.sizes)
+        weights = np.array([max(size, 1) ** alpha for size in pairs.texts])
+        self._draws = largest_remainder(weights / weights.sum(), count) if alpha != 1 else ()
+        super().__init__(pairs.take, count, 0, buckets[-1], seed, pad)
+        order = np.arange(count, dtype=np.min_scalar_type(-count))
+        self.steps_per_epoch = len(self._cut(self._order(0) if alpha != 1 else order))
+
+    def _order(self, epoch: int) -> np.ndarray:
+        found = super()._order(epoch)
+        if not len(self._draws):
+            return found
+        drawn, first = list[np.ndarray](), 0
+        for text, (size, draws) in enumerate(zip(self._pairs.texts, self._draws, strict=True)):
+            key, numbers = (
+                hashed(text, hashed(_TEXTS, self._seed)),
+                epoch * draws + np.arange(draws),
+            )
+            for some in np.split(numbers, range(_AT_ONCE, draws, _AT_ONCE)):
+                places = permute(some % size, size, hashed(some // size, key))
+                drawn.append((first + places).astype(found.dtype))
+            first += size
+        return np.concatenate(drawn)[found]
 
     def _cut(self, order: np.ndarray) -> list[_Batch]:
         batches = list(_by_bucket(order, self._of_features, self._sizes))
@@ -174,7 +205,8 @@ def token_batches(
     if not features:
         return
     order = np.argsort([feature.size for feature in features], kind="stable")
-    for bucket, rows in _by_bucket(order, _buckets_of(features, buckets), sizes):
+    of_features = _buckets_of([one.size for one in features], buckets)
+    for bucket, rows in _by_bucket(order, of_features, sizes):
         yield _filled(features, rows, buckets[bucket], sizes[bucket], pad)
 
 
@@ -213,13 +245,13 @@ def _checked_lengths(features: Sequence[Feature], buckets: Sequence[int]) -> np.
     return _check_buckets([len(feature.tokens) for feature in features], buckets)
 
 
-def _check_buckets(of_features: Sequence[int], buckets: Sequence[int]) -> np.ndarray:
-    """Return lengths as [N] int64; ValueError if there are none or the buckets do not hold them."""
-    if not of_features:
+def _check_buckets(of_features: Sequence[int] | np.ndarray, buckets: Sequence[int]) -> np.ndarray:
+    """Return lengths [N]; ValueError if there are none, or the buckets do not hold them."""
+    if not len(of_features):
         raise ValueError("there are no examples to make batches of; name files that have some")
     if not buckets or any(one >= two for one, two in itertools.pairwise(buckets)):
         raise ValueError(f"buckets are {tuple(buckets)}, must ascend")
-    lengths = np.array(of_features)
+    lengths = np.asarray(of_features)
     if lengths.max() > buckets[-1]:
         raise ValueError(
             f"the longest example has {lengths.max()} tokens, the last bucket {buckets[-1]}; the "
@@ -232,9 +264,10 @@ def _bucket(buckets: Sequence[int], length: int) -> int:
     return buckets[int(np.searchsorted(buckets, length))]
 
 
-def _buckets_of(features: Sequence[SizedFeature], buckets: Sequence[int]) -> np.ndarray:
-    """Return the [N] int64 index of the shortest bucket that holds each feature."""
-    return np.searchsorted(buckets, _check_buckets([one.size for one in features], buckets))
+def _buckets_of(sizes: Sequence[int] | np.ndarray, buckets: Sequence[int]) -> np.ndarray:
+    """Return the [N] index of the shortest bucket that holds each feature of these sizes."""
+    found = np.searchsorted(buckets, _check_buckets(sizes, buckets))
+    return found.astype(np.min_scalar_type(len(buckets)))
 
 
 def _by_bucket(

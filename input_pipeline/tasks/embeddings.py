@@ -97,7 +97,7 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
         sides = [path.with_name(f"{stem}{one}{packed}") for one in codes]
         if missing := [one for one in sides if not one.is_file()]:
             raise ValueError(f"{path}: the other side, {missing[0]}, does not exist; add it")
-        pairs = files.read_pairs(sides) if path == sides[0] else []
+        pairs = files.read_pairs(sides) if path == sides[0] else ()
         for pair in translation.without_empty(pairs, f"{sides[0]} and {sides[1]}", "line", 1):
             yield None, EmbeddingExample("", pair)
         return

@@ -39,7 +39,7 @@ _NAMED = 5  # examples that a message names
 _REMEDY = "raise task.max_length of finetune.py, up to the positions of the encoder, or split them"
 
 Unit = Literal["example", "line"]
-_REMEDIES: dict[Unit, str] = {
+REMEDIES: dict[Unit, str] = {
     "example": "raise task.max_length, up to the positions of the encoder",
     "line": "split them, such as into sentences",
 }
@@ -126,12 +126,12 @@ def check_length(max_length: int) -> None:
 
 
 def warn_of_cuts(
-    what: str, sizes: Sequence[int], room: int, ids: Sequence[str], unit: str, remedy: str
-) -> None:
+    what: str, sizes: Sequence[int] | np.ndarray, room: int, ids: Sequence[str | int], unit: str,
+    remedy: str,
+) -> None:  # fmt: skip
     """Log how many texts exceed `room` tokens, and some `ids`; `unit` names what ids number."""
-    long = [id for id, size in zip(ids, sizes, strict=True) if size > room]
-    if long:
-        names = ", ".join(long[:_NAMED])
+    if len(long := np.flatnonzero(np.asarray(sizes) > room)):
+        names = ", ".join(str(ids[number]) for number in long[:_NAMED].tolist())
         logging.warning(
             "%d of %d %s have more than %d tokens and are cut (%s %s%s); %s",
             len(long), len(sizes), what, room, unit, names, ", ..." if len(long) > _NAMED else "",
@@ -481,7 +481,7 @@ def translation_features(
         ("sources", sources, max_length - 2),
         ("targets", targets, max_length - 1),
     ):
-        warn_of_cuts(what, [len(one) for one in texts], room, ids, unit, _REMEDIES[unit])
+        warn_of_cuts(what, [len(one) for one in texts], room, ids, unit, REMEDIES[unit])
     found = []
     for number, (example, x, y) in enumerate(zip(examples, sources, targets, strict=True)):
         source = np.concatenate([[special.bos], x[: max_length - 2], [special.eos]])

@@ -10,6 +10,7 @@ import dataclasses
 import fnmatch
 import functools
 import glob
+import itertools
 import logging
 import lzma
 import pathlib
@@ -37,6 +38,7 @@ _NO_TEXT = {
 }
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODE = "[A-Za-z0-9_-]+?"
+_READ_WHOLE = 1 << 23  # bytes of a file, compressed or not
 # Wildcards of `glob`: sets such as [ct] and [!0-9], and those of which the expressions follow.
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\]")
 _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "."}
@@ -73,12 +75,7 @@ def read_text(path: pathlib.Path) -> str:
 
 def _decompressed(path: pathlib.Path) -> bytes:
     """Return the bytes of a file, decompressed by its suffix, or else by its first bytes."""
-    most = text_files.max_text_bytes(path)
-    with open(path, "rb") as file:
-        begins = file.read(8)
-    of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
-    suffix = path.suffix.lower().removeprefix(".")
-    kind = suffix if suffix in text_files.OPENERS else next(of_content, "")
+    most, kind = text_files.max_text_bytes(path), _compression(path)
     try:
         with text_files.OPENERS[kind](path, "rb") as file:
             raw = bytearray()
@@ -95,6 +92,15 @@ def _decompressed(path: pathlib.Path) -> bytes:
     return bytes(raw)
 
 
+def _compression(path: pathlib.Path) -> str:
+    """Return the compression by a file's suffix, or else by its first bytes; "" for none."""
+    with open(path, "rb") as file:
+        begins = file.read(8)
+    of_content = (kind for start, kind in _COMPRESSED.items() if begins.startswith(start))
+    suffix = path.suffix.lower().removeprefix(".")
+    return suffix if suffix in text_files.OPENERS else next(of_content, "")
+
+
 def _decoded(path: pathlib.Path, raw: bytes) -> str:
     encoding = "utf-16" if raw.startswith(_UTF_16) else "utf-8"
     try:
@@ -109,9 +115,20 @@ def _decoded(path: pathlib.Path, raw: bytes) -> str:
 
 def numbered_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yield (file and line number for messages, line); only a line feed ends a line."""
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = _streamed(path) or read_text(path).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         yield f"{path}, line {number}", line
+
+
+def _streamed(path: pathlib.Path) -> Iterator[str] | None:
+    """Return the lines of a file of many megabytes; None for others, UTF-16 and one long line."""
+    if not path.is_file() or path.stat().st_size <= _READ_WHOLE:
+        return None
+    kind = _compression(path)
+    with text_files.OPENERS[kind](path, "rb") as file:
+        begin = file.read(_READ_WHOLE)
+    is_whole = b"\n" not in begin or begin.startswith((*_UTF_16, *_NO_TEXT))
+    return None if is_whole else text_files.read_lines(path, compression=kind)
 
 
 def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
@@ -125,20 +142,24 @@ def read_columns(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
         yield where, cells[0].strip(), cells[1].strip()
 
 
-def read_pairs(paths: Sequence[pathlib.Path]) -> list[Pair]:
-    """Read pairs of texts from one file of two columns, or from two files, line by line.
+def read_pairs(paths: Sequence[pathlib.Path]) -> Iterator[Pair]:
+    """Yield pairs of texts from one file of two columns, or from two files, line by line.
 
-    Raise ValueError for a line without two columns, or files of unequal length.
+    Raise ValueError for a line without two columns, or at the end of files of unequal length.
     """
     if len(paths) == 1:
-        return [(one, two) for _, one, two in read_columns(paths[0])]
-    one, two = ([line.strip() for _, line in numbered_lines(path)] for path in paths)
-    if len(one) != len(two):
-        raise ValueError(
-            f"{paths[0]}: {len(one)} lines, but {paths[1]} has {len(two)}; line i of both must say "
-            "the same: take both files from one version of the dataset"
-        )
-    return list(zip(one, two, strict=True))
+        yield from ((one, two) for _, one, two in read_columns(paths[0]))
+        return
+    sides = [(line for _, line in numbered_lines(path)) for path in paths]
+    for number, (one, two) in enumerate(itertools.zip_longest(*sides)):
+        if one is None or two is None:
+            longer = number + 1 + sum(1 for _ in sides[one is None])
+            counts = (number, longer) if one is None else (longer, number)
+            raise ValueError(
+                f"{paths[0]}: {counts[0]} lines, but {paths[1]} has {counts[1]}; line i of both "
+                "must say the same: take both files from one version of the dataset"
+            )
+        yield one.strip(), two.strip()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from input_pipeline.tasks import files, tfds_examples, translation
 from input_pipeline.tasks.examples import BadRow, SentencePairs, TranslationExample
-from input_pipeline.tasks.files import Source
+from input_pipeline.tasks.files import Pair, Source
 from input_pipeline.tasks.tasks import Task
 
 Found = Iterable[tuple[str | None, Any]]  # languages and examples
@@ -104,7 +104,14 @@ def load_pairs(reader: PairsReader, source: Source) -> SentencePairs:
 
 
 def load_translations(source: Source, languages: Collection[str] = ()) -> list[TranslationExample]:
-    """Read the sentence pairs of a direction such as "en-de", the language of `source`.
+    """Read the sentence pairs of a direction whole; see `translations`."""
+    target = translation.direction(source.language)[1]
+    pairs = itertools.chain.from_iterable(translations(source, languages))
+    return [TranslationExample(str(i), *pair, target) for i, pair in enumerate(pairs)]
+
+
+def translations(source: Source, languages: Collection[str] = ()) -> Iterator[Iterator[Pair]]:
+    """Yield the sentence pairs of each text of a direction such as "en-de", that of `source`.
 
     Its patterns name any number of texts, joined in this order: a TSV file of two columns (*.tsv,
     compressed or not), two line-aligned files (source, then target), or "tfds:NAME:SPLIT". File
@@ -114,19 +121,20 @@ def load_translations(source: Source, languages: Collection[str] = ()) -> list[T
 
     Raise ValueError if there are no pairs, or a file is malformed or has no partner.
     """
-    found: list[TranslationExample] = []
-    looked_for: list[str] = []
+    looked_for, has_any = list[str](), False
     for names in _texts(source):
         if tfds_examples.is_tfds(names[0]):
-            convert = tfds_examples.translation_examples
+            convert = tfds_examples.translation_pairs
             read = tfds_examples.read_examples(convert, names[0], source, looked_for)
-            found += [example for _, example in read]
+            pairs: Iterator[Pair] = (pair for _, pair in read)
         else:
             paths = [translation.matching(source, name) for name in names]
-            found += translation.read_files(paths, source, languages)
-    if not found:
+            pairs = translation.read_files(paths, source, languages)
+        first = list(itertools.islice(pairs, 1))
+        has_any = has_any or bool(first)
+        yield itertools.chain(first, pairs)
+    if not has_any:
         raise _no_data(source, looked_for, set())
-    return _with_ids(found, source)
 
 
 def translation_files(source: Source) -> list[list[pathlib.Path]]:

@@ -15,7 +15,6 @@ from input_pipeline.tasks.examples import (
     SentencePairs,
     TaggedExample,
     TextExample,
-    TranslationExample,
 )
 from input_pipeline.tasks.files import Source
 from input_pipeline.tasks.tasks import Task
@@ -69,9 +68,9 @@ def question_examples(
         yield questions.language_of_id(example.id, task), example
 
 
-def translation_examples(
+def translation_pairs(
     rows: Rows, features: Any, task: Task, language: str, where: str
-) -> Iterator[tuple[None, TranslationExample]]:
+) -> Iterator[tuple[None, tuple[str, str]]]:
     """Yield pairs of a direction such as "en-de"; ValueError if it lacks one of the languages."""
     one, two = translation.direction(language)
     if missing := {one, two} - set(features):
@@ -79,9 +78,8 @@ def translation_examples(
             f"{where}: no {', '.join(sorted(missing))} for the direction {language!r}; the dataset "
             f"has {', '.join(features)}"
         )
-    texts = [(_text(row[one]), _text(row[two])) for row in rows]
-    for source, target in translation.without_empty(texts, where, "example"):
-        yield None, TranslationExample("", source, target, two)
+    texts = ((_text(row[one]), _text(row[two])) for row in rows)
+    yield from ((None, pair) for pair in translation.without_empty(texts, where, "example"))
 
 
 def read_pairs(pattern: str, source: Source, looked_for: list[str]) -> SentencePairs | None:

@@ -3,10 +3,10 @@
 import itertools
 import logging
 import pathlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from input_pipeline.tasks import files
-from input_pipeline.tasks.examples import SentencePairs, Sentences, TranslationExample
+from input_pipeline.tasks.examples import SentencePairs, Sentences
 from input_pipeline.tasks.files import Pair, Source
 
 _SOURCE, _TARGET = "{source}", "{target}"
@@ -88,8 +88,8 @@ def _codes(cells: Sequence[str], language_codes: Mapping[str, str]) -> tuple[str
 
 def read_files(
     paths: Sequence[pathlib.Path], text: Source, languages: Collection[str]
-) -> list[TranslationExample]:
-    """Read pairs from two line-aligned files, source and target, or from a TSV file of both.
+) -> Iterator[Pair]:
+    """Yield pairs of two line-aligned files, source and target, or of a TSV file of both.
 
     The first line of a TSV file may name its two languages; otherwise its first column is the
     source. If it names languages of the run (`languages`), they must be those of the direction.
@@ -101,41 +101,47 @@ def read_files(
     """
     first, pairs, wanted = 1, files.read_pairs(paths), direction(text.language)
     if len(paths) == 1:
-        names = _codes(pairs[0], text.language_codes)
+        line = next(pairs)
+        names = _codes(line, text.language_codes)
         if names in (wanted, wanted[::-1]):
-            first, pairs = 2, [pair[::-1] if names != wanted else pair for pair in pairs[1:]]
+            first = 2
+            pairs = (pair[::-1] for pair in pairs) if names != wanted else pairs
         elif {*names} <= {*wanted, *languages}:
             raise ValueError(
-                f"{paths[0]}, line 1: names the languages {' and '.join(pairs[0])}, but is read "
+                f"{paths[0]}, line 1: names the languages {' and '.join(line)}, but is read "
                 f"for {text.language}; correct it, or name a file by its {_SOURCE} and {_TARGET}"
             )
+        else:
+            pairs = itertools.chain([line], pairs)
     where = " and ".join(map(str, paths))
-    found = [
-        TranslationExample("", source, target, wanted[1])
-        for source, target in without_empty(pairs, where, "line", first)
-    ]
-    if not found:
+    pairs = without_empty(pairs, where, "line", first)
+    if (begin := next(pairs, None)) is None:
         raise ValueError(f"{where}: no pair of texts; add some or remove the files")
-    return found
+    yield from itertools.chain([begin], pairs)
 
 
-def without_empty(pairs: Sequence[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
+def without_empty(pairs: Iterable[Pair], where: str, unit: str, first: int = 0) -> Iterator[Pair]:
     """Yield the pairs without an empty side, and warn of the others; `unit` names a pair there.
 
-    Raise ValueError if more than one in a hundred has one. Then lines are out of step, or it is
-    another dataset than expected.
+    Raise ValueError at the end if more than one in a hundred has one. Then lines are out of step,
+    or it is another dataset than expected.
     """
-    empty = [number for number, pair in enumerate(pairs, start=first) if not all(pair)]
+    empty, stop = list[int](), first
+    for number, pair in enumerate(pairs, start=first):
+        stop = number + 1
+        if all(pair):
+            yield pair
+        else:
+            empty.append(number)
     if empty:
         named = ", ".join(map(str, empty[:_NAMED]))
         message = (
-            f"{where}: {len(empty)} of {len(pairs)} pairs have an empty side ({unit} {named}"
+            f"{where}: {len(empty)} of {stop - first} pairs have an empty side ({unit} {named}"
             f"{', ...' if len(empty) > _NAMED else ''})"
         )
-        if len(empty) > _MAX_EMPTY * len(pairs):
+        if len(empty) > _MAX_EMPTY * (stop - first):
             raise ValueError(f"{message}; remove these lines from both sides, or check the files")
         logging.warning("%s; they are left out", message)
-    yield from (pair for pair in pairs if all(pair))
 
 
 def aligned_pairs(pairs: Sequence[Pair]) -> SentencePairs:
@@ -147,7 +153,7 @@ def aligned_pairs(pairs: Sequence[Pair]) -> SentencePairs:
 
 def read_aligned(paths: Sequence[pathlib.Path]) -> SentencePairs:
     """Read Tatoeba: one file of two columns, or two files (LASER); see `files.read_pairs`."""
-    return aligned_pairs(files.read_pairs(paths))
+    return aligned_pairs(list(files.read_pairs(paths)))
 
 
 def read_mining(paths: Sequence[pathlib.Path]) -> SentencePairs:

@@ -25,6 +25,9 @@ def main(_) -> None:
     runs = {one: run_report.read(path) for one, path in folders.items()}
     if len({run.name for run in runs.values()}) < len(runs):  # of several parents
         runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
+    from xlm.evaluation import translation_report  # slow: scipy
+
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
-        run_report.write(aside, list(runs.values()))
+        more = translation_report.comparison(folders)
+        run_report.write(aside, list(runs.values()), more=more)
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")

@@ -2,14 +2,17 @@
 
     xlm translate RUN --input=FILE --output=FILE [--language=en-de] [--decoding.beams=5]
     xlm translate RUN --input=FILE --output=FILE --references=FILE
+    xlm translate RUN --input=FILE --output=FILE.tsv --back_translate
 
 RUN is the --workdir of a run. One that has not ended translates with its best parameters or newest
 checkpoint. Keys of `decoding` (docs/keys.md) that you leave out are those of the run. --references
-writes log probabilities as JSON. Rerun the command to resume. docs/translate.md has more.
+writes log probabilities as JSON. --back_translate writes pairs to train the opposite direction on,
+whose translated side begins with <bt>. Rerun the command to resume. docs/translate.md has more.
 """
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 
@@ -27,6 +30,9 @@ _LANGUAGE = flags.DEFINE_string("language", "", "A direction, en-de, if the run 
 _N_BEST = flags.DEFINE_integer("n_best", 0, "Hypotheses of a line, as JSON.", lower_bound=0)
 _PREFIXES = flags.DEFINE_string("prefixes", None, "File of beginnings of the translations.")
 _REFERENCES = flags.DEFINE_string("references", None, "File of translations to score.")
+_BACK = flags.DEFINE_bool("back_translate", False, "Write pairs for the opposite direction.")
+_MIN_SCORE = flags.DEFINE_float("min_score", -math.inf, "Least score of such a pair.")
+_MAX_RATIO = flags.DEFINE_float("max_ratio", 3.0, "Most characters by those of the other side.")
 _DECODING = config_flags.DEFINE_config_dict(
     "decoding", ConfigDict(dataclasses.asdict(DecodingSettings())), "Keys of the search."
 )
@@ -40,8 +46,9 @@ def main(argv: list[str]) -> None:
     _join_hosts()
     if len(argv) != 2:
         raise ValueError(f"{len(argv) - 1} runs are named, must be one: xlm translate RUN")
-    if _PREFIXES.value and _REFERENCES.value:
-        raise ValueError("--prefixes and --references are given; leave out one of them")
+    if sum(map(bool, (_PREFIXES.value, _REFERENCES.value, _BACK.value))) > 1:
+        raise ValueError("give one of --prefixes, --references and --back_translate")
+    limits = (_MIN_SCORE.value, _MAX_RATIO.value) if _BACK.value else ()
     workdir, targets = places.fetched(argv[1]), _PREFIXES.value or _REFERENCES.value
     inputs = [places.fetched(one) for one in filter(None, (_INPUT.value, targets))]
     with contextlib.ExitStack() as stack:
@@ -52,6 +59,6 @@ def main(argv: list[str]) -> None:
         run = TranslationRun(workdir, config_flags.get_override_values(flags.FLAGS["decoding"]))
         count = run.write(
             inputs[0], aside, _LANGUAGE.value, *inputs[1:], num_best=_N_BEST.value,
-            scores=_REFERENCES.value is not None,
+            scores=_REFERENCES.value is not None, limits=limits,
         )  # fmt: skip
     logging.info("%d lines: %s", count, _OUTPUT.value)

@@ -70,6 +70,7 @@ class Results(Artefact, frozen=True, kw_only=True):
     collapse: list[str] = []
     unknown: dict[str, dict[Name, dict[str, Count | list[str]]]] = {}
     tuning: list[dict[str, _Plain | dict[str, _Plain]]] = []
+    zero_shot: list[Name] = []
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
@@ -145,9 +146,10 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         is_reported = split == reported_split(results)
         baselines = results.get("baselines", {}) if is_reported else {}
         marked = on_test if is_reported else set()
+        zero_shot = results.get("zero_shot", ())
         rows: list[tables.Row] = [
             {
-                f"{name}, {split}": language,
+                f"{name}, {split}": f"{language}{', zero-shot' * (language in zero_shot)}",
                 "examples": tables.shown(counts.get(language), ","),
                 **{
                     metric: f"{100 * value:.1f}{_ON_TEST * (language in marked)}"
@@ -162,7 +164,8 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
         ]
         if rows:
             metrics = next(iter(scores.values()))
-            means = {m: 100 * tables.mean_of(v.get(m) for v in scores.values()) for m in metrics}
+            averaged = [of for one, of in scores.items() if one not in zero_shot]
+            means = {m: 100 * tables.mean_of(of.get(m) for of in averaged) for m in metrics}
             for baseline, of in baselines.items():
                 found = [values[task.metrics[0]] for values in of.values()]
                 means[f"{baseline} {task.metrics[0]}"] = 100 * tables.mean_of(found)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlm.common import charts, html_report, tables
+from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes, described_choice, read_lines, reported_split
 
 NUM_EXAMPLES = 10
@@ -53,6 +54,30 @@ def write(
     html_report.write(folder, tables.page(*parts))
 
 
+def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
+    """Compare runs with the first one on each test set that all have translated; [] if none."""
+    parts, each = list[str](), [folder / "predictions" for folder in folders.values()]
+    for name in sorted(path.name for path in each[0].glob("test.*-*.jsonl")):
+        paths = [one / name for one in each if (one / name).exists()]
+        found = [read_lines(path, dict[str, Any]) for path in paths]
+        given = [[(line.get("source"), line.get("reference")) for line in of] for of in found]
+        if given.count(given[0]) < max(len(each), 2) or None in given[0][0]:
+            continue
+        direction = name.removeprefix("test.").removesuffix(".jsonl")
+        texts = [[line["prediction"] for line in of] for of in found]
+        references, language = [two for _, two in given[0]], direction.partition("-")[2]
+        scores = metrics.compared(references, dict(zip(folders, texts, strict=True)), language)
+        rows: list[dict[str, Any]] = [{"": tables.escaped(run)} for run in scores.pop("System")]
+        for metric, values in scores.items():
+            for row, one, of in zip(rows, values, texts, strict=True):
+                row[metric] = f"{one.score:.1f}"
+                # Of equal texts sacreBLEU's is the least possible.
+                row[f"p, {metric}"] = "" if of == texts[0] else f"{one.p_value:.3f}"
+        parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
+    note = "p: of the difference from the first run, by paired bootstrap of the sentences."
+    return [*parts, note] if parts else []
+
+
 def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:
     """Steps and BLEU of each direction on the development data, during training."""
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -99,7 +124,7 @@ def some_translations(
 def _scores(results: Mapping[str, Any]) -> str:
     rows = [
         {
-            "": f"{direction}, {split}",
+            "": f"{direction}, {split}{', zero-shot' * (direction in results['zero_shot'])}",
             "sentences": f"{results['examples'][split][direction]:,}",
             **{name: 100 * value for name, value in values.items()},
             "BLEU of a perfect model": 100 * results["ceilings"][split][direction],

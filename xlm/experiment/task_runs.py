@@ -128,7 +128,7 @@ def _procedure(task: Task) -> tuple[Callable[[ConfigDict], Pretrained], Callable
     third names by the settings of the task, and returns the work.
     """
     if task.is_translation:
-        return translation.read_start, translation_runs.prepare, translation_runs.data_files
+        return translation.read_start, translation_runs.prepare, translation.data_files
     return _read_encoder, _search if task.is_search else _fine_tune, task_data.data_files
 
 

@@ -74,10 +74,12 @@ class _Batches:
     Attributes:
       batch_tokens: tokens of a batch, padding included, on both sides together.
       averaged_checkpoints: last checkpoints whose mean is the model; 0 for the best parameters.
+      alpha: a text of n pairs is drawn by n^alpha; with 1 each pair comes once an epoch.
     """
 
     batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)
     averaged_checkpoints: int = schema.key(10, at_least=0)
+    alpha: float = schema.key(1.0, at_least=0)
 
 
 class _Translating:
@@ -137,7 +139,8 @@ TRANSLATION: Family = {
     "train": section(
         TrainSettings, _Batches,
         only=("num_steps", "batch_tokens", "accumulation_steps", "averaged_checkpoints", "seed",
-              "log_every", "evaluate_every", "checkpoint_every", *_SINKS, "deterministic"),
+              "alpha", "log_every", "evaluate_every", "checkpoint_every", *_SINKS,
+              "deterministic"),
         num_steps=100_000, evaluate_every=5000, checkpoint_every=1000,
     ),
     "evaluation": section(_Translating),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +14,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from input_pipeline.dataset import StreamedData
 from input_pipeline.tasks import loading, translation
-from input_pipeline.tasks.batches import TokenStream
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import Unit, language_symbols, translation_features
 from knn_sampling.exact_layers import BlockwiseSoftmax, FullSoftmax
@@ -29,6 +29,7 @@ from xlm.experiment.data import Folders
 from xlm.experiment.prediction import read_tokenizer
 from xlm.experiment.pretrained import Pretrained, read_pretrained
 from xlm.experiment.run_folder import BEST, TOKENIZER
+from xlm.experiment.task_data import SPLITS
 from xlm.experiment.task_settings import TaskSettings, Tokenizer, TranslationSettings, task_settings
 from xlm.interop import surface, vocabulary
 from xlm.interop.params_file import Notes, read_params
@@ -36,12 +37,9 @@ from xlm.models.encoder import CROSS_ATTENTION, Encoder
 from xlm.models.settings import EncoderSettings
 from xlm.objectives.translation import Translation
 from xlm.training.settings import OptimizerSettings, TrainSettings
-from xlm.training.sharding import host_parts, num_batch_shards
 from xlm.training.step import TrainFunctions, make_train_functions
 
 _LAYERS = {"full": FullSoftmax, "blockwise": BlockwiseSoftmax}
-
-Examples = Mapping[str, Sequence[TranslationExample]]  # by direction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +124,17 @@ def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
     return found
 
 
-def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
-    """Examples of a split by direction; see `loading.load_translations`.
+def data_files(options: TaskSettings, splits: Sequence[str] = SPLITS) -> list[pathlib.Path]:
+    """The files that a run reads, none of tensorflow-datasets; ValueError if one is missing."""
+    found: list[pathlib.Path] = []
+    for split in splits:
+        for direction in directions(options, split):
+            found += itertools.chain(*loading.translation_files(options.source(split, direction)))
+    return found
+
+
+def sources(options: TaskSettings, split: str) -> tuple[Sequence[str], set[str]]:
+    """Directions of a split, and the languages of the run; see `loading.translations`.
 
     Raises ValueError if two directions have the same text; and see there.
     """
@@ -140,28 +147,25 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
         for one in directions(options, some)
         for code in translation.direction(one)
     }
+    return found, languages
+
+
+def read_examples(options: TaskSettings, split: str) -> dict[str, list[TranslationExample]]:
+    """Examples of a split by direction; raises ValueError as `sources`."""
+    found, languages = sources(options, split)
     return {one: loading.load_translations(options.source(split, one), languages) for one in found}
 
 
-def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
-    """Reduce the vocabulary to the pieces of the examples and the symbols of languages.
+def with_pieces(pretrained: Pretrained, found: Mapping[str, Any]) -> Pretrained:
+    """Reduce the vocabulary to pieces that the training data use, and add those they need."""
+    if found["kept"] is not None:
+        pretrained = _pruned(pretrained, np.array(found["kept"]))
+    return _with_forms(pretrained, found["forms"])
 
-    The embeddings are reduced with it. Raises ValueError for a run that is continued.
-    """
-    if isinstance(pretrained, Translated):
-        raise ValueError(
-            f"translation.prune is True, but {config.init_from} is a run of translation; set it to "
-            "False"
-        )
-    texts = (
-        text
-        for some in examples.values()
-        for one in some
-        for text in (one.source, one.target)
-        if text
-    )
-    symbols = translation_settings(config).language_pieces.values()
-    tokenizer, kept = vocabulary.prune(pretrained.tokenizer, texts, symbols)
+
+def _pruned(pretrained: Pretrained, kept: np.ndarray) -> Pretrained:
+    """Reduce vocabulary and embeddings to the pieces with ids `kept`."""
+    tokenizer = vocabulary.with_pieces(pretrained.tokenizer, kept)
     logging.info("%d of %d pieces are kept", len(kept), pretrained.settings.vocab_size)
     params = dict(pretrained.params)
     if params:
@@ -173,14 +177,11 @@ def pruned(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pr
     return Pretrained(sizes, params, tokenizer)
 
 
-def with_forms(config: ConfigDict, pretrained: Pretrained, examples: Examples) -> Pretrained:
+def _with_forms(pretrained: Pretrained, forms: Sequence[str]) -> Pretrained:
     """Add pieces for what targets have and the tokenizer changes or lacks; see `surface`.
 
     A new row is the mean of those of the form's normal parts. Rows of symbols move behind it.
     """
-    least = translation_settings(config).character_count
-    texts = (one.target for some in examples.values() for one in some if one.target)
-    forms = surface.missing_forms(pretrained.tokenizer, texts, least) if least else []
     tokenizer, parts = surface.with_forms(pretrained.tokenizer, forms)
     if not parts:
         return pretrained
@@ -388,18 +389,6 @@ def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFu
         one, optimizer, fine_tuning.MESH, mesh,
         num_steps=train.num_steps, accumulation=train.accumulation,
     )  # fmt: skip
-
-
-def training_data(
-    config: ConfigDict, data: Sequence[TaskData], found: TranslationModel, mesh: Mesh
-) -> StreamedData:
-    """Build this host's part of the training batches."""
-    stream = TokenStream(
-        [feature for one in data for feature in one.features], config.train.batch_tokens,
-        task_settings(config).lengths, config.train.seed, found.tokenizer.special.pad,
-        num_batch_shards(mesh) * config.train.accumulation_steps,
-    )  # fmt: skip
-    return StreamedData(stream, "threads", *host_parts(mesh))
 
 
 def decoding_settings(config: ConfigDict) -> DecodingSettings:

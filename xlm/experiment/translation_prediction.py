@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from input_pipeline.tasks import files, translation
+from input_pipeline.tasks import files, pair_columns, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
 from xlm.common import artifacts, console, declarations, outputs
@@ -157,16 +158,18 @@ class TranslationRun:
 
     def translate_file(
         self, source: pathlib.Path, aside: pathlib.Path, direction: str,
-        targets: pathlib.Path | None = None, **wanted: Any,
+        targets: pathlib.Path | None = None, limits: Sequence[float] = (), **wanted: Any,
     ) -> Iterator[int]:  # fmt: skip
         """Translate a file line by line; yield the number of lines done after each part.
 
         Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
         same call resumes after the last of them, if source, direction and model are the same.
-        `targets` has a line for each line; `wanted` are further arguments of a call. Raises
-        ValueError if there is no such file, it is no text, or the direction is unknown.
+        `targets` has a line for each line; `wanted` are further arguments of a call. With `limits`
+        the output has pairs to train the opposite direction on, see `_synthetic`. Raises ValueError
+        if there is no such file, it is no text, or the direction is unknown.
         """
         direction = self.direction(direction)
+        wanted |= {"num_best": 1} if limits else {}
         if not source.is_file():
             raise ValueError(f"{source}: no such file; correct --input")
         lines, given = _lines(source), None if targets is None else _lines(targets)
@@ -189,7 +192,27 @@ class TranslationRun:
                     artifacts.write_text(part, "".join(f"{text}\n" for text in texts))
             yield start + len(chunk)
         if hosts.is_first():
-            aside.write_bytes(b"".join(map(artifacts.read_bytes, parts)))
+            whole = b"".join(map(artifacts.read_bytes, parts))
+            if limits:
+                each = whole.decode().split("\n")[:-1]
+                whole = _synthetic(lines, each, direction, *limits).encode()
+            aside.write_bytes(whole)
+
+
+def _synthetic(
+    lines: Sequence[str], found: Sequence[str], direction: str, least: float, ratio: float
+) -> str:
+    """Return a TSV of marked translations and sources; its first line names the languages."""
+    source, target = translation.direction(direction)
+    rows = [f"{target}\t{source}\n"]
+    for line, best in zip(lines, found, strict=True):
+        (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]
+        text, line = (" ".join(side.split()) for side in (one["text"], line))
+        short, long = sorted((len(text), len(line)))
+        if short and long <= ratio * short and one["score"] >= least:
+            rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
+    logging.info("%d of %d pairs are kept", len(rows) - 1, sum(map(bool, found)))
+    return "".join(rows)
 
 
 def _is_whole(part: pathlib.Path, num_lines: int) -> bool:

@@ -1,6 +1,5 @@
 """Runs of finetune.py that train a model to translate, and translate with it."""
 
-import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +12,13 @@ from ml_collections import ConfigDict
 
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import translation
-from input_pipeline.tasks.loading import translation_files
 from xlm.common import artifacts
 from xlm.evaluation.batch_layout import spread_rows
 from xlm.evaluation.metrics import translation as metrics
 from xlm.evaluation.task_results import ceiling_notes
 from xlm.evaluation.tasks import ALL, Selection, TaskData
 from xlm.evaluation.translating import Translator
-from xlm.experiment import fine_tuning, translated_text
+from xlm.experiment import fine_tuning, translated_text, translation_pairs
 from xlm.experiment import translation as builders
 from xlm.experiment.pretrained import Pretrained
 from xlm.experiment.run_folder import BEST, MODEL, TOKENIZER, ShouldStop, StopContext, evaluated
@@ -36,27 +34,15 @@ from xlm.training.sharding import replicated
 Data = dict[str, list[TaskData]]  # by split
 
 
-def data_files(options: TaskSettings) -> list[pathlib.Path]:
-    """The files that a run reads; none of tensorflow-datasets.
-
-    Raises ValueError if one is missing.
-    """
-    found: list[pathlib.Path] = []
-    for split in SPLITS:
-        for direction in builders.directions(options, split):
-            found += itertools.chain(*translation_files(options.source(split, direction)))
-    return found
-
-
 def prepare(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
     """Read the data; return what trains, averages, and translates development and test data."""
-    options = task_settings(config)
-    examples = {split: builders.read_examples(options, split) for split in SPLITS}
-    if config.translation.prune:
-        pretrained = builders.pruned(config, pretrained, examples["train"])
-    pretrained = builders.with_forms(config, pretrained, examples["train"])
+    options, where = task_settings(config), folder / translation_pairs.PAIRS
+    builders.sources(options, "train")  # here, and the model below, for errors before long work
+    examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
+    builders.model(config, pretrained)
+    pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
     data: Data = {
         split: [builders.featured(options, model, *one) for one in found.items()]
@@ -66,7 +52,7 @@ def prepare(
     for note in ceiling_notes({"ceilings": ceilings}):
         logging.warning("%s", note)
     mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
-    batches = builders.training_data(config, data["train"], model, mesh)
+    batches = translation_pairs.training_data(config, where, model, mesh)
     objective = builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
     # Here, since it would fail at the first evaluation otherwise, hours later.
@@ -111,6 +97,8 @@ def prepare(
             "value": float(np.mean(scores)),
         }
         results["ceilings"] = ceilings
+        known = builders.directions(options, "train")
+        results["zero_shot"] = [one for one in results["test"] if one not in known]
         metadata = fine_tuning.run_metadata(config)
         if isinstance(pretrained, builders.Translated) and not config.random_init:
             metadata["hyperparameters"]["decoder"] = f"continued {pretrained.decoder_layers}"

@@ -272,6 +272,12 @@ def prune(
     `keep` that exist. Returns the smaller model, and the old ids [V'] int64 of its pieces,
     ascending. Raises ValueError if there is no text, or the model is neither unigram nor BPE.
     """
+    kept = used_pieces(model, texts, keep)
+    return with_pieces(model, kept), kept
+
+
+def used_pieces(model: bytes, texts: Iterable[str], keep: Collection[str] = ()) -> np.ndarray:
+    """Return the ids [V'] of the pieces that `prune` keeps, ascending."""
     proto = parse(model)
     processor = spm.SentencePieceProcessor(model_proto=model)
     used = np.zeros(len(proto.pieces), bool)
@@ -294,14 +300,19 @@ def prune(
     scores = np.array([piece.score for piece in proto.pieces])
     used[np.argmin(np.where(types == _KINDS.NORMAL, scores, np.inf))] = True
 
-    kept = np.flatnonzero(used)
+    return np.flatnonzero(used)
+
+
+def with_pieces(model: bytes, kept: np.ndarray) -> bytes:
+    """Return a model of the pieces with ids `kept` [V']."""
+    proto = parse(model)
     pieces = [proto.pieces[i] for i in kept.tolist()]
     pruned = model_proto.ModelProto()
     pruned.CopyFrom(proto)
     del pruned.pieces[:]
     pruned.pieces.extend(pieces)
     pruned.trainer_spec.vocab_size = len(pieces)
-    return pruned.SerializeToString(), kept
+    return pruned.SerializeToString()
 
 
 def _merged(piece: str, scores: Mapping[str, float]) -> Iterator[str]:

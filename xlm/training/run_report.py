@@ -116,7 +116,9 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
         artifacts.write_text(folder / html_report.PAGE, page)
 
 
-def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.Path:
+def write(
+    folder: pathlib.Path, runs: Sequence[Run], head: str = "", more: Sequence[str] = ()
+) -> pathlib.Path:
     """Write report.md, report.html and charts of one run, or of several side by side."""
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
     shown, unit, lacking = (
@@ -156,7 +158,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
     if shown and any(one != texts[0] for one in texts):
         parts.append("**The held-out texts differ. Compare with care.**")
     parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
-    parts += [*time_section(folder, runs), *_differences(runs)]
+    parts += [*more, *time_section(folder, runs), *_differences(runs)]
     return html_report.write(folder, tables.page(*parts), head=head)
 
 

@@ -15,6 +15,19 @@ TOKENS = 100
 SIZES = {8: 12, 16: 6, 32: 3}
 
 
+class Listed(list):
+    """Features in memory, which a stream reads as it reads those on disk."""
+
+    texts = ()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([one.size for one in self])
+
+    def take(self, rows: np.ndarray) -> list[TranslationFeature]:
+        return [self[row] for row in rows]
+
+
 def pair(number: int, source: int, target: int) -> TranslationFeature:
     """A feature whose tokens say which it is."""
     sides = (np.full(n, 100 + number, np.int32) for n in (source, target))
@@ -43,7 +56,7 @@ class TokenStreamTest(parameterized.TestCase):
     @parameterized.parameters((1, 6), (2, 32), (5, 16), (40, 32), (300, 32))
     def test_an_epoch_has_every_feature_once_and_less_than_a_batch_more(self, count, longest):
         features = pairs(count, longest=longest)
-        stream = TokenStream(features, TOKENS, BUCKETS, 0, PAD)
+        stream = TokenStream(Listed(features), TOKENS, BUCKETS, 0, PAD)
         for epoch in (0, 1, 1000):
             batches = self.epoch(stream, epoch)
             seen = collections.Counter(itertools.chain.from_iterable(map(numbers, batches)))
@@ -56,7 +69,7 @@ class TokenStreamTest(parameterized.TestCase):
         features = pairs(300)
         sizes = [feature.size for feature in features]
         up = 0
-        for batch in self.epoch(TokenStream(features, TOKENS, BUCKETS, 0, PAD), 0):
+        for batch in self.epoch(TokenStream(Listed(features), TOKENS, BUCKETS, 0, PAD), 0):
             rows, length = batch["tokens"].shape
             self.assertEqual(rows, SIZES[length])
             self.assertEqual(batch["target_outputs"].shape, (rows, length))
@@ -71,13 +84,13 @@ class TokenStreamTest(parameterized.TestCase):
         # 12 + 1 short ones, 5 + 1 middle ones, and 3 long ones less one.
         lengths = [8] * 13 + [16] * 5 + [32] * 2
         features = [pair(i, n, 2) for i, n in enumerate(lengths)]
-        stream = TokenStream(features, TOKENS, BUCKETS, 0, PAD)
+        stream = TokenStream(Listed(features), TOKENS, BUCKETS, 0, PAD)
         shapes = collections.Counter(b["tokens"].shape for b in self.epoch(stream, 0))
         self.assertEqual(shapes, {(12, 8): 1, (6, 16): 1, (3, 32): 1})
 
     def test_epochs_and_seeds_differ_in_batches_and_order(self):
         def batches(seed, epoch):
-            stream = TokenStream(pairs(200), TOKENS, BUCKETS, seed, PAD)
+            stream = TokenStream(Listed(pairs(200)), TOKENS, BUCKETS, seed, PAD)
             return [tuple(numbers(batch)) for batch in self.epoch(stream, epoch)]
 
         first = batches(0, 0)
@@ -91,7 +104,7 @@ class TokenStreamTest(parameterized.TestCase):
 
     def test_parts_are_the_batch(self):
         features = pairs(100)
-        stream = TokenStream(features, TOKENS, BUCKETS, 0, PAD, multiple=3)
+        stream = TokenStream(Listed(features), TOKENS, BUCKETS, 0, PAD, multiple=3)
         for step in range(stream.steps_per_epoch):
             whole = stream.batch(step)
             parts = [stream.batch(step, part, 3) for part in range(3)]
@@ -112,7 +125,7 @@ class TokenStreamTest(parameterized.TestCase):
             ([pair(0, 3, 3)], (16, 8), 1, "must ascend"),
         ):
             with self.assertRaisesRegex(ValueError, message):
-                TokenStream(features, TOKENS, buckets, 0, PAD, multiple=multiple)
+                TokenStream(Listed(features), TOKENS, buckets, 0, PAD, multiple=multiple)
 
 
 class TokenBatchesTest(parameterized.TestCase):

@@ -1,8 +1,8 @@
-"""BLEU, chrF, and case-insensitive tokenised BLEU by sacreBLEU (Post 2018), with signatures."""
+"""BLEU, chrF, chrF++ and tokenised BLEU by sacreBLEU (Post 2018): signatures, comparisons."""
 
 import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlm.common import packages
@@ -18,10 +18,11 @@ _DEFAULT_TOKENIZER = "13a"
 
 
 def scores(references: Sequence[str], hypotheses: Sequence[str], language: str) -> dict[str, float]:
-    """Return BLEU, chrF and tokenised BLEU of a corpus, each between 0 and 1.
+    """Return BLEU, chrF, chrF++ and tokenised BLEU of a corpus, each between 0 and 1.
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
       chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
+      chrf++           the same of words and pairs of words, too (Popovic 2017)
       tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
 
     multi-bleu.perl expects tokenised text and cuts it at blanks. Here plain text is tokenised as
@@ -55,6 +56,15 @@ def mean_chrf(texts: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
+def compared(references: Any, systems: Mapping[str, Any], language: str) -> dict[str, list[Any]]:
+    """Return sacreBLEU's `Result`s by metric: paired bootstrap against the first (Koehn 2004)."""
+    # By name, which the two kinds of BLEU share.
+    metrics = {key: one for key, one in _metrics(language).items() if key != "tokenized_bleu"}
+    from sacrebleu.significance import PairedTest
+
+    return PairedTest([*systems.items()], metrics, [references], "bs", 1000)()[1]
+
+
 def signatures(language: str) -> dict[str, str]:
     """Return sacreBLEU's signature of each of `scores`, to be reported with them."""
     found = {}
@@ -75,5 +85,6 @@ def _metrics(language: str) -> dict[str, Any]:
     return {
         "bleu": BLEU(**options),
         "chrf": CHRF(),
+        "chrf++": CHRF(word_order=2),
         "tokenized_bleu": BLEU(lowercase=True, smooth_method="none", **options),
     }
