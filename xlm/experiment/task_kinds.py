@@ -54,6 +54,8 @@ class TaskKind:
       line: (task, example, decision, threshold) -> its prediction, besides the id.
       probabilities: (task, data, outputs by row) -> what the line of each example says of how
         probable its prediction is; nothing by default.
+      gold: (task, example) -> its label as predictions are written; None if nothing scores examples
+        one by one.
       classes: example -> its labels, of kinds of which they are classes.
       logits: (data, outputs by row) -> scores [N, C] of the classes of each of these labels, of
         kinds that choose one class for each.
@@ -79,6 +81,7 @@ class TaskKind:
     probabilities: Callable[[Task, TaskData, Sequence[np.ndarray]], list[Line]] = (
         lambda task, data, outputs: [{}] * len(data.examples)
     )
+    gold: Callable[[Task, Any], Any] | None = None
     classes: Callable[[Any], Sequence[int]] | None = None
     logits: Callable[[TaskData, Sequence[np.ndarray]], np.ndarray] | None = None
     decision: Callable[[Any], Any] = tuple
@@ -165,6 +168,7 @@ _CLASSIFICATION = TaskKind(
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
     probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
+    gold=lambda task, example: task.labels[example.label],
     classes=lambda example: (example.label,),
     logits=lambda data, outputs: np.stack(outputs),
     decision=operator.itemgetter(0),
@@ -191,6 +195,7 @@ KINDS: dict[str, TaskKind] = {
         loss_keys=(),
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
+        gold=lambda task, example: example.label,
         classes=None,
         logits=None,
     ),
@@ -225,6 +230,7 @@ KINDS: dict[str, TaskKind] = {
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
         probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
+        gold=lambda task, example: [task.labels[tag] for tag in example.tags],
         classes=lambda example: example.tags,
         logits=tasks.tag_logits,
         capitals_count=True,
@@ -245,6 +251,7 @@ KINDS: dict[str, TaskKind] = {
         check_scored=lambda task, language: normalizer(task.normalizer, language),
         line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
         threshold=tasks.null_threshold,
+        gold=lambda task, example: [answer.text for answer in example.answers],
         target="answer",
         class_suffix=task_heads.SPANS,
     ),

@@ -112,8 +112,13 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
         artifacts.write_text(folder / html_report.PAGE, page)
 
 
-def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.Path:
-    """Write report.md, report.html and charts of one run, or of several side by side."""
+def write(
+    folder: pathlib.Path, runs: Sequence[Run], head: str = "", more: Sequence[str] = ()
+) -> pathlib.Path:
+    """Write report.md, report.html and charts of one run, or of several side by side.
+
+    `more` are parts to begin with.
+    """
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
     shown, unit, lacking = (
         list(runs),
@@ -124,6 +129,8 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
         shown = [dataclasses.replace(run, results={}) for run in runs]
     if len(runs) == 1:
         parts.append(f"Written on {time.strftime('%Y-%m-%d at %H:%M:%S')}.")
+    elif not any(run.by_language() for run in runs):  # of fine-tuning
+        shown = []
     elif lacking:
         shown = []
         parts.append(
@@ -143,7 +150,7 @@ def write(folder: pathlib.Path, runs: Sequence[Run], head: str = "") -> pathlib.
     ]
     if any(one != texts[0] for one in texts):
         parts.append("**The held-out texts differ. Compare with care.**")
-    parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
+    parts += [*more, *_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
     parts += [*time_section(folder, runs), *_differences(runs)]
     return html_report.write(folder, tables.page(*parts), head=head)
 
