@@ -180,7 +180,8 @@ def text(facts: Facts) -> str:
 
 
 _CALIBRATED = """\
-Divide the scores by {temperature:.3g} before the softmax to get calibrated probabilities."""
+Divide the scores by {temperature:.3g} before the softmax, or the sigmoid of several labels, to get
+calibrated probabilities."""
 _LICENCE = """\
 ## Licence
 

@@ -159,7 +159,7 @@ _CLASSIFICATION = TaskKind(
     ),
     is_labelled=lambda task, example: example.label is not None,
     features=lambda options, *args: features.text_features(
-        *args, separate_segments=options.cross_attention
+        *args, separate_segments=options.cross_attention, num_labels=len(options.task.labels)
     ),
     head=lambda options, encoder: _text_head(len(options.task.labels), options, encoder),
     loss=fine_tuning.classification_loss,
@@ -185,6 +185,20 @@ def _embedding_features(
     )  # fmt: skip
 
 
+_EMBEDDING = TaskKind(
+    readers=Readers(
+        embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
+    ),
+    is_labelled=lambda task, example: True,
+    features=_embedding_features,
+    head=lambda options, encoder: PoolingHead(),
+    loss=contrastive.pair_loss,
+    loss_keys=("temperature", "dimensions", "contrast_margin"),
+    decide=lambda options, data, outputs: list(outputs),
+    score=lambda task, data, vectors, _: search.pair_scores(data.examples, vectors),
+    line=lambda task, example, vectors, _: {"score": search.cosine(*vectors[:2])},
+)
+
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
     "regression": dataclasses.replace(
@@ -199,18 +213,27 @@ KINDS: dict[str, TaskKind] = {
         classes=None,
         logits=None,
     ),
-    "embedding": TaskKind(
-        readers=Readers(
-            embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
+    "multilabel": dataclasses.replace(
+        _CLASSIFICATION,
+        loss=fine_tuning.multilabel_loss,
+        loss_keys=(),
+        decide=lambda options, data, outputs: tasks.label_sets(outputs),
+        score=lambda task, data, decided, _: tasks.set_scores(task, data, decided),
+        line=lambda task, example, decided, _: {"prediction": [task.labels[i] for i in decided]},
+        gold=lambda task, example: [task.labels[i] for i in example.label],
+        classes=lambda example: example.label,
+        decision=tuple,
+    ),
+    "embedding": _EMBEDDING,
+    "similarity": dataclasses.replace(
+        _EMBEDDING,
+        is_labelled=lambda task, example: example.label is not None,
+        loss=contrastive.similarity_loss,
+        score=lambda task, data, vectors, _: tasks.label_scores(
+            task, data, [search.cosine(*one[:2]) for one in vectors]
         ),
-        is_labelled=lambda task, example: True,
-        features=_embedding_features,
-        head=lambda options, encoder: PoolingHead(),
-        loss=contrastive.pair_loss,
-        loss_keys=("temperature", "dimensions", "contrast_margin"),
-        decide=lambda options, data, outputs: list(outputs),
-        score=lambda task, data, vectors, _: search.pair_scores(data.examples, vectors),
-        line=lambda task, example, vectors, _: {"score": search.cosine(*vectors[:2])},
+        gold=lambda task, example: example.label,
+        target="score",
     ),
     "tagging": TaskKind(
         readers=Readers(

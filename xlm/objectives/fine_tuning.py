@@ -170,6 +170,18 @@ def classification_loss(
     return _class_loss(outputs, batch["labels"], batch["weights"], class_weights, label_smoothing)
 
 
+def multilabel_loss(
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
+) -> LossAndMetrics:
+    """Return the mean binary NLL of `labels` [B, C], 0 or 1, by outputs [B, C], as logits.
+
+    That of each class is multiplied by its weight (default 1).
+    """
+    losses = optax.sigmoid_binary_cross_entropy(outputs, batch["labels"])
+    losses = (losses * jnp.asarray(class_weights or 1.0)).mean(axis=1)
+    return {"loss": _weighted(losses, batch["weights"])}
+
+
 def tagging_loss(
     outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = (),
     label_smoothing: float = 0.0,
