@@ -29,16 +29,11 @@ class LossTest(absltest.TestCase):
             cosines = [a @ b / math.sqrt((a @ a) * (b @ b)) for a, b in first]
             gaps = [math.exp((cosines[j] - cosines[i]) / 0.2)
                     for i in range(5) for j in range(5) if labels[i] > labels[j]]  # fmt: skip
-            self.assertLen(gaps, 9)
             expected.append(math.log1p(sum(gaps)))
         loss, weight = jax.jit(similarity_loss, static_argnames=("temperature", "dimensions"))(
             vectors, batch, temperature=0.2, dimensions=(4, 8)
         )["loss"]
         self.assertAlmostEqual(float(loss / weight), np.mean(expected), places=5)
-        # Only the order of labels counts.
-        again, _ = similarity_loss(vectors, {**batch, "labels": 2 * labels**2 + 1},
-                                   temperature=0.2, dimensions=(4, 8))["loss"]  # fmt: skip
-        self.assertAlmostEqual(float(loss), float(again), places=4)
         # Without labels it is that of pairs.
         batch = {"text_ids": np.arange(12).reshape(6, 2), "weights": weights}
         found, pairs = (one(vectors, batch, temperature=0.2, contrast_margin=0.1)
@@ -79,13 +74,10 @@ class RunTest(folders.FolderTest):
         lines = task_results.read_lines(self.folder / "run/predictions/test.en.jsonl", dict)
         sides = [line["gold"] for line in lines], [line["score"] for line in lines]
         self.assertAlmostEqual(scores["spearman"], scipy.stats.spearmanr(*sides)[0], places=5)
-        self.write("data/train.en.tsv", "a\tb\n" * 20)  # pairs, and nothing to select on
+        # Pairs, and nothing to select on.
+        self.write("data/train.en.tsv", "".join(f"a {i}\tb {i}\n" for i in range(20)))
         config.task.root = str(self.folder / "data")
         with self.assertRaisesRegex(ValueError, "have no score.*task.validation"):
             tiny_tasks.run(config, self.folder / "other")
         self.write("data/dev.en.tsv", "x\ty\t1\ny\tz\t2\n")
         self.assertIn("spearman", tiny_tasks.run(config, self.folder / "other")["test"]["en"])
-
-
-if __name__ == "__main__":
-    absltest.main()

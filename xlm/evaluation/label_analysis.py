@@ -78,11 +78,9 @@ def class_scores(counts: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]
 
 
 def baselines(
-    counts: np.ndarray,
-    total: int,
-    score: Callable[[np.ndarray], Mapping[str, float]],
+    counts: np.ndarray, total: int, score: Callable[[np.ndarray], Mapping[str, float]],
     num_texts: int = 0,
-) -> dict[str, Scores]:
+) -> dict[str, Scores]:  # fmt: skip
     """Return the metrics of the most frequent training label, and of labels drawn as in training.
 
     Training has `counts` [C] of them, the data `total`; `score` maps answers [total] to metrics. If
@@ -113,8 +111,10 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def set_entropy(shares: np.ndarray, weights: np.ndarray) -> float:
-    """Return the same of label sets, a mean over weighted classes that have `shares` [C]."""
-    return float((weights * (special.entr(shares) + special.entr(1 - shares))).mean())
+    """Return that of sets: a mean over classes of `shares` [C], and weights of labels there."""
+    there = weights * shares
+    best = there / (there + 1 - shares)
+    return -float((special.xlogy(there, best) + special.xlog1py(1 - shares, -best)).mean())
 
 
 def collapsed(matrix: np.ndarray, labels: Sequence[str]) -> str:

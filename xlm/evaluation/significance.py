@@ -32,7 +32,7 @@ class Answered(msgspec.Struct):
 
     id: str
     prediction: Any
-    gold: Any
+    gold: Any = None
 
 
 def section(folders: Mapping[str, pathlib.Path]) -> list[str]:
@@ -79,6 +79,8 @@ def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[st
     for language in (one for one in results[0][split] if one in results[1][split]):
         paths = [one / "predictions" / f"{split}.{language}.jsonl" for one in folders]
         one, other = (read_lines(path, Answered) for path in paths)
+        if any(line.gold is None for line in (*one, *other)):
+            raise _NotComparable("predictions have no labels (gold), as in runs of older versions")
         files = [of.get("scored", {}).get(language) for of in results]
         if files[0] != files[1] or [(x.id, x.gold) for x in one] != [(x.id, x.gold) for x in other]:
             raise _NotComparable(f"their {split} files in {language} differ")

@@ -359,6 +359,9 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
         examples = [example for one in data for example in one.examples]
         counts = collections.Counter(label for one in examples for label in classes(one))
         total = counts.total()
+        if options.task.has_label_sets:
+            without = [len(examples) - counts[i] for i in range(len(labels))]
+            return tuple(max(one, 1) / max(counts[i], 1) for i, one in enumerate(without))
         return tuple(total / (len(labels) * max(counts[i], 1)) for i in range(len(labels)))
     are_numbers = all(isinstance(one, int | float) and one > 0 for one in given)
     if len(given) != len(labels) or not are_numbers:

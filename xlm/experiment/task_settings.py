@@ -45,7 +45,8 @@ class TaskSettings:
       labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
         empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
-        order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
+        order of labels; empty for 1 each, ("balanced",) for the same sum over each class. Of
+        several labels, the weight of texts with it, "balanced" for the sum of those without.
       label_smoothing: of classification and tagging, share of a target that all classes divide
         evenly in the training loss; losses of evaluations have none.
       text_column, pair_column, label_column: of a task of a user's own, see

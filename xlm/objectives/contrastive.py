@@ -173,11 +173,11 @@ def similarity_loss(
     if "labels" not in batch:
         return pair_loss(vectors, batch, temperature=temperature, dimensions=dimensions, **of_pairs)
     labels, weights = batch["labels"], batch["weights"]
-    is_above = (labels[:, None] > labels) & (weights[:, None] * weights > 0)
+    is_above = (labels[:, None] > labels[None]) & (weights[:, None] * weights[None] > 0)
     losses, sizes = [], dimensions or vectors.shape[2:]
     for size in sizes:
         one, two = (_unit(vectors[:, place, :size]) for place in (0, 1))
         cosines = (one * two).sum(axis=1) / temperature
-        gaps = jnp.where(is_above, cosines - cosines[:, None], _ABSENT)
+        gaps = jnp.where(is_above, cosines[None] - cosines[:, None], _ABSENT)
         losses.append(jax.nn.logsumexp(jnp.append(gaps, 0.0)))
     return {"loss": (jnp.stack(losses).mean() * weights.sum(), weights.sum())}

@@ -175,11 +175,11 @@ def multilabel_loss(
 ) -> LossAndMetrics:
     """Return the mean binary NLL of `labels` [B, C], 0 or 1, by outputs [B, C], as logits.
 
-    That of each class is multiplied by its weight (default 1).
+    That of a class that the text has is multiplied by its weight (default 1).
     """
     losses = optax.sigmoid_binary_cross_entropy(outputs, batch["labels"])
-    losses = (losses * jnp.asarray(class_weights or 1.0)).mean(axis=1)
-    return {"loss": _weighted(losses, batch["weights"])}
+    factors = jnp.where(batch["labels"] > 0, jnp.array(class_weights or [1.0])[None], 1.0)
+    return {"loss": _weighted((losses * factors).mean(axis=1), batch["weights"])}
 
 
 def tagging_loss(
