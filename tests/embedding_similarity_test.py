@@ -77,7 +77,7 @@ class RunTest(folders.FolderTest):
         # Pairs, and nothing to select on.
         self.write("data/train.en.tsv", "".join(f"a {i}\tb {i}\n" for i in range(20)))
         config.task.root = str(self.folder / "data")
-        with self.assertRaisesRegex(ValueError, "have no score.*task.validation"):
+        with self.assertRaisesRegex(ValueError, "have no score.*task.train"):
             tiny_tasks.run(config, self.folder / "other")
         self.write("data/dev.en.tsv", "x\ty\t1\ny\tz\t2\n")
         self.assertIn("spearman", tiny_tasks.run(config, self.folder / "other")["test"]["en"])
