@@ -157,7 +157,8 @@ def write(
 
 def _status(run: Run) -> str:
     step, total = run.progress
-    state = "trained" if 0 < total <= step else "training"
+    has_ended = 0 < total <= step or (run.folder / "results.json").exists()  # of finetune.py
+    state = "trained" if has_ended else "training"
     of_total = f" of {total:,}" if total else ""
     text = f"**{tables.escaped(run.name)}: {state}, step {step:,}{of_total}.**"
     for loss in run.line("eval/loss").ys[-1:]:
