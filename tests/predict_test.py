@@ -123,7 +123,8 @@ class FineTunedTest(folders.FolderTest):
             else:
                 self.assertEqual(one, two)
 
-        lines = ([{**line, "id": ""} for line in both] for both in (found, expected))
+        ours = {"id": "", "gold": None}  # only runs know labels
+        lines = ([{**line, **ours} for line in both] for both in (found, expected))
         jax.tree.map(check, *lines)
 
     def test_another_tokenizer_is_named(self):

@@ -8,20 +8,27 @@ or several. A file has columns `query` and `passage`, or two columns between tab
 line-aligned files, `train.de-en.de` and `train.de-en.en`. Each text finds its partner among those
 of the batch. Equal texts are never negatives of each other. --config.task.negative_columns names
 columns of wrong passages. --config.train.accumulation_steps encodes a large batch in parts, and
-contrasts all of it. xlm encode and xlm search use the vectors; see docs/embeddings.md.
+contrasts all of it. `embeddings.py:scores,DATA` is tested on pairs with a third column `score`, by
+Spearman's correlation with their cosines. It trains on such pairs, or on pairs without scores. xlm
+encode and xlm search use the vectors; see docs/embeddings.md.
 """
 
 from ml_collections import ConfigDict
 
 from configs.finetune.text import own
 
-TASKS = ("text_pairs",)
+TASKS = {"pairs": "text_pairs", "scores": "text_similarity"}
 
 
 # Batch, rate and temperature are usual ones of small encoders, not tuned here.
 def get_config(arg: str = "") -> ConfigDict:
-    config = own(*TASKS, arg)
-    config.task.update(text_column="query", pair_column="passage", text_pooling="mean")
+    kind, _, data = arg.partition(",")
+    if kind not in TASKS:
+        kind, data = "pairs", arg
+    config = own(TASKS[kind], data)
+    config.task.update(
+        text_column="query", pair_column="passage", label_column="score", text_pooling="mean"
+    )
     config.optimizer.learning_rate = 1e-4
     config.train.update(batch_size=128, epochs=3.0, evaluations=6)
     return config

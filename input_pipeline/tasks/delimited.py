@@ -35,7 +35,9 @@ def read_texts(path: pathlib.Path, task: Task) -> Found:
 def read_labels(path: pathlib.Path, task: Task) -> Found:
     """Yield (language, label) of a file; as `read_texts`, of any label but missing ones."""
 
-    def checked(row: tables.Record, texts: list[str], label: str) -> str:
+    def checked(row: tables.Record, texts: list[str], label: str | list[str]) -> Any:
+        if isinstance(label, list):
+            return [checked(row, texts, one) for one in label]
         if label == _MISSING:
             raise ValueError(
                 f"{row.where}: the label is {_MISSING!r}, as pandas writes a missing one; "
@@ -43,7 +45,9 @@ def read_labels(path: pathlib.Path, task: Task) -> Found:
             )
         return canonical_label(label)
 
-    return _rows(path, task, checked)
+    for language, found in _rows(path, task, checked):
+        for one in found if isinstance(found, list) else [found]:
+            yield language, one
 
 
 def read_unlabelled(path: pathlib.Path, task: Task) -> list[TextExample | BadRow]:
@@ -89,10 +93,12 @@ def is_called(path: pathlib.Path, *suffixes: str) -> bool:
     return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
 
 
-def _example(task: Task, row: tables.Record, texts: list[str], label: str) -> TextExample:
+def _example(
+    task: Task, row: tables.Record, texts: list[str], label: str | list[str]
+) -> TextExample:
     text, second = texts[0], texts[1] if task.is_of_pairs else None
     name = identity(task, row.cells)
-    if not label:
+    if label == "":
         return TextExample(name or str(row.line), text, second, None, cells=row.cells)
     group = identity(task, row.cells, is_group=True)
     return TextExample(name, text, second, task.label(label, row.where), group)
@@ -140,8 +146,9 @@ def _rows(
         if number == 1 and is_numbered:
             _check_is_row(str(cells.get(with_label[-1], "")), task, where)
         try:
-            found = [_cell(cells[column], column, where) for column in wanted]
-            texts, label = (found[:-1], found[-1]) if has_labels else (found, "")
+            columns = wanted[:-1] if has_labels else wanted
+            texts = [_cell(cells[column], column, where) for column in columns]
+            label = _label(cells[wanted[-1]], task, wanted[-1], where) if has_labels else ""
             yield language_of(cells, where), make(row, texts, label)
         except ValueError as error:
             yield None, BadRow(identity(task, cells) or str(line), str(error), cells)
@@ -163,7 +170,7 @@ def _may_be_label(cell: str, task: Task) -> bool:
     if cell.casefold() in _NAMES or not any(map(str.isalnum, cell)):
         return True
     try:
-        task.label(cell, "")
+        task.label(_label(cell, task, "", ""), "")
     except ValueError:
         return False
     return True
@@ -191,6 +198,19 @@ def language_of(cells: Mapping[str, Any], where: str) -> str | None:
             "ceb or zh_Hant; correct it, or rename the column"
         )
     return value
+
+
+def _label(value: Any, task: Task, column: str, where: str) -> str | list[str]:
+    """Return a label as text; if a text has several, the cells of a list, or the parts of a text.
+
+    Parts are between `Task.label_separator`; errors as of `_cell`.
+    """
+    if not task.has_label_sets:
+        return _cell(value, column, where)
+    if isinstance(value, str):
+        parts = value.split(task.label_separator) if task.label_separator else [value]
+        value = [part for part in parts if part.strip()]
+    return [_cell(one, column, where) for one in (value if isinstance(value, list) else [value])]
 
 
 def _cell(value: Any, column: str, where: str) -> str:

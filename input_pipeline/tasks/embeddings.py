@@ -24,11 +24,13 @@ _ALIGNED = re.compile(r"(.*\.([^.-]+)-([^.-]+)\.)(\2|\3)((?:\.(?:gz|xz|bz2|zst))
 class EmbeddingExample:
     """A query, its passage, and passages that are wrong for it: `texts`.
 
-    Examples of one `group` are on one side of a hold-out.
+    `label` says how alike the first two are, None without. Examples of one `group` are on one side
+    of a hold-out.
     """
 
     id: str
     texts: tuple[str, ...]
+    label: float | None = None
     group: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -40,14 +42,15 @@ class EmbeddingExample:
 class EmbeddingFeature:
     """The texts of an example, S rows `<s> text </s>` of int32 ids.
 
-    `ids` [S] int32 are equal for equal texts. The vector is the mean over a text's tokens or, with
-    `reads_first`, the state of `<s>`.
+    `ids` [S] int32 are equal for equal texts, `label` is the example's. The vector is a mean over a
+    text's tokens or, with `reads_first`, the state of `<s>`.
     """
 
     example: int
     rows: tuple[np.ndarray, ...]
     ids: np.ndarray
     reads_first: bool
+    label: float | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -61,7 +64,8 @@ class EmbeddingFeature:
         index, sizes = np.arange(length), np.array([len(row) for row in self.rows])[:, None]
         is_text = (index > 0) & (index < sizes - 1)
         pooled = np.broadcast_to(index == 0, is_text.shape) if self.reads_first else is_text
-        return {**arrays, "pooled": pooled, "text_ids": self.ids}
+        labels = {} if self.label is None else {"labels": np.float32(self.label)}
+        return {**arrays, "pooled": pooled, "text_ids": self.ids, **labels}
 
 
 def embedding_features(
@@ -80,7 +84,7 @@ def embedding_features(
     for number, one in enumerate(examples):
         own = tuple(next(rows).tokens for _ in one.texts)
         ids = np.array([zlib.crc32(text.encode()) for text in one.texts], np.uint32)
-        found.append(EmbeddingFeature(number, own, ids.view(np.int32), reads_first))
+        found.append(EmbeddingFeature(number, own, ids.view(np.int32), reads_first, one.label))
     return found
 
 
@@ -89,8 +93,9 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
 
     A file is a table of `tables`. If its first line does not name the task's columns and has tabs,
     they are the first ones. Or it is one of two line-aligned files, read with the first of them.
-    A `BadRow` stands for a row of another width or with an empty text. Raise ValueError if a column
-    or the other file is missing.
+    A `BadRow` stands for a row of another width, with an empty text, or a label that is no number.
+    Only examples of a task that is scored by labels have one, if the first line names its column,
+    or has one column more. Raise ValueError if a column or the other file is missing.
     """
     if match := _ALIGNED.fullmatch(path.name):
         stem, *codes, _, packed = match.groups()
@@ -103,11 +108,15 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
         return
     text, columns = tables.content(path), task.columns
     assert columns is not None, f"{task.name} is not read from columns"
-    names = [*columns.text, *columns.pair]
+    names, label = [*columns.text, *columns.pair], columns.label * (task.kind == "similarity")
     has_names = tables.has_names(text, names, may_be_lines=False)
     if text is not None and "\t" in text.partition("\n")[0] and not has_names:
         names = [str(number) for number in range(1, len(names) + 1)]
-    needed = list(dict.fromkeys([*names, *columns.id, *columns.group]))
+        has_more = text.partition("\n")[0].count("\t") >= len(names)
+        label = (str(len(names) + 1),) * (has_more and bool(label))
+    elif not tables.has_names(text, [*names, *label], may_be_lines=False):
+        label = ()
+    needed = list(dict.fromkeys([*names, *label, *columns.id, *columns.group]))
     for row in tables.read_records(path, text, needed):
         if isinstance(row, BadRow):
             yield None, row
@@ -116,7 +125,12 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
         name, group = (delimited.identity(task, row.cells, is_group=way) for way in (False, True))
         if all(texts):
             language = delimited.language_of(row.cells, row.where)
-            yield language, EmbeddingExample(name, texts, group)
+            try:
+                scores = [float(task.label(str(row.cells[one]), row.where)) for one in label]
+            except ValueError as error:
+                yield None, BadRow(name or str(row.line), str(error), row.cells)
+                continue
+            yield language, EmbeddingExample(name, texts, *(scores or [None]), group)
         else:
             empty = names[texts.index("")]
             error = f"{row.where}: column {empty!r} is empty; remove the row"

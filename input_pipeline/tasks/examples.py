@@ -19,14 +19,15 @@ class TextExample:
     """A text or a pair of texts to put into a class, or to score.
 
     `id` counts the examples of a language and split, from "0". `label` is an index into
-    `Task.labels`, a score of a regression, or None. Examples of one `group`, such as translations,
-    are on one side of a hold-out. `cells` are the other columns of a row to predict on.
+    `Task.labels`, several of these, a score of a regression, or None. Examples of one `group`, such
+    as translations, are on one side of a hold-out. `cells` are the other columns of a row to
+    predict on.
     """
 
     id: str
     text: str
     text_pair: str | None
-    label: int | float | None
+    label: int | float | tuple[int, ...] | None
     group: str = dataclasses.field(default="", compare=False)
     cells: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 

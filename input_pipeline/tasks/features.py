@@ -77,12 +77,13 @@ def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
 class TextFeature:
     """A text or a pair, `<s> a </s>` or `<s> a </s> </s> b </s>`.
 
-    `second` is where a second segment begins, with `<s>` and restarted positions; None without one.
+    `label` is an index, a score, or, of several, [C] float32 with 1 for those there. `second`
+    is where a second segment begins, with `<s>` and restarted positions; None without one.
     """
 
     example: int
     tokens: np.ndarray
-    label: int | float | None
+    label: int | float | np.ndarray | None
     second: int | None = None
 
     def arrays(self, length: int, pad: int) -> dict[str, np.ndarray]:
@@ -91,7 +92,7 @@ class TextFeature:
             arrays["segments"][self.second : len(self.tokens)] = 2
             arrays["positions"][self.second :] -= self.second
         if self.label is not None:
-            kind = np.float32 if isinstance(self.label, float) else np.int32
+            kind = np.float32 if isinstance(self.label, float | np.ndarray) else np.int32
             arrays["labels"] = np.asarray(self.label, kind)
         return arrays
 
@@ -146,8 +147,11 @@ def text_features(
     max_length: int,
     *,
     separate_segments: bool = False,
+    num_labels: int = 0,
 ) -> list[TextFeature]:
     """Return a feature of each text or pair; the examples are all texts or all pairs.
+
+    Labels are several of `num_labels`, unless that is 0.
 
     Texts that are too long are cut at the end, with a warning that counts them. Of a pair the
     longer text is cut first (`bitext.join_pair`). Raise ValueError if `max_length` is too short.
@@ -168,7 +172,10 @@ def text_features(
             tokens, start = join_pair(one, two, max_length, special)
             if separate_segments:
                 tokens[start], second = special.bos, start
-        found.append(TextFeature(number, tokens.astype(np.int32), example.label, second))
+        label = example.label
+        if isinstance(label, tuple):
+            label = np.isin(np.arange(num_labels), label).astype(np.float32)
+        found.append(TextFeature(number, tokens.astype(np.int32), label, second))
     return found
 
 

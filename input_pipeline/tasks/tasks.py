@@ -68,6 +68,7 @@ class Task:
       normalizer: of answers: "squad" or "mlqa", the rules of their evaluation scripts.
       has_unanswerable: whether "no answer" may be right.
       xtreme_name: name in XTREME's submissions; "" if it has none.
+      label_separator: between the labels of a text with several; "" for none.
       is_own: whether data are a user's own: the training data name the labels, and none is hidden.
     """
 
@@ -89,6 +90,7 @@ class Task:
     normalizer: str = "squad"
     has_unanswerable: bool = False
     xtreme_name: str = ""
+    label_separator: str = ","
     is_own: bool = False
 
     @property
@@ -98,8 +100,13 @@ class Task:
 
     @property
     def is_of_texts(self) -> bool:
-        """Whether it is classification or regression, of one text or of a pair."""
-        return self.kind in ("classification", "regression")
+        """Whether it gives a text or pair a class, a number, or any number of labels."""
+        return self.kind in ("classification", "regression", "multilabel")
+
+    @property
+    def has_label_sets(self) -> bool:
+        """Whether a text has any number of labels."""
+        return self.kind == "multilabel"
 
     @property
     def is_search(self) -> bool:
@@ -114,7 +121,7 @@ class Task:
     @property
     def is_embedding(self) -> bool:
         """Whether an encoder learns sentence vectors from texts that belong together."""
-        return self.kind == "embedding"
+        return self.kind in ("embedding", "similarity")
 
     @property
     def is_of_words(self) -> bool:
@@ -142,11 +149,13 @@ class Task:
             raise ValueError(f"{self.name}: {wrong[0]!r} is {NO_SPAN}")
         return dataclasses.replace(self, labels=labels, columns=columns)
 
-    def label(self, text: str, where: str) -> int | float | None:
-        """Return an index into `labels`, a score, or None if hidden.
+    def label(self, text: str | list[str], where: str) -> int | float | tuple[int, ...] | None:
+        """Return an index into `labels`, those of a list, a score, or None if hidden.
 
         Raise ValueError if the task has no such label; `where` names file and line.
         """
+        if isinstance(text, list):
+            return tuple(sorted({self.class_index(one, where) for one in text}))
         if text == _NO_LABEL and not self.is_own:
             return None
         if self.labels:
@@ -361,10 +370,12 @@ _ALL = [
     ),
     _glue("rte", _TWO_WAY_NLI, ("accuracy",), _PAIR),
     _own("text_classes", "classification", ("macro_f1", "accuracy"), **_OWN_TEXTS),
+    _own("text_labels", "multilabel", ("micro_f1", "macro_f1"), **_OWN_TEXTS),
     _own("text_numbers", "regression", ("pearson", "spearman"), **_OWN_TEXTS),
     _own("tag_spans", "tagging", ("f1", "precision", "recall")),
     _own("tag_words", "tagging", ("macro_f1", "accuracy"), scorer="words"),
     _own("text_pairs", "embedding", _RANKING),
+    _own("text_similarity", "similarity", ("spearman", "pearson")),
 ]  # fmt: skip
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

@@ -26,7 +26,7 @@ class ClassesTest(parameterized.TestCase):
         kinds = range(classes)
         expected = metrics.confusion_matrix(found.gold, found.found, labels=[*kinds])
         np.testing.assert_array_equal(matrix, expected)
-        scores = label_analysis.class_scores(matrix, [str(one) for one in kinds])
+        scores = label_analysis.class_scores(found.counts, [str(one) for one in kinds])
         there = np.union1d(found.gold, found.found)
         columns = metrics.precision_recall_fscore_support(
             found.gold, found.found, labels=there, zero_division=0

@@ -159,14 +159,15 @@ class ClassesTest(FolderTest):
         self.assertGreater(other[keep].std(), 0.1)
         np.testing.assert_allclose(mine[keep], other[keep], atol=1e-4)
 
-    def test_heads_of_several_labels_are_left_out(self):
+    def test_heads_of_several_labels_stay_such(self):
         config = parity.their_model(
             name="Roberta", problem_type="multi_label_classification"
         ).config
         theirs = parity.transformers().RobertaForSequenceClassification(config)
         theirs.save_pretrained(self.folder)
-        with self.assertLogs(level="WARNING"):
-            self.assertIsNone(model_folder.read_task_head(self.folder))
+        head = model_folder.read_task_head(self.folder)
+        self.assertEqual(head.kind, "multilabel")
+        self.assertEqual(head.their_config()["problem_type"], "multi_label_classification")
 
 
 class TokenizersTest(FolderTest):

@@ -3,7 +3,8 @@
     xlm report --runs=DIR1,DIR2,... --output=DIR
 
 DIR1, ... are working directories of train.py or finetune.py, finished or not. Losses of runs whose
-vocabularies differ are compared in bits a character. Writes report.md, and report.html with charts.
+vocabularies differ are compared in bits a character. Later fine-tuned runs are compared with the
+first by a paired bootstrap over the test examples. Writes report.md, and report.html with charts.
 """
 
 import dataclasses
@@ -25,9 +26,11 @@ def main(_) -> None:
     runs = {one: run_report.read(path) for one, path in folders.items()}
     if len({run.name for run in runs.values()}) < len(runs):  # of several parents
         runs = {name: dataclasses.replace(run, name=name) for name, run in runs.items()}
-    from xlm.evaluation import translation_report  # slow: scipy
+    more, named = [], dict(zip((run.name for run in runs.values()), folders.values(), strict=True))
+    if any((path / "results.json").exists() for path in folders.values()):  # of finetune.py
+        from xlm.evaluation import significance, translation_report  # slow: scipy
 
+        more = translation_report.comparison(named) or significance.section(named)
     with outputs.folder(_OUTPUT.value, list(folders.values())) as aside:
-        more = translation_report.comparison(folders)
         run_report.write(aside, list(runs.values()), more=more)
     print(f"report: {pathlib.Path(_OUTPUT.value, html_report.PAGE)}")

@@ -21,14 +21,35 @@ REMEDY = (
 
 
 class Labelled(NamedTuple):
-    """Labels of a language's data and their scores by a model: [N] int64 and [N, C] float32."""
+    """Labels of a language's data and their scores by a model: [N] int64 and [N, C] float32.
+
+    If a text has several labels, they are [N, C] bool.
+    """
 
     gold: np.ndarray
     logits: np.ndarray
 
     @property
     def found(self) -> np.ndarray:
-        return self.logits.argmax(axis=1)
+        """Predictions in the form of `gold`."""
+        return self.logits.argmax(axis=1) if self.gold.ndim == 1 else self.logits > 0
+
+    @property
+    def choices(self) -> "Labelled":
+        """Choices of one class each: of label sets [N C] choices, without and with a label."""
+        if self.gold.ndim == 1:
+            return self
+        scores = np.stack([0 * self.logits.ravel(), self.logits.ravel()], axis=1)
+        return Labelled(self.gold.ravel().astype(np.int64), scores)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Numbers of right, gold and predicted labels of each class, [3, C]."""
+        if self.gold.ndim > 1:
+            sides = self.gold & self.found, self.gold, self.found
+            return np.stack([side.sum(axis=0) for side in sides])
+        matrix = confusion(self)
+        return np.stack([np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)])
 
 
 def confusion(found: Labelled) -> np.ndarray:
@@ -37,9 +58,12 @@ def confusion(found: Labelled) -> np.ndarray:
     return np.bincount(found.gold * size + found.found, minlength=size**2).reshape(size, size)
 
 
-def class_scores(matrix: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]:
-    """Return precision, recall, F1 (0 for 0 / 0) and "support", gold labels, of classes there."""
-    right, gold, predicted = np.diag(matrix), matrix.sum(axis=1), matrix.sum(axis=0)
+def class_scores(counts: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]:
+    """Return precision, recall, F1 (0 for 0 / 0) and "support", gold labels, of classes there.
+
+    `counts` [3, C] are those of `Labelled`.
+    """
+    right, gold, predicted = counts
     columns = {
         "precision": right / predicted.clip(1),
         "recall": right / gold.clip(1),
@@ -54,17 +78,29 @@ def class_scores(matrix: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]
 
 
 def baselines(
-    counts: np.ndarray, total: int, score: Callable[[np.ndarray], Mapping[str, float]]
-) -> dict[str, Scores]:
+    counts: np.ndarray, total: int, score: Callable[[np.ndarray], Mapping[str, float]],
+    num_texts: int = 0,
+) -> dict[str, Scores]:  # fmt: skip
     """Return the metrics of the most frequent training label, and of labels drawn as in training.
 
-    Training has `counts` [C] of them, the data `total`; `score` maps answers [total] to metrics.
+    Training has `counts` [C] of them, the data `total`; `score` maps answers [total] to metrics. If
+    `num_texts` of training have several labels, answers are [total, C] bool, and the majority has
+    each label of more than half of the texts, and the most frequent one.
     """
-    rng, shares = np.random.default_rng(0), counts / counts.sum()
-    num_draws = int(np.clip(_DRAWN // total, 1, 20))
-    draws = [score(rng.choice(len(counts), total, p=shares)) for _ in range(num_draws)]
+    rng, shares = np.random.default_rng(0), counts / (num_texts or counts.sum())
+    num_draws, most = int(np.clip(_DRAWN // total, 1, 20)), np.full(total, counts.argmax())
+    if num_texts:
+        most = np.tile((shares > 0.5) | (counts == counts.max()), (total, 1))
+    draws = [
+        score(
+            rng.random(most.shape) < shares
+            if num_texts
+            else rng.choice(len(counts), total, p=shares)
+        )
+        for _ in range(num_draws)
+    ]
     return {
-        "majority": dict(score(np.full(total, counts.argmax()))),
+        "majority": dict(score(most)),
         "random": {name: float(np.mean([one[name] for one in draws])) for name in draws[0]},
     }
 
@@ -72,6 +108,13 @@ def baselines(
 def entropy(counts: np.ndarray) -> float:
     """Return the entropy in nats of labels with counts [C]: the best loss without any text."""
     return float(special.entr(counts / counts.sum()).sum())
+
+
+def set_entropy(shares: np.ndarray, weights: np.ndarray) -> float:
+    """Return that of sets: a mean over classes of `shares` [C], and weights of labels there."""
+    there = weights * shares
+    best = there / (there + 1 - shares)
+    return -float((special.xlogy(there, best) + special.xlog1py(1 - shares, -best)).mean())
 
 
 def collapsed(matrix: np.ndarray, labels: Sequence[str]) -> str:
@@ -100,6 +143,7 @@ def stuck(loss: float, label_entropy: float) -> str:
 
 def temperature(found: Labelled) -> float:
     """Return T with the least NLL of softmax(logits / T) (Guo et al. 2017); 1 without errors."""
+    found = found.choices
     if (found.found == found.gold).all():
         return 1.0
 
@@ -112,6 +156,7 @@ def temperature(found: Labelled) -> float:
 
 def calibration_error(found: Labelled, t: float = 1.0) -> float:
     """Return the expected calibration error at temperature `t`, 0 to 1 (Naeini et al. 2015)."""
+    found = found.choices
     confidence = special.softmax(found.logits.astype(np.float64) / t, axis=1).max(axis=1)
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     gaps = np.bincount(bins, confidence - (found.found == found.gold))

@@ -30,7 +30,8 @@ Each row of the picture is a gold class, as shares of its labels, over all langu
 _CALIBRATION = """\
 A calibrated model is right in 80 % of the cases to which it gives 80 %. The error is the mean
 distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
-the softmax to get the second column. The development data chose it."""
+the softmax, or the sigmoid of several labels, to get the second column. The development data chose
+it."""
 _CURVES = """\
 Dashed lines are the loss without any text (the entropy of the training labels) and the checkpoint
 that was chosen.
@@ -63,7 +64,7 @@ def write(
 def _classes(
     folder: pathlib.Path, labels: Sequence[str], classes: Mapping[str, Any], pooled: Labelled
 ) -> Iterator[str]:
-    matrix, names = label_analysis.confusion(pooled), [tables.text_cell(one) for one in labels]
+    counts, names = pooled.counts, [tables.text_cell(one) for one in labels]
     languages = list(classes) if 1 < len(classes) <= _LANGUAGES else []
     yield "## Classes"
     yield tables.markdown(
@@ -75,12 +76,15 @@ def _classes(
                 **{f"f1, {code}": 100 * classes[code].get(label, {"f1": np.nan})["f1"]
                    for code in languages},
             }
-            for label, one in label_analysis.class_scores(matrix, labels).items()
+            for label, one in label_analysis.class_scores(counts, labels).items()
         ],
         ".1f",
     )  # fmt: skip
-    if never := [names[i] for i in np.flatnonzero(matrix.any(1) & ~matrix.any(0))]:
+    if never := [names[i] for i in np.flatnonzero((counts[1] > 0) & (counts[2] == 0))]:
         yield f"Never predicted: {', '.join(never)}."
+    if pooled.gold.ndim > 1:
+        return
+    matrix = label_analysis.confusion(pooled)
     yield "## Confusion"
     if len(labels) <= _DRAWN:
         charts.save(_confusion_chart(matrix, labels), folder / "confusion.svg")
@@ -118,12 +122,14 @@ def _errors(
 ) -> Iterator[str]:
     rows: list[dict[str, Any]] = []
     for one in data:
-        found = labelled[one.language]
+        found, of_sets = labelled[one.language].choices, labelled[one.language].gold.ndim > 1
         shares = special.softmax(found.logits, axis=1).max(axis=1)
         wrong = np.flatnonzero(found.found != found.gold)
         for place in wrong[np.argsort(-shares[wrong], kind="stable")][:_ROWS]:
-            name, text = _text(one, int(place))
-            gold, predicted = labels[found.gold[place]], labels[found.found[place]]
+            at, of = divmod(int(place), len(labels)) if of_sets else (int(place), 0)
+            name, text = _text(one, at)
+            names = [f"not {labels[of]}", labels[of]] if of_sets else labels
+            gold, predicted = names[found.gold[place]], names[found.found[place]]
             cells = {"id": name, "text": text, "gold": gold, "predicted": predicted}
             cells = {key: tables.text_cell(cell) for key, cell in cells.items()}
             rows.append({"language": one.language, **cells, "%": 100 * float(shares[place])})

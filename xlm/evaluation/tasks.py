@@ -101,6 +101,19 @@ def classes(outputs: Sequence[np.ndarray]) -> list[int]:
     return [int(np.argmax(row)) for row in outputs]
 
 
+def label_sets(outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """Return by example the indices of scores [C] above 0, which is a probability above 0.5."""
+    return [tuple(np.flatnonzero(row > 0).tolist()) for row in outputs]
+
+
+def with_each_label(sets: Sequence[Sequence[int]], num_labels: int) -> np.ndarray:
+    """Return [N, C] bool of sets of indices: whether a set has the label."""
+    found = np.zeros((len(sets), num_labels), bool)
+    for row, one in zip(found, sets, strict=True):
+        row[list(one)] = True
+    return found
+
+
 def tag_logits(data: TaskData, outputs: Sequence[np.ndarray]) -> np.ndarray:
     """Return the scores of all words, [N, C], in order, by scores [L, C] of rows."""
     parts = [row[: one.num_words] for one, row in zip(data.features, outputs, strict=True)]
@@ -129,10 +142,13 @@ def tags(data: TaskData, outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]
 
 
 def class_probabilities(task: Task, outputs: Sequence[np.ndarray]) -> list[Line]:
-    """Return by example the probability of every class, by name: the softmax of scores [C]."""
+    """Return by example the probability of every class by name, of scores [C].
+
+    It is their softmax, or the sigmoid of each if a text has several labels.
+    """
+    of = special.expit if task.has_label_sets else special.softmax
     return [
-        {"probabilities": dict(zip(task.labels, _rounded(special.softmax(row)), strict=True))}
-        for row in outputs
+        {"probabilities": dict(zip(task.labels, _rounded(of(row)), strict=True))} for row in outputs
     ]
 
 
@@ -203,6 +219,14 @@ def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str
     if None in labels:
         raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
     return classification.scores(task.metrics, labels, decided)
+
+
+def set_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str, float]:
+    from xlm.evaluation.metrics import classification  # slow: scikit-learn
+
+    gold = [example.label for example in data.examples]
+    sides = (with_each_label(side, len(task.labels)) for side in (gold, decided))
+    return classification.set_scores(*sides)
 
 
 def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -> dict[str, float]:

@@ -146,7 +146,8 @@ def text(facts: Facts) -> str:
 
 
 _CALIBRATED = """\
-Divide the scores by {temperature:.3g} before the softmax to get calibrated probabilities."""
+Divide the scores by {temperature:.3g} before the softmax, or the sigmoid of several labels, to get
+calibrated probabilities."""
 
 
 def of_encoder(

@@ -176,7 +176,8 @@ def read_split(
     for language in dict.fromkeys((*languages(options, source), *shared)):
         _check_scored(options, split, language)
         read = loading.load_examples(readers, options.source(source, language), bad)
-        _check_labels(options, source, language, read)
+        if not (split == "train" and options.task.is_embedding):  # pairs, with scores or without
+            _check_labels(options, source, language, read)
         examples[language] = read
     if is_split:
         examples = _divided(options, split, examples)
@@ -194,7 +195,11 @@ def _divided(
 ) -> dict[str, list[Any]]:
     """The examples to train on, or those held out of them, whose labels are counted in the log."""
     task, shared = options.task, languages(options, "validation")
-    labels = KINDS[task.kind].classes or (lambda example: [0])
+    classes = KINDS[task.kind].classes or (lambda example: [0])
+
+    def labels(example: Any) -> Sequence[int]:
+        return classes(example) or [-1]  # of a text that may have none
+
     found = held_out.held_out(examples, labels, options.validation_share, shared)
     pairs = {one: list(zip(some, found[one], strict=True)) for one, some in examples.items()}
     for language in (one for one in found if split == "validation" and any(found[one])):
@@ -202,7 +207,7 @@ def _divided(
             (i, out) for one, out in pairs[language] for i in {*labels(one)}
         )
         named = ", ".join(
-            f"{task.labels[i] if task.labels else 'examples'} {counts[i, True]} of "
+            f"{[*task.labels, 'no label'][i] if task.labels else 'examples'} {counts[i, True]} of "
             f"{counts[i, True] + counts[i, False]}"
             for i in sorted({i for i, _ in counts})
         )
@@ -354,6 +359,9 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
         examples = [example for one in data for example in one.examples]
         counts = collections.Counter(label for one in examples for label in classes(one))
         total = counts.total()
+        if options.task.has_label_sets:
+            without = [len(examples) - counts[i] for i in range(len(labels))]
+            return tuple(max(one, 1) / max(counts[i], 1) for i, one in enumerate(without))
         return tuple(total / (len(labels) * max(counts[i], 1)) for i in range(len(labels)))
     are_numbers = all(isinstance(one, int | float) and one > 0 for one in given)
     if len(given) != len(labels) or not are_numbers:

@@ -54,6 +54,8 @@ class TaskKind:
       line: (task, example, decision, threshold) -> its prediction, besides the id.
       probabilities: (task, data, outputs by row) -> what the line of each example says of how
         probable its prediction is; nothing by default.
+      gold: (task, example) -> its label as predictions are written; None if nothing scores examples
+        one by one.
       classes: example -> its labels, of kinds of which they are classes.
       logits: (data, outputs by row) -> scores [N, C] of the classes of each of these labels, of
         kinds that choose one class for each.
@@ -79,6 +81,7 @@ class TaskKind:
     probabilities: Callable[[Task, TaskData, Sequence[np.ndarray]], list[Line]] = (
         lambda task, data, outputs: [{}] * len(data.examples)
     )
+    gold: Callable[[Task, Any], Any] | None = None
     classes: Callable[[Any], Sequence[int]] | None = None
     logits: Callable[[TaskData, Sequence[np.ndarray]], np.ndarray] | None = None
     decision: Callable[[Any], Any] = tuple
@@ -156,7 +159,7 @@ _CLASSIFICATION = TaskKind(
     ),
     is_labelled=lambda task, example: example.label is not None,
     features=lambda options, *args: features.text_features(
-        *args, separate_segments=options.cross_attention
+        *args, separate_segments=options.cross_attention, num_labels=len(options.task.labels)
     ),
     head=lambda options, encoder: _text_head(len(options.task.labels), options, encoder),
     loss=fine_tuning.classification_loss,
@@ -165,6 +168,7 @@ _CLASSIFICATION = TaskKind(
     score=lambda task, data, decided, _: tasks.label_scores(task, data, decided),
     line=lambda task, example, decided, _: tasks.label_line(task, decided),
     probabilities=lambda task, data, outputs: tasks.class_probabilities(task, outputs),
+    gold=lambda task, example: task.labels[example.label],
     classes=lambda example: (example.label,),
     logits=lambda data, outputs: np.stack(outputs),
     decision=operator.itemgetter(0),
@@ -181,6 +185,20 @@ def _embedding_features(
     )  # fmt: skip
 
 
+_EMBEDDING = TaskKind(
+    readers=Readers(
+        embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
+    ),
+    is_labelled=lambda task, example: True,
+    features=_embedding_features,
+    head=lambda options, encoder: PoolingHead(),
+    loss=contrastive.pair_loss,
+    loss_keys=("temperature", "dimensions", "contrast_margin"),
+    decide=lambda options, data, outputs: list(outputs),
+    score=lambda task, data, vectors, _: search.pair_scores(data.examples, vectors),
+    line=lambda task, example, vectors, _: {"score": search.cosine(*vectors[:2])},
+)
+
 KINDS: dict[str, TaskKind] = {
     "classification": _CLASSIFICATION,
     "regression": dataclasses.replace(
@@ -191,21 +209,31 @@ KINDS: dict[str, TaskKind] = {
         loss_keys=(),
         decide=lambda options, data, outputs: tasks.numbers(outputs),
         probabilities=lambda task, data, outputs: [{}] * len(outputs),
+        gold=lambda task, example: example.label,
         classes=None,
         logits=None,
     ),
-    "embedding": TaskKind(
-        readers=Readers(
-            embeddings.read_examples, tfds_examples.text_examples, embeddings.refuse_unlabelled
+    "multilabel": dataclasses.replace(
+        _CLASSIFICATION,
+        loss=fine_tuning.multilabel_loss,
+        loss_keys=(),
+        decide=lambda options, data, outputs: tasks.label_sets(outputs),
+        score=lambda task, data, decided, _: tasks.set_scores(task, data, decided),
+        line=lambda task, example, decided, _: {"prediction": [task.labels[i] for i in decided]},
+        gold=lambda task, example: [task.labels[i] for i in example.label],
+        classes=lambda example: example.label,
+        decision=tuple,
+    ),
+    "embedding": _EMBEDDING,
+    "similarity": dataclasses.replace(
+        _EMBEDDING,
+        is_labelled=lambda task, example: example.label is not None,
+        loss=contrastive.similarity_loss,
+        score=lambda task, data, vectors, _: tasks.label_scores(
+            task, data, [search.cosine(*one[:2]) for one in vectors]
         ),
-        is_labelled=lambda task, example: True,
-        features=_embedding_features,
-        head=lambda options, encoder: PoolingHead(),
-        loss=contrastive.pair_loss,
-        loss_keys=("temperature", "dimensions", "contrast_margin"),
-        decide=lambda options, data, outputs: list(outputs),
-        score=lambda task, data, vectors, _: search.pair_scores(data.examples, vectors),
-        line=lambda task, example, vectors, _: {"score": search.cosine(*vectors[:2])},
+        gold=lambda task, example: example.label,
+        target="score",
     ),
     "tagging": TaskKind(
         readers=Readers(
@@ -225,6 +253,7 @@ KINDS: dict[str, TaskKind] = {
         score=lambda task, data, decided, _: tasks.tag_scores(task, data, decided),
         line=lambda task, example, decided, _: tasks.tag_line(task, example, decided),
         probabilities=lambda task, data, outputs: tasks.tag_probabilities(data, outputs),
+        gold=lambda task, example: [task.labels[tag] for tag in example.tags],
         classes=lambda example: example.tags,
         logits=tasks.tag_logits,
         capitals_count=True,
@@ -245,6 +274,7 @@ KINDS: dict[str, TaskKind] = {
         check_scored=lambda task, language: normalizer(task.normalizer, language),
         line=lambda task, example, decided, threshold: tasks.answer_line(task, decided, threshold),
         threshold=tasks.null_threshold,
+        gold=lambda task, example: [answer.text for answer in example.answers],
         target="answer",
         class_suffix=task_heads.SPANS,
     ),

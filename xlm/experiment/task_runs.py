@@ -293,6 +293,9 @@ def _evaluate(
         if threshold is None:  # of the first development data
             threshold = kind.threshold(task, one, decided)
         lines = kind.lines(task, one, outputs, decided, threshold)
+        if kind.gold:
+            pairs = zip(lines, one.examples, strict=True)
+            lines = [{**line, "gold": kind.gold(task, example)} for line, example in pairs]
         return kind.score(task, one, decided, threshold), lines
 
     results = evaluated(data, folder, score, should_stop, step)

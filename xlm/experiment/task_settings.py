@@ -45,12 +45,14 @@ class TaskSettings:
       labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
         empty for those of the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
-        order of labels; empty for 1 each, ("balanced",) for the same sum over each class.
+        order of labels; empty for 1 each, ("balanced",) for the same sum over each class. Of
+        several labels, the weight of texts with it, "balanced" for the sum of those without.
       label_smoothing: of classification and tagging, share of a target that all classes divide
         evenly in the training loss; losses of evaluations have none.
       text_column, pair_column, label_column: of a task of a user's own, see
         `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
         `pair_column` of single texts.
+      label_separator: of tasks of several labels, between those of a cell; "" for lists only.
       id_column: ids of a user's own examples, in predictions; "" for numbers of rows.
       group_column: rows of a user's own with one value, such as translations or parts of a
         document, are on one side of a hold-out; "" for `id_column`.
@@ -98,6 +100,7 @@ class TaskSettings:
     text_column: str = schema.key("text")
     pair_column: str = schema.key("")
     label_column: str = schema.key("label")
+    label_separator: str = schema.key(",")
     id_column: str = schema.key("")
     group_column: str = schema.key("")
     max_bad_rows: int = schema.key(0, at_least=0)
@@ -179,6 +182,7 @@ class TaskSettings:
         others = ((name,) if name else () for name in optional)
         pair = (self.pair_column, *self.negative_columns) if self.pair_column else ()
         columns = Columns((self.text_column,), pair, (self.label_column,), *others)
+        task = dataclasses.replace(task, label_separator=self.label_separator)
         return task.with_labels(tuple(map(str, self.labels)), columns)
 
     @property

@@ -5,7 +5,6 @@ names and in the shapes of our own parameters.
 """
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
 _NORM = "norm"  # module that texts' heads have if their form is ModernBERT's
 # Values of `problem_type` in config.json, by what the head's outputs are.
 _CLASSES, NUMBER = "single_label_classification", "regression"
+_SETS, _OF_SETS = "multilabel", "multi_label_classification"
 _PREFIX = "task."  # of the tensors in our own form
 
 
@@ -89,6 +89,7 @@ class TaskHead:
         names = dict(enumerate(self.labels))
         if self.class_suffix == SEQUENCES:
             problem = _CLASSES if self.labels else NUMBER
+            problem = _OF_SETS if self.kind == _SETS else problem
             names = names or {0: "score"}
             return {"problem_type": problem, **_labels(names)}
         return _labels(names) if names else {}
@@ -117,11 +118,8 @@ def class_of(config: Any, prefix: str) -> str:
 
 def read(
     weights: Weights, config: Any, suffix: str, modules: Mapping[str, str], pooling: str = "first"
-) -> TaskHead | None:
-    """Read a head by their names of its modules; None, with a warning, of many labels a text."""
-    if config.problem_type == "multi_label_classification":
-        logging.warning("the model's head, of several labels a text, is left out")
-        return None
+) -> TaskHead:
+    """Read a head by their names of its modules."""
     given = config.id2label or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = tuple(str(given[number]) for number in sorted(given, key=int))
     params: dict[str, dict[str, np.ndarray]] = {}
@@ -136,8 +134,9 @@ def read(
         params[ours] = {
             kind: np.ascontiguousarray(weights.read(name).T) for kind, name in names.items()
         }
-    is_number = suffix == SEQUENCES and len(labels) == 1
-    kind = NUMBER if is_number else KINDS[suffix]
+    is_set = config.problem_type == _OF_SETS
+    is_number = suffix == SEQUENCES and len(labels) == 1 and not is_set
+    kind = _SETS if is_set else NUMBER if is_number else KINDS[suffix]
     return TaskHead(kind, suffix, () if is_number or suffix == SPANS else labels, params, pooling)
 
 

@@ -156,3 +156,26 @@ def pair_loss(
             hits += (jnp.argmax(one, axis=1) == places) / 2
     total = weights.sum()
     return {"loss": ((losses * weights).sum(), total), "accuracy": ((hits * weights).sum(), total)}
+
+
+def similarity_loss(
+    vectors: jax.Array, batch: Mapping[str, jax.Array], *, temperature: float,
+    dimensions: tuple[int, ...] = (), **of_pairs: float,
+) -> LossAndMetrics:  # fmt: skip
+    """Return log(1 + sum exp((c_j - c_i) / temperature)) over examples i with a label above j's.
+
+    c are cosines of the first two of `vectors` [B, S, D] of an example, of `labels` [B] float32.
+    This is CoSENT (Su 2022): only the order of labels counts. `dimensions` are as of `pair_loss`,
+    which is the loss of a batch without labels.
+    """
+    if "labels" not in batch:
+        return pair_loss(vectors, batch, temperature=temperature, dimensions=dimensions, **of_pairs)
+    labels, weights = batch["labels"], batch["weights"]
+    is_above = (labels[:, None] > labels[None]) & (weights[:, None] * weights[None] > 0)
+    losses, sizes = [], dimensions or vectors.shape[2:]
+    for size in sizes:
+        one, two = (_unit(vectors[:, place, :size]) for place in (0, 1))
+        cosines = (one * two).sum(axis=1) / temperature
+        gaps = jnp.where(is_above, cosines[None] - cosines[:, None], _ABSENT)
+        losses.append(jax.nn.logsumexp(jnp.append(gaps, 0.0)))
+    return {"loss": (jnp.stack(losses).mean() * weights.sum(), weights.sum())}

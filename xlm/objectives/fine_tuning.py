@@ -170,6 +170,18 @@ def classification_loss(
     return _class_loss(outputs, batch["labels"], batch["weights"], class_weights, label_smoothing)
 
 
+def multilabel_loss(
+    outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = ()
+) -> LossAndMetrics:
+    """Return the mean binary NLL of `labels` [B, C], 0 or 1, by outputs [B, C], as logits.
+
+    That of a class that the text has is multiplied by its weight (default 1).
+    """
+    losses = optax.sigmoid_binary_cross_entropy(outputs, batch["labels"])
+    factors = jnp.where(batch["labels"] > 0, jnp.array(class_weights or [1.0])[None], 1.0)
+    return {"loss": _weighted((losses * factors).mean(axis=1), batch["weights"])}
+
+
 def tagging_loss(
     outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = (),
     label_smoothing: float = 0.0,

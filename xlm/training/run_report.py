@@ -119,7 +119,10 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
 def write(
     folder: pathlib.Path, runs: Sequence[Run], head: str = "", more: Sequence[str] = ()
 ) -> pathlib.Path:
-    """Write report.md, report.html and charts of one run, or of several side by side."""
+    """Write report.md, report.html and charts of one run, or of several side by side.
+
+    `more` are parts to begin with.
+    """
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
     shown, unit, lacking = (
         list(runs),
@@ -157,8 +160,8 @@ def write(
     ]
     if shown and any(one != texts[0] for one in texts):
         parts.append("**The held-out texts differ. Compare with care.**")
-    parts += [*_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
-    parts += [*more, *time_section(folder, runs), *_differences(runs)]
+    parts += [*more, *_curves(folder, runs, shown, unit), *_by_language(folder, shown, unit)]
+    parts += [*time_section(folder, runs), *_differences(runs)]
     return html_report.write(folder, tables.page(*parts), head=head)
 
 

@@ -28,6 +28,15 @@ def scores(
     return {name: float(SCORERS[name](right, found)) for name in metrics}
 
 
+def set_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Return "micro_f1" and "macro_f1" of sets [N, C] bool, over classes in either, or 0."""
+    there = (gold | predicted).any(axis=0)
+    if not there.any():
+        return {"micro_f1": 0.0, "macro_f1": 0.0}
+    sides = gold[:, there], predicted[:, there]
+    return {f"{way}_f1": float(_f1(*sides, average=way)) for way in ("micro", "macro")}
+
+
 def _correlation(score: Scorer) -> Scorer:
     """Return a correlation that is 0 if one side is constant, so that it is undefined."""
 

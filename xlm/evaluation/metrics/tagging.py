@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 
 import numpy as np
-from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 from sklearn import metrics
 
 Tags = Sequence[Sequence[str]]
@@ -50,6 +50,12 @@ def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     right, found = ([*itertools.chain(*side)] for side in (gold, predicted))
     f1 = metrics.f1_score(right, found, average="macro", zero_division=0) if right else 0.0
     return {"macro_f1": float(f1), "accuracy": _accuracy(gold, predicted)}
+
+
+def spans(sentences: Tags, scorer: str) -> list[set[tuple[str, int, int]]]:
+    """Return each sentence's chunks (type, first word, last word) that a scorer's F1 counts."""
+    chunks = _as_chunks(sentences) if scorer == "part_of_speech" else sentences
+    return [set(get_entities(tags)) for tags in _as_iobes(chunks)]
 
 
 def _accuracy(gold: Tags, predicted: Tags) -> float:
