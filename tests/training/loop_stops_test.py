@@ -1,29 +1,37 @@
-"""Runs of the loop that end early: stops, full disks, losses that are not finite."""
+"""Runs of the loop that end early, or go on from an earlier checkpoint: stops, signals, disks."""
 
 import dataclasses
 import errno
 import json
+import os
+import shutil
+import signal
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from absl.testing import parameterized
+from jax.experimental import multihost_utils
 
 from tests import factories
 from tests.training.toy_runs import (
     GOOD,
     NAN_GRADIENT,
     NAN_LOSS,
+    NUM_STEPS,
     SETTINGS,
     Data,
     TestCase,
     Toy,
     toy_functions,
+    whole_run,
 )  # fmt: skip
+from xlm.objectives.objective import Batch
 from xlm.training.checkpoint import Checkpoints, SaveError, restore_latest
 from xlm.training.loop import train
-from xlm.training.signals import Stopped
+from xlm.training.rewind import advice, rewind
+from xlm.training.signals import Stopped, StopRequest
 
 
 def tearDownModule():
@@ -124,3 +132,93 @@ class NotFiniteTest(TestCase):
         for folder in (self.folder, self.folder / "nothing"):
             with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
                 restore_latest(folder / "checkpoints", self.functions.abstract_after)
+
+
+class RewindTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(whole_run()[0], self.folder, dirs_exist_ok=True)
+
+    def rewind(self, step: int) -> None:
+        rewind(self.folder, step, self.functions, by_rows=False)
+
+    def test_with_the_same_settings_the_run_is_that_of_before(self):
+        for name in ("abandoned-9", "abandoned-9-2"):
+            self.rewind(9)
+            self.assertEqual(self.latest()[0], 9)
+            metrics = [one / "metrics.jsonl" for one in (self.folder / name, whole_run()[0])]
+            self.assertEqual(*(one.read_bytes() for one in metrics))
+            self.assertTrue((self.folder / name / "10").is_dir())
+            self.assert_is_whole_run(self.train())
+
+    def test_with_another_rate_the_steps_are_those_of_its_optimizer(self):
+        # The last step of the first settings has rate 0.
+        rates = factories.optimizer_settings(learning_rate=1e-3, final_rate_ratio=0.5)
+        functions = factories.train_functions(Toy(), rates)
+        self.rewind(9)
+        _, state = self.latest()
+        found = self.train(functions=functions)
+        ((kind, arrays),) = Data().batches(range(9, NUM_STEPS))
+        exact = functions.objective.at_step(9)
+        expected, _ = functions.train_step(exact, state, Batch(jax.device_put(arrays), kind))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        self.assertFalse((found.params["w"] == whole_run()[1].params["w"]).all())
+
+    def test_nothing_moves_for_a_missing_or_damaged_checkpoint(self):
+        (self.folder / "checkpoints/9/state/manifest.ocdbt").write_bytes(b"")
+        for step, error in (
+            (3, "--continue_from is 3, must be a step of a checkpoint in .*: 9, 10"),
+            (9, "--continue_from is 9, whose checkpoint is damaged: .*; choose another of 9, 10"),
+        ):
+            with self.assertRaisesRegex(ValueError, error):
+                self.rewind(step)
+        self.assertEmpty(list(self.folder.glob("abandoned*")))
+        self.assertIn("--continue_from=10 goes on", advice(self.folder))
+
+
+class StopRequestTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self.handlers = {number: signal.getsignal(number) for number in numbers}
+
+    def assert_handlers_are_back(self):
+        for number, handler in self.handlers.items():
+            self.assertIs(signal.getsignal(number), handler)
+
+    @parameterized.parameters(signal.SIGTERM, signal.SIGINT)
+    def test_a_signal_is_remembered(self, number):
+        with StopRequest() as should_stop:
+            self.assertFalse(should_stop(1))
+            with self.assertLogs(level="WARNING") as logs:
+                os.kill(os.getpid(), number)
+            self.assertIn(number.name, logs.output[0])
+            self.assertTrue(should_stop(2))
+            self.assertTrue(should_stop(3))
+        self.assert_handlers_are_back()
+
+    def test_a_second_ctrl_c_ends_it_and_a_second_sigterm_does_not(self):
+        with StopRequest() as should_stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.assertTrue(should_stop(1))
+        with self.assertRaises(KeyboardInterrupt), StopRequest():
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        self.assert_handlers_are_back()
+
+    def test_several_hosts_agree_on_the_step(self):
+        asked = []
+
+        def reached(step: int) -> bool:
+            asked.append(step)
+            return step == 3
+
+        with (
+            mock.patch.object(jax, "process_count", lambda: 2),
+            mock.patch.object(multihost_utils, "reached_preemption_sync_point", reached),
+            StopRequest() as should_stop,
+        ):
+            self.assert_handlers_are_back()  # SIGTERM is for JAX to hear
+            self.assertEqual([should_stop(step) for step in (1, 2, 3)], [False, False, True])
+        self.assertEqual(asked, [1, 2, 3])
