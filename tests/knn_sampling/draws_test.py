@@ -355,46 +355,6 @@ class ShardedTest(parameterized.TestCase):
         for ids, logits in zip(found, logits_of(batch), strict=False):
             self.assertGreater(unlikeliness(ids, special.softmax(logits)), LEAST)
 
-    @parameterized.parameters("full", "knn")
-    def test_inside_of_a_map_over_the_shards_of_a_batch(self, kind: str):
-        batch = batch_of(4 * TILE, 500)
-        single, split = self.layers(kind, 500, capacity=4 * TILE, group_size=0)
-        sample = sampled_from(single, batch)
-        spec = PartitionSpec("data")
-
-        def sample_of(labels):
-            if sample is None:
-                return None
-            return sample._replace(candidates=sample.candidates._replace(labels=labels))
-
-        def of_shard(hidden, weights, labels, table):
-            changed = batch | {"hidden": hidden, "weights": weights, "table": table}
-            return draw(split, changed, sample_of(labels))
-
-        @jax.jit
-        def mapped(hidden, weights, labels, table):
-            with jax.sharding.use_abstract_mesh(MESH.abstract_mesh):
-                return jax.shard_map(
-                    of_shard,
-                    in_specs=(spec, spec, PartitionSpec(None, "data"), PartitionSpec()),
-                    out_specs=spec,
-                    axis_names={"data", "fsdp"},
-                    check_vma=False,
-                )(hidden, weights, labels, table)
-
-        labels = np.zeros((1, B * M), np.int32)
-        if sample is not None:
-            labels = np.asarray(sample.candidates.labels)
-        placed = self.placed(batch)
-        found = mapped(placed["hidden"], placed["weights"], labels, placed["table"])
-        parts = []
-        for part in (slice(0, B // 2), slice(B // 2, B)):
-            of_part = batch | {name: batch[name][part] for name in ("hidden", "weights")}
-            own = sample_of(labels[:, part.start * M : part.stop * M])
-            parts.append(draw(single, of_part, own))
-        expected = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-
     def test_rows_that_do_not_divide(self):
         _, split = self.layers("full", VALID)
         with self.assertRaisesRegex(ValueError, "302 rows, must be a multiple of the 4 devices"):
