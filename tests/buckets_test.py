@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from input_pipeline import preparation
 from tests import buckets, commands, executors_test, folders, processes, tiny_tasks
 from tests.malformed import templates
-from tests.working_directory_test import write_text
+from tests.prepare_data_test import write_text
 from xlm.common import artifacts, executors, places
 from xlm.experiment import counting
 from xlm.experiment.experiment import Experiment

@@ -63,7 +63,7 @@ _LONG = (
     "memory_test", "malformed_test", "masked_lm_test", "decoder_test", "translating_test",
     "bitext_test", "neighbours_test", "stages_test", "working_rows_test",
     "output_layer_test", "encoder_test", "studies_test", "fine_tuning_test",
-    "decoding_test", "loop_test", "loop_stops_test", "draws_sharded_test", "export_test",
+    "decoding_test", "loop_test", "loop_stops_test", "export_test",
     "models_test", "export_tuned_test",
 )  # fmt: skip
 

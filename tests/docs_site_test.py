@@ -74,7 +74,3 @@ class SiteTest(folders.FolderTest):
 
     def html(self, built: dict[pathlib.Path, str], name: str) -> str:
         return built[self.folder / name]
-
-
-if __name__ == "__main__":
-    absltest.main()

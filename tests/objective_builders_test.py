@@ -228,22 +228,6 @@ class PairSamplingTest(parameterized.TestCase):
                 found += np.bincount(batch["pair"], batch["segments"].max(axis=1), minlength=3)
         np.testing.assert_allclose(found / found.sum(), shares, atol=0.04)
 
-    def test_blocks_are_read_by_threads_or_as_they_come_and_make_one_stream(self):
-        store, config = self.store_and_config(block_bytes=256, window_blocks=1, lanes=2)
-        mesh, found = builders.mesh(config), []
-        for read_threads in (0, 3):
-            config.data.read_threads = read_threads
-            data = streams.training_data(config, store, mesh)
-            found.append(list(data.batches(range(12))))
-            described = [data.describe_batch(step) for step in range(12)]
-        for (kind, one), (other_kind, other) in zip(*found, strict=True):
-            self.assertEqual(kind, other_kind)
-            for name, array in one.items():
-                np.testing.assert_array_equal(other[name], array)
-        config.data.update(block_bytes=0, lanes=1)
-        by_rows = streams.training_data(config, store, mesh)
-        self.assertNotEqual([by_rows.describe_batch(step) for step in range(12)], described)
-
     def test_lanes_that_hosts_share_are_told(self):
         store, config = self.store_and_config(block_bytes=256, lanes=2)
         mesh = builders.mesh(config)

@@ -65,21 +65,6 @@ class OwnObjectiveTest(folders.FolderTest):
         losses = [r["train/loss"] for r in read_metrics(whole / "metrics.jsonl")]
         self.assertTrue(np.isfinite(losses).all())
 
-    def test_rows_and_devices_do_not_change_it(self):
-        def trained(update: str, axes: tuple[int, int, int]):
-            config = config_of(**{"optimizer.embedding_update": update})
-            folder = self.folder / f"{update}-{axes[0]}"
-            return self.train(self.functions(config, axes), config, folder, 3)
-
-        expected = trained("dense", (1, 1, 1))
-        for update in ("dense", "rows"):
-            with self.subTest(update):
-                found = trained(update, (2, 2, 2))
-                both = map(jax.tree.leaves, (found.params, expected.params))
-                for a, b in zip(*both, strict=True):
-                    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-                np.testing.assert_array_equal(found.extra["counts"], expected.extra["counts"])
-
     def test_a_name_or_section_that_is_missing(self):
         for name, message in (
             ("nothing", "objective is 'nothing', must be one of masked_lm"),

@@ -8,7 +8,6 @@ import types
 from unittest import mock
 
 import numpy as np
-from absl.testing import absltest
 
 from tests import folders, pages
 from tests.training import program_test
@@ -70,7 +69,3 @@ class PagesTest(folders.FolderTest):
             exec(code, {})
         said = re.findall(r"# ([0-9.]+) nats", code)
         self.assertEqual(f"{float(printed.getvalue()):.2f}", *said)
-
-
-if __name__ == "__main__":
-    absltest.main()

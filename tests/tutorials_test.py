@@ -7,7 +7,6 @@ import json
 from unittest import mock
 
 import matplotlib.pyplot as plt
-from absl.testing import absltest
 
 from tests import commands, factories, pages, tiny_tasks
 from xlm.experiment import model
@@ -126,7 +125,3 @@ class TutorialsTest(pages.PageTest):
         for page in sorted((commands.ROOT / "docs/tutorials").glob("*.md")):
             for block in pages.blocks(f"tutorials/{page.name}"):
                 self.assertIn(block.not_run, ("", _NO_NETWORK), page.name)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -13,7 +13,7 @@ from input_pipeline.stream import PACKED
 from tests import factories
 from tests.builders_test import write_store
 from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
-from xlm.experiment import masked_lm, objectives, streams
+from xlm.experiment import masked_lm, objectives
 from xlm.experiment.initial import _check_same_parameters
 from xlm.experiment.objectives import parameter_shapes
 from xlm.experiment.pretrained import read_pretrained
@@ -21,7 +21,7 @@ from xlm.interop import model_folder
 from xlm.models.encoder import without_cross_attention
 from xlm.objectives.cross_mlm import CrossMLM
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.training.sharding import make_mesh, placed
+from xlm.training.sharding import placed
 from xlm.training.stages import merged
 
 # Layers, hidden and embedding size, FFN inner size, heads, learning rate, Adam's epsilon and betas
@@ -31,7 +31,6 @@ PAPER = {
     "base": (6, 768, 768, 3072, 12, 3e-4, 1e-6, 0.9, 0.999),  # "Small"
 }
 CROSS = dataclasses.replace(SETTINGS, cross_attention=True)
-ONE = make_mesh(factories.ONE_DEVICE, jax.devices()[:1])
 
 
 def config(arg: str = "runlocal", **changes):
@@ -109,27 +108,6 @@ class ConfigTest(parameterized.TestCase):
         pairs = terms[SEPARATE_PAIRS].objective
         self.assertFalse(pairs.masked_lm.positions_restart)
         self.assertEqual(pairs.translation_lm.positions_restart, positions == "restart")
-
-    def test_batches_are_those_of_masked_lm_but_for_the_segments(self):
-        ours = config()
-        others = config(**veco.SMALL["small_xlm"])
-        store = write_store(ours.vocab.target_size, ours.store.length)
-        found, expected = (
-            list(streams.training_data(one, store, ONE).batches(range(6))) for one in (ours, others)
-        )
-        for (kind, one), (other_kind, other) in zip(found, expected, strict=True):
-            if kind == PACKED:
-                jax.tree.map(np.testing.assert_array_equal, one, other)
-                continue
-            self.assertEqual((kind, other_kind), (SEPARATE_PAIRS, PAIRS))
-            # Two segments a pair in place of one, and the second sentence's <s> for an </s>.
-            np.testing.assert_array_equal((one["segments"] + 1) // 2, other["segments"])
-            differs = one["tokens"] != other["tokens"]
-            num_pairs = other["segments"].max(axis=1)
-            np.testing.assert_array_equal(differs.sum(axis=1), num_pairs)
-            self.assertEqual(set(one["tokens"][differs]), {factories.BOS})
-            self.assertEqual(set(other["tokens"][differs]), {factories.EOS})
-        self.assertEqual({kind for kind, _ in found}, {PACKED, SEPARATE_PAIRS})
 
     @parameterized.parameters(
         ({"model.cross_attention": False}, "model.cross_attention is False, must be True"),

@@ -169,7 +169,3 @@ class BudgetTest(absltest.TestCase):
             sent = sum(x.sent * x.times for x in hlo.Program(text, 8).operations())
             # Besides, ids of candidates and masked positions.
             self.assertBetween(sent, expected, 1.1 * expected, preset)
-
-
-if __name__ == "__main__":
-    absltest.main()

@@ -1,5 +1,8 @@
-"""The measurements of a lent GPU: their order, what is kept when one fails, and the goals."""
+"""Plans, measures and reports of benchmarks."""
 
+import collections
+import contextlib
+import io
 import json
 import pathlib
 import tempfile
@@ -8,6 +11,7 @@ from unittest import mock
 import jax
 from absl.testing import absltest
 
+from benchmarks import hostile_table, hostile_world, machine
 from benchmarks.step_results import FULL, KNN, NONE, Cell, Results, Row, goals, saved, tables
 from tests import commands
 
@@ -103,3 +107,29 @@ class GoalsTest(absltest.TestCase):
         self.assertIn("| T(400) / T(100) | <= 1.15 | 1.500 | missed |", shown)
         results.add(row(NONE, 1, 4.0))  # noise
         self.assertIsNone(saved(results, KNN, 200, 8))
+
+
+class ReportTest(absltest.TestCase):
+    def test_a_table_is_printed_and_kept(self):
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        path = pathlib.Path(folder) / "found.json"
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            report = machine.Report(str(path))
+            report.table("V = 8", {"what": "", "ms": ".1f"})
+            report.row("full", 2.04)
+            report.row("none", None)
+        lines = shown.getvalue().splitlines()
+        expected = ["V = 8", "", "| what | ms |", "|---|---:|", "| full | 2.0 |", "| none |  |"]
+        self.assertEqual(lines[2:], expected)
+        found = json.loads(path.read_text())
+        rows = [{"what": "full", "ms": 2.04}, {"what": "none", "ms": None}]
+        self.assertEqual(found, {"machine": lines[0], "tables": [{"title": "V = 8", "rows": rows}]})
+
+
+class TableTest(absltest.TestCase):
+    def test_conditions_have_own_titles_and_known_commands(self):
+        found = hostile_table.conditions()
+        counts = collections.Counter(one.title for one in found)
+        self.assertEqual([title for title, count in counts.items() if count > 1], [])
+        self.assertGreaterEqual(len(counts), 300)
+        self.assertContainsSubset({one.command for one in found}, hostile_world.commands())

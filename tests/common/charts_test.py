@@ -6,7 +6,7 @@ import tempfile
 from xml.etree import ElementTree
 
 import numpy as np
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from xlm.common import charts
 from xlm.common.charts import Axis, Marks
@@ -84,7 +84,3 @@ class ChartsTest(parameterized.TestCase):
         self.assertEqual(charts.markup(path), whole)
         self.assertNotIn("light-dark", path.read_text(encoding="utf-8"))
         self.assertLen(elements(whole, "circle"), 2)
-
-
-if __name__ == "__main__":
-    absltest.main()

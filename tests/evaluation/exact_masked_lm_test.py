@@ -18,8 +18,6 @@ from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation.masked_lm import ExactMaskedLM, LanguageLoss
 from xlm.models.encoder import output_table
 from xlm.objectives.masked_lm import MaskedLM
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh, replicated
 
 VOCAB, L = 30, 16
 FOLDS = 3
@@ -100,14 +98,6 @@ class LossTest(TestCase):
             self.assertLen(losses, len(self.text[language]))  # every token once
             self.assertEqual(self.results[language].tokens, len(losses))
             self.assertAlmostEqual(self.results[language].loss, np.mean(losses), places=4)
-
-    def test_split_over_devices(self):
-        mesh = make_mesh(MeshSettings(3, 2, 1, vocab_multiple=8, rules=()), jax.devices()[:6])
-        split = self.evaluator(mesh=mesh)  # batches of 6 in place of 4
-        self.assert_close(split.run(jax.device_put(params(), replicated(mesh))), self.results)
-        rows = np.zeros((6, L), np.int32)
-        (placed,) = split._batches.placed(rows)
-        self.assertEqual({s.data.shape for s in placed.addressable_shards}, {(1, L)})
 
     def test_neither_output_layer_nor_batch_size_matters(self):
         for kind in ("full", "blockwise", "nce"):

@@ -7,7 +7,6 @@ import pathlib
 import tempfile
 from xml.etree import ElementTree
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +19,6 @@ from tests.input_pipeline.reading import pack_rows
 from xlm.evaluation import examples
 from xlm.evaluation.examples import Example, Examples, choose, example_cards, examples_table
 from xlm.models.encoder import output_table
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh, param_shardings
 
 VOCAB, L = 30, 32
 STOP, COMMA, NUMBER, BYTE, RARE = range(5, 10)
@@ -178,25 +175,6 @@ class PredictTest(TestCase):
             # The loss that the report averages is of the same probability.
             loss = np.asarray(loss_of(hidden, truth[None, None]))
             self.assertAlmostEqual(float(loss[0, 0]), -math.log(one.probability), places=4)
-
-    def test_split_over_devices(self):
-        layout = MeshSettings(2, 2, 2, 8, (("vocab", "model"), ("embed", "fsdp")))
-        mesh = make_mesh(layout, jax.devices()[:8])
-        objective = factories.masked_lm(encoder=ENCODER, mesh=mesh, mesh_settings=layout)
-        boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
-        placed = jax.device_put(params(), param_shardings(boxed, mesh, layout))
-        self.assertEqual(
-            placed["embeddings"]["table"].sharding.shard_shape((32, 8)), (16, 4), nn.unbox(boxed)
-        )
-        store = self.many(examples._BATCH + 2)
-        split = Examples(objective, store, PIECES, seed=0, mesh=mesh).run(placed)
-        whole = Examples(OBJECTIVE, store, PIECES, seed=0).run(params())
-        for one, other in zip(split, whole, strict=True):
-            self.assertEqual((one.text, one.truth, one.rank), (other.text, other.truth, other.rank))
-            pieces, probabilities = zip(*one.likeliest, strict=True)
-            other_pieces, other_probabilities = zip(*other.likeliest, strict=True)
-            self.assertEqual(pieces, other_pieces)
-            np.testing.assert_allclose(probabilities, other_probabilities, rtol=1e-5)
 
     def test_of_equals_the_first_is_likelier(self):
         blind = jax.tree.map(np.zeros_like, params())

@@ -19,8 +19,6 @@ from xlm.evaluation import replaced_token
 from xlm.evaluation.replaced_token import FROZEN, OWN, UNIGRAM, Detection
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR, HEAD, ReplacedToken
 from xlm.objectives.settings import MaskSettings
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh, replicated
 
 # Sampling of classes is for training: replacements are of the whole vocabulary.
 OBJECTIVE = factories.replaced_token(
@@ -197,15 +195,6 @@ class RunTest(parameterized.TestCase):
         jax.tree.map(np.testing.assert_array_equal, again, texts)
         other = self.of(frozen=(OBJECTIVE, changed((GENERATOR,))))._fixed[FROZEN]
         self.assertGreater((other["aa"] != texts["aa"]).mean(), 0.03)
-
-    def test_split_over_devices(self):
-        mesh = make_mesh(MeshSettings(2, 2, 1, vocab_multiple=8, rules=()), jax.devices()[:4])
-        # Batches of 3 are rounded up to the devices.
-        split = self.of(mesh=mesh, batch_size=3, frozen=(OBJECTIVE, params()))
-        found = split.run(jax.device_put(params(), replicated(mesh)))
-        for corruption, by_language in self.results.items():
-            for language, expected in by_language.items():
-                assert_close(found[corruption][language], expected)
 
     def test_fewer_sequences_and_another_seed(self):
         few = self.of(max_sequences=2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from input_pipeline.cleaning import rules, tasks
 from input_pipeline.cleaning.settings import CleaningSettings
@@ -335,7 +335,3 @@ def _killed_after(count: int, function: Callable) -> Callable:
 
     call.__name__ = function.__name__
     return call
-
-
-if __name__ == "__main__":
-    absltest.main()

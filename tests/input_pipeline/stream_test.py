@@ -1,14 +1,19 @@
-"""Tests of the order of the training stream."""
+"""The order of the training stream, and batches read ahead and fed to the loop."""
 
 import collections
 import itertools
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
+from input_pipeline import dataset
 from input_pipeline.order import (
     BlockSettings,
+    Places,
     StreamOrder,
     drawn_shares,
     largest_remainder,
@@ -16,6 +21,7 @@ from input_pipeline.order import (
 )
 from input_pipeline.stream import (
     PACKED,
+    BlockCache,
     JointStream,
     PhasedStream,
     TrainingStream,
@@ -244,3 +250,190 @@ class PhasesTest(FolderTest):
             self.assertEqual((phased.kind(step), phased.types), (PACKED, stream.types))
             self.assertEqual(phased.step_values(step), {"alpha": 0.3 if first else 0.7})
             self.assertEmpty(stream.step_values(step))
+
+
+_SHARES = {"en": 0.6, "sw": 0.1, "de": 0.3}
+# Blocks of 16 sequences of 16 uint16, two in a window: the first and the last language are large.
+_SETTINGS = BlockSettings(block_bytes=512, window_blocks=2, lanes=2)
+
+
+def places(*blocks: tuple[int, int, int]) -> Places:
+    """One example of each block: language, first number, end."""
+    language, first, stop = np.array(blocks).T
+    return Places(language, first, first, stop, np.zeros_like(first))
+
+
+class BlockCacheTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.loads = collections.Counter()
+        self.cache = BlockCache(self.load, ThreadPoolExecutor(2), window_blocks=2)
+
+    def load(self, *block):
+        self.loads[block] += 1
+        return block
+
+    def read(self, *blocks) -> list:
+        return [one.block.result() for one in self.cache.request(places(*blocks))]
+
+    def test_a_bounded_number_is_kept_of_each_language_those_used_last(self):
+        blocks = [(0, i, i + 1) for i in range(5)]
+        self.read((1, 0, 9))
+        for block in blocks[:4]:  # a window and two more
+            self.assertEqual(self.read(block), [block])
+        self.read(blocks[0])
+        self.read(blocks[4])  # in place of the second
+        self.read(*blocks[2:], blocks[0], (1, 0, 9))
+        self.assertEqual(self.loads, dict.fromkeys((*blocks, (1, 0, 9)), 1))
+        self.read(blocks[1])
+        self.assertEqual(self.loads[blocks[1]], 2)
+
+    def test_blocks_are_read_at_once_and_before_they_are_asked_for(self):
+        both = threading.Barrier(2, timeout=10)
+        cache = BlockCache(lambda *one: (both.wait(), one), ThreadPoolExecutor(2), window_blocks=2)
+        cache.request(places((0, 0, 4), (0, 4, 8)))
+        for one in cache.request(places((0, 0, 4), (0, 4, 8))):
+            self.assertTrue(one.block.result(timeout=10))
+
+    def test_a_failure_is_raised_and_the_block_read_again(self):
+        failing = mock.Mock(side_effect=[OSError("the disk is gone"), "a block"])
+        cache = BlockCache(failing, ThreadPoolExecutor(1), window_blocks=2)
+        (wanted,) = cache.request(places((0, 0, 4)))
+        with self.assertRaisesRegex(OSError, "the disk is gone"):
+            wanted.block.result()
+        (wanted,) = cache.request(places((0, 0, 4)))
+        self.assertEqual(wanted.block.result(), "a block")
+
+
+class StreamTest(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.store = training_store(self.folder, {"en": 900, "sw": 30, "de": 400})
+
+    def stream(self, cache=None, seed=3) -> TrainingStream:
+        return TrainingStream(self.store, _SHARES, 12, seed, _SETTINGS, cache)
+
+    def assert_equal(self, found, expected):
+        self.assertCountEqual(found, expected)
+        for name, array in expected.items():
+            self.assertEqual(found[name].dtype, array.dtype)
+            np.testing.assert_array_equal(found[name], array)
+
+    @parameterized.product(loader=("tf.data", "threads"), read_ahead=(0, 3), parts=((0,), (1, 3)))
+    def test_a_cache_changes_no_batch(self, loader, read_ahead, parts):
+        rows = training_rows(self.store)
+        cached, plain = (
+            PhasedStream({0: self.stream(cache), 5: self.stream(cache, seed=4)})
+            for cache in (block_cache(rows, ThreadPoolExecutor(3), _SETTINGS), None)
+        )
+        steps, num_parts = range(1, 20, 2), 1 if parts == (0,) else 4
+        data = dataset.StreamedData(cached, loader, parts, num_parts, read_ahead=read_ahead)
+        for step, (_, batch) in zip(steps, data.batches(steps), strict=True):
+            each = [plain.batch(step, part, num_parts) for part in parts]
+            expected = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+            self.assert_equal(batch, expected)
+            if num_parts == 1:
+                names = [self.store.languages[one] for one in batch["language"]]
+                described = list(zip(names, batch["tokens"][:, 1].tolist(), strict=True))
+                self.assertEqual(plain.describe_batch(step), described)
+
+    def test_a_host_of_a_lane_reads_every_block_of_it_once_an_epoch(self):
+        reads = collections.Counter()
+
+        def load(*block):
+            reads[block] += 1
+            language, first, stop = block
+            return self.store.rows(self.store.languages[language], "train")[first:stop]
+
+        cached = self.stream(BlockCache(load, ThreadPoolExecutor(2), _SETTINGS.window_blocks))
+        # 115 steps of 6 examples, 60 % of them English, of which lane 1 has 450 sequences.
+        data = dataset.StreamedData(cached, "threads", (1,), num_parts=2, read_ahead=8)
+        self.assertLen(list(data.batches(range(115))), 115)
+        of_large = [(first, stop) for language, first, stop in reads if language == 1]
+        self.assertEqual({n for (language, *_), n in reads.items() if language == 1}, {1})
+        self.assertBetween(len(of_large), 25, 29)
+        self.assertGreaterEqual(min(first for first, _ in of_large), 450)  # not of lane 0
+
+
+LOADERS = ("tf.data", "threads")
+
+
+class _CountingStream(TrainingStream):
+    """A stream that notes which steps it was asked for, and can fail at one."""
+
+    def __init__(self, *args, fail_at=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.asked = []
+        self.fail_at = fail_at
+
+    def batch(self, step, part=0, num_parts=1):
+        self.asked.append(step)
+        if step == self.fail_at:
+            raise OSError("the disk is gone")
+        return super().batch(step, part, num_parts)
+
+
+def loaded(stream, steps, loader, **settings):
+    data = dataset.StreamedData(stream, loader, **settings)
+    return (batch for _, batch in data.batches(steps))
+
+
+class BatchesTest(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.store = training_store(self.folder, {"en": 50, "sw": 50})
+        self.stream = self.make_stream()
+
+    def make_stream(self, **kwargs) -> _CountingStream:
+        return _CountingStream(self.store, {"en": 0.7, "sw": 0.3}, batch_size=8, seed=0, **kwargs)
+
+    def assert_batches(self, found, steps, *part):
+        for batch, step in zip(found, steps, strict=True):
+            expected = self.stream.batch(step, *part)
+            self.assertCountEqual(batch, expected)
+            for key, value in expected.items():
+                self.assertEqual(batch[key].dtype, value.dtype)
+                np.testing.assert_array_equal(batch[key], value)
+
+    @parameterized.product(
+        loader=LOADERS, steps=(range(7, 12), range(10**6, 10**6 + 3), range(0, 9, 3)),
+        prefetch=(1, 20),
+    )  # fmt: skip
+    def test_loaders_give_the_batches_of_the_stream(self, loader, steps, prefetch):
+        found = loaded(self.stream, steps, loader, prefetch=prefetch)
+        self.assert_batches(found, steps)
+
+    @parameterized.parameters(*LOADERS)
+    def test_every_batch_is_made_once_and_a_loop_without_end_can_be_left(self, loader):
+        list(loaded(self.stream, range(5, 25), loader))
+        self.assertCountEqual(self.stream.asked, range(5, 25))
+        self.stream.asked.clear()
+        found = loaded(self.stream, range(10**9), loader, prefetch=2)
+        self.assert_batches(itertools.islice(found, 3), range(3))
+        del found
+        self.assertLess(max(self.stream.asked), 20)
+
+    @parameterized.parameters(*LOADERS)
+    def test_a_failure_to_read_reaches_the_loop(self, loader):
+        stream = self.make_stream(fail_at=3)
+        with self.assertRaisesRegex(OSError, "^the disk is gone$"):
+            list(loaded(stream, range(5), loader))
+
+    @parameterized.parameters(*LOADERS)
+    def test_a_stream_as_the_loop_wants_it(self, loader):
+        stream = PhasedStream({0: self.stream, 2: self.make_stream()}, {0: 0.7, 2: 0.3})
+        data = dataset.StreamedData(stream, loader, parts=(1,), num_parts=2, prefetch=1)
+        kinds, found = zip(*data.batches(range(4)), strict=True)
+        self.assertEqual(kinds, (PACKED,) * 4)
+        self.assert_batches(found, (0, 1, 0, 1), 1, 2)  # each phase begins anew
+        self.assertEqual([data.step_values(i)["alpha"] for i in range(4)], [0.7] * 2 + [0.3] * 2)
+        for step in range(4):  # of all hosts
+            self.assertEqual(data.describe_batch(step), self.stream.describe_batch(step % 2))
+        self.assertLen(data.describe_batch(0), 8)
+
+    def test_without_tensorflow_the_other_loader_is_named(self):
+        with (
+            mock.patch.dict(sys.modules, {"tensorflow": None}),
+            self.assertRaisesRegex(ValueError, 'config.data.loader="threads"'),
+        ):
+            dataset.StreamedData(self.stream, "tf.data")

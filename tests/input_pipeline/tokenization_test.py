@@ -7,9 +7,6 @@ from absl.testing import parameterized
 from input_pipeline import tokenization
 from vocap import merge, model_proto
 
-_LETTERS = "▁abcdefghijklmnopqrstuvwxyz0123456789."
-_LONG = " ".join(["more words than fit into a row"] * 20)
-
 
 class FaultsTest(parameterized.TestCase):
     @parameterized.parameters(("<mask>", True), ("<pad>", True), ("<mask>", False))

@@ -388,7 +388,3 @@ class ModelTest(FolderTest):
         shutil.copy(old / "spm.model", new / "spm.model")
         with self.assertRaisesRegex(ValueError, "damaged"):
             seal.check("spm.model", (new / "spm.model").read_bytes(), new / "spm.model")
-
-
-if __name__ == "__main__":
-    absltest.main()

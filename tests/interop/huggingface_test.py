@@ -1,14 +1,10 @@
 """Tests of the export to Hugging Face: SentencePiece is the reference for every id."""
 
 import functools
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 import unicodedata
-import unittest
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -19,13 +15,11 @@ from absl.testing import absltest, parameterized
 
 from tests import commands, folders
 from tests import fuzz_tokenizers as fuzz
-from vocap import lattice, merge, model_proto, nested, runs
+from vocap import merge, model_proto
 from vocap.settings import BPE
 from xlm.common import artifacts
 from xlm.interop import charsmap, huggingface, vocabulary
 from xlm.interop.segmenter import read_segmenter
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 NASTY = {
     "nothing": ["", " ", "\n", "\u3000\u00a0 ", "\x01", "\u200b\x02 "],
@@ -187,26 +181,6 @@ class ModesTest(folders.FolderTest):
         self.assertEqual(found.pieces, expected.pieces)
         np.testing.assert_array_equal(found.scores, expected.scores)
 
-    @parameterized.parameters("standard", "nfc", "identity", "unknowns")
-    def test_the_lattice_of_vocabularies_segments_alike(self, name):
-        processor, _ = fuzz.loaded(name)
-        proto = model_proto.ModelProto.FromString(fuzz.model(name))
-        normal = [(i, p) for i, p in enumerate(proto.pieces) if p.type == p.NORMAL]
-        texts = [text for text in fuzz.texts(99, seed=2) if processor.normalize(text)]
-        matches = lattice.build_trie([p.piece for _, p in normal]).match(
-            runs.pack([processor.normalize(text) for text in texts])
-        )
-        scores = np.array([p.score for _, p in normal])
-        paths = matches.best_paths(nested.with_unknown(scores))
-        ids = np.array([*(i for i, _ in normal), merge.UNK_ID])
-        for i, text in enumerate(texts):
-            path = ids[paths.pieces[paths.offsets[i] : paths.offsets[i + 1]]].tolist()
-            fused = [
-                one for one, before in zip(path, [None, *path], strict=False)
-                if (one, before) != (merge.UNK_ID, merge.UNK_ID)
-            ]  # fmt: skip
-            self.assertEqual(fused, processor.encode(text), ascii(text))
-
     @parameterized.parameters("standard", "identity", "lossless", "keep_nfc", "bpe_symbols")
     def test_words_and_offsets(self, name):
         huggingface.export_tokenizer(fuzz.model(name), self.folder)
@@ -242,50 +216,6 @@ class ModesTest(folders.FolderTest):
                 if piece.piece != "\u2581" and covered:  # a part of "½" has no width
                     shown = text[slice(*found)]
                     self.assertIn(covered, (shown, shown + "\u0301"), ascii(text))
-
-    @unittest.skipUnless(importlib.util.find_spec("torch"), "PyTorch is not installed")
-    def test_a_recipe_of_token_classification_keeps_the_labels_of_words(self):
-        import torch
-
-        # A pipeline takes a space by itself and the letter behind it for two words, as for XLM-R.
-        pieces = ["▁An", "na", "▁wohnt", "▁in", "▁N", "ew", "▁Y", "ork", "▁.", "▁"]
-        model = merge.write_model(pieces, -np.arange(10.0) - 1)
-        huggingface.export_tokenizer(model, self.folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
-        words, labels = ["Anna", "wohnt", "in", "New", "York", "."], [1, 0, 0, 2, 2, 0]
-        config = transformers.XLMRobertaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=16, max_position_embeddings=64, pad_token_id=1, num_labels=3,
-            id2label={0: "O", 1: "PER", 2: "LOC"}, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        model = transformers.XLMRobertaForTokenClassification(config)
-        batch = tokenizer(words, is_split_into_words=True, return_tensors="pt")
-        ids = batch.word_ids()
-        first = [word is not None and word != before for word, before in
-                 zip(ids, [None, *ids], strict=False)]  # fmt: skip
-        aligned = torch.tensor(
-            [[labels[w] if is_first else -100 for w, is_first in zip(ids, first, strict=True)]]
-        )
-        self.assertEqual(int((aligned >= 0).sum()), len(words))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        for _ in range(25):
-            optimizer.zero_grad()
-            model(**batch, labels=aligned).loss.backward()
-            optimizer.step()
-        text = " ".join(words)
-        tag = transformers.pipeline(
-            "token-classification", model=model.eval(), tokenizer=tokenizer,
-            aggregation_strategy="first",
-        )  # fmt: skip
-        with warnings.catch_warnings():  # that words are found by blanks, as for XLM-R
-            warnings.simplefilter("ignore")
-            found = tag(text)
-        self.assertEqual(
-            [(one["entity_group"], text[one["start"] : one["end"]]) for one in found],
-            [("PER", "Anna"), ("LOC", "New York")],
-        )
 
     def test_half_of_a_surrogate_pair_is_named(self):
         for act in (
@@ -334,18 +264,6 @@ class KnownDifferencesTest(parameterized.TestCase):
         processor = spm.SentencePieceProcessor(model_proto=fuzz.model("standard"))
         self.assertEqual(processor.normalize(text), f"\u2581{expected}")
         self.assertEqual(normalized(load(exported("standard")), text), f"\u2581{found}")
-
-    def test_rounding_decides_between_segmentations_of_equal_score(self):
-        pieces = {"\u2581": -3.3, "a": -7.7, "0": -5.1, "00": -6.3}
-        model = small_model(pieces)
-        texts = [f"{'a' * n}000" for n in range(60)]
-        differences = huggingface.compare(model, small_json(model), texts)
-        self.assertNotEmpty(differences)
-        for difference in differences:
-            self.assertEqual(difference.expected[-2:], ["00", "0"])
-            self.assertEqual(difference.found[-2:], ["0", "00"])
-        rounded = small_model({p: round(s * 2**10) / 2**10 for p, s in pieces.items()})
-        self.assertEqual(huggingface.compare(rounded, small_json(rounded), texts), [])
 
 
 class CompareTest(absltest.TestCase):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from tests.interop.model_folder_test import GATED, OTHERS
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
-from tests.interop.vocap_encoder_test import GATED, OTHERS
 from tests.interop.xlm_roberta_parity_test import HAS_TORCH, texts, transformers
 from tests.interop.xlm_roberta_test import LENGTH, VOCAB, FolderTest, params_of, tokenizer
 from tests.models import encoder_test
@@ -80,17 +80,6 @@ class ModelingTest(FolderTest):
         table, bias = output_table(params)
         logits = np.asarray(predict(states)) @ np.asarray(table).T + np.asarray(bias)
         self.assert_close(logits, found.logits, is_text)
-
-    def test_an_encoder_without_a_head(self):
-        """As a discriminator is."""
-        import torch
-
-        params, (tokens, is_text) = dict(params_of(GATED)), texts(pad_id=1)
-        del params["head"]
-        model = self.load("", GATED, params)
-        found = model(torch.tensor(tokens.astype(np.int64)), torch.tensor(is_text.astype(np.int64)))
-        states = states_of(GATED, params, tokens, is_text)
-        self.assert_close(states, found.last_hidden_state, is_text)
 
     @parameterized.parameters(True, False)
     def test_cross_attention(self, is_causal):

@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import sentencepiece as spm
 from absl.testing import absltest, parameterized
@@ -19,7 +17,6 @@ from vocap.settings import SPECIALS
 from xlm.common import artifacts
 from xlm.interop import huggingface, model_folder, vocabulary
 from xlm.models.encoder import Encoder, EncoderSettings
-from xlm.models.segments import packed_segments
 
 LENGTH = 200  # beyond the window on both sides
 CONFIG = {
@@ -92,23 +89,6 @@ class ParityTest(FolderTest):
         model.save_pretrained(self.folder)
         sizes, params = model_folder.read_model(self.folder)
         self.assert_agree(model, params, EncoderSettings(**sizes, dtype="float32"), 1e-5)
-
-    def test_packed_texts_are_those_alone(self):
-        model = their_model()
-        model.save_pretrained(self.folder)
-        sizes, params = model_folder.read_model(self.folder)
-        rng = np.random.default_rng(0)
-        documents = [[0, *rng.integers(5, VOCAB, n), 2] for n in (60, 5, 100)]
-        row = np.array([[*itertools.chain(*documents), *[1] * 20]], np.int32)
-        layout = packed_segments(jnp.asarray(row), bos=0, pad=1, across_documents=False)
-        settings = EncoderSettings(**sizes, dtype="float32")
-        hidden, begin = np.asarray(ours(params, settings, row, *layout)[0][0]), 0
-        for document in documents:
-            alone = np.array([document], np.int32)
-            expected = theirs(model, alone, np.ones_like(alone))[0][0]
-            found = hidden[begin : begin + len(document)]
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-            begin += len(document)
 
     @parameterized.parameters(
         {}, {"local_window": 0}, {"mlp": "swiglu", "local_rotary_theta": 500.0}, {"num_layers": 1}

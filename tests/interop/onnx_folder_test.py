@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
+from tests.interop.model_folder_test import GATED
 from tests.interop.modeling_test import BLOCKS, states_of
 from tests.interop.task_heads_parity_test import LABELS, batch_of, head_of
-from tests.interop.vocap_encoder_test import GATED
 from tests.interop.xlm_roberta_parity_test import texts
 from tests.interop.xlm_roberta_test import LENGTH, SETTINGS, VOCAB, FolderTest, params_of, tokenizer
 from xlm.common import artifacts

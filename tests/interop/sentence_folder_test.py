@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from tests.interop.vocap_encoder_test import GATED
+from tests.interop.model_folder_test import GATED
 from tests.interop.xlm_roberta_parity_test import transformers
 from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
 from xlm.experiment.encoder import Encoder

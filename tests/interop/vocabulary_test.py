@@ -148,22 +148,6 @@ class ReadTest(folders.FolderTest):
         self.assertEqual(again.pieces, found.pieces)
         np.testing.assert_allclose(again.scores, found.scores, rtol=1e-6)
 
-    def test_fairseqs_model_becomes_ours(self):
-        (self.folder / "sentencepiece.bpe.model").write_bytes(fairseq_model())
-        theirs = spm.SentencePieceProcessor(model_proto=fairseq_model())
-        model = vocabularies.sentencepiece_model(self.folder)
-        ours = spm.SentencePieceProcessor(model_proto=model)
-        rng = random.Random(1)
-        for text in ["", "<mask> \u00e9 \uff21"] + [
-            "".join(rng.choices("abcdefgh  ", k=30)) for _ in range(100)
-        ]:
-            self.assertEqual(ours.encode(text, out_type=str), theirs.encode(text, out_type=str))
-        self.assertEqual(
-            [ours.id_to_piece(i) for i in range(len(merge.SPECIALS))], [*merge.SPECIALS]
-        )
-        self.assertLen(ours, len(theirs) + 2)
-        huggingface.tokenizer_json(model)  # raises if it is none of our kind
-
     def test_what_cannot_be_read_is_named(self):
         with self.assertRaisesRegex(ValueError, "has no spm.model, tokenizer.json or sentencep"):
             vocabularies.read_vocabulary(self.folder)

@@ -205,16 +205,3 @@ class ParityTest(FolderTest):
         # Truncation cuts to the positions of the model.
         rows = loaded(["the thing " * LENGTH], truncation=True, return_tensors="np")
         self.assertEqual(rows["input_ids"].shape, (1, LENGTH))
-
-    def test_of_our_own_form_the_tokenizer_is_loaded_and_the_model_is_not(self):
-        gated = dataclasses.replace(SETTINGS, position="gated")
-        sizes = dataclasses.asdict(gated)
-        model_folder.write_model(self.folder, params_of(gated), sizes, tokenizer())
-        loaded = transformers().AutoTokenizer.from_pretrained(self.folder)
-        processor = spm.SentencePieceProcessor(model_proto=tokenizer())
-        expected = [merge.BOS_ID, *processor.encode("the thing"), merge.EOS_ID]
-        self.assertEqual(loaded("the thing")["input_ids"], expected)
-        with self.assertRaisesRegex(ValueError, "trust_remote_code=True"):
-            transformers().AutoModelForMaskedLM.from_pretrained(
-                self.folder, trust_remote_code=False
-            )

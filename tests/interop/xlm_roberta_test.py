@@ -118,38 +118,6 @@ class FolderTest(parameterized.TestCase):
 
 
 class ReadTest(FolderTest):
-    def test_every_tensor_finds_its_place(self):
-        theirs = their_tensors()
-        sizes, params = model_folder.read_model(self.write_theirs(theirs))
-        self.assertEqual(EncoderSettings(**sizes, dtype="float32"), SETTINGS)
-
-        of_layer = "roberta.encoder.layer.{}."
-        modules = {
-            f"attention/{name}": f"attention.self.{name}" for name in ("query", "key", "value")
-        }
-        modules |= {
-            "attention/output": "attention.output.dense", "mlp/wide": "intermediate.dense",
-            "mlp/output": "output.dense", "attention_norm": "attention.output.LayerNorm",
-            "mlp_norm": "output.LayerNorm",
-        }  # fmt: skip
-        modules = {f"layers/{ours}": of_layer + name for ours, name in modules.items()}
-        modules |= {"embeddings/norm": "roberta.embeddings.LayerNorm"}
-        modules |= {"head/dense": "lm_head.dense", "head/norm": "lm_head.layer_norm"}
-        embeddings = "roberta.embeddings.{}_embeddings.weight".format
-        positions = theirs[embeddings("position")][2:] + theirs[embeddings("token_type")]
-        expected = {
-            "embeddings/table": theirs[embeddings("word")], "embeddings/positions": positions,
-            "head/bias": theirs["lm_head.bias"],
-        }  # fmt: skip
-        for ours, module in modules.items():
-            for kind in ("weight", "bias"):
-                numbers = range(LAYERS) if ours.startswith("layers/") else range(1)
-                found = [theirs[f"{module}.{kind}".format(number)].T for number in numbers]
-                name = "bias" if kind == "bias" else "scale" if ours.endswith("norm") else "kernel"
-                expected[f"{ours}/{name}"] = np.stack(found) if "{}" in module else found[0]
-        self.assert_same_bits(params, expected)
-        self.assertEqual(jax.tree.structure(params), jax.tree.structure(params_of(SETTINGS)))
-
     @parameterized.parameters(np.float16, ml_dtypes.bfloat16)
     def test_half_precision_is_read_as_float32(self, dtype):
         halves = {name: array.astype(dtype) for name, array in their_tensors().items()}
@@ -195,30 +163,6 @@ class ReadTest(FolderTest):
         del only["roberta.embeddings.word_embeddings.weight"], only["lm_head.bias"]
         self.folder = self.parent / "only"
         self.assert_same_bits(model_folder.read_model(self.write_theirs(only))[1], expected)
-
-    @parameterized.parameters("", "roberta.")
-    def test_an_encoder_without_a_masked_lm_head(self, prefix):
-        theirs = their_tensors()
-        expected = model_folder.read_model(self.write_theirs(theirs))[1]
-        alone = {
-            prefix + name.removeprefix("roberta."): array
-            for name, array in theirs.items()
-            if name.startswith("roberta.")
-        }
-        alone[f"{prefix}pooler.dense.bias"] = np.ones(WIDTH, np.float32)
-        if prefix:
-            alone["classifier.dense.weight"] = np.ones((WIDTH, WIDTH), np.float32)
-        self.folder = self.parent / "alone"
-        sizes, found = model_folder.read_model(self.write_theirs(alone))
-        del expected["head"]
-        self.assert_same_bits(found, expected)
-        # It is kept as such a one, from which masked LM cannot start.
-        output = self.parent / "output"
-        model_folder.write_model(output, found, sizes, tokenizer())
-        self.assert_same_bits(model_folder.read_model(output)[1], expected)
-        settings = dataclasses.asdict(SETTINGS)
-        with self.assertRaisesRegex(ValueError, "without a masked-LM head.* XLMRobertaForMaskedLM"):
-            model_folder.check_initial(output, settings, tokenizer())
 
     @parameterized.parameters(
         ({"lm_head.bias": None}, "lacks tensors, 1: lm_head.bias. .* XLMRobertaForMaskedLM"),
@@ -353,23 +297,6 @@ class InitialParamsTest(FolderTest):
     def initial_params(self, settings: EncoderSettings, model: bytes | None = None):
         return model_folder.initial_params(
             self.folder, dataclasses.asdict(settings), tokenizer() if model is None else model
-        )
-
-    def test_the_table_is_padded(self):
-        found = self.initial_params(PADDED)
-        table, bias = model_folder.table_of(params_of(SETTINGS))
-        missing = PADDED.vocab_size - VOCAB
-        expected = model_folder.with_table(
-            params_of(SETTINGS),
-            np.concatenate([table, np.zeros((missing, WIDTH), np.float32)]),
-            np.concatenate([bias, np.zeros(missing, np.float32)]),
-        )
-        self.assert_same_bits(found, expected)
-        ours = params_of(PADDED)
-        self.assertEqual(jax.tree.map(np.shape, found), jax.tree.map(np.shape, ours))
-        # How it is trained is free.
-        self.initial_params(
-            dataclasses.replace(PADDED, dropout_rate=0.5, attention_dropout_rate=0.0, remat="full")
         )
 
     @parameterized.parameters(

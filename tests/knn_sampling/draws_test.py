@@ -1,4 +1,4 @@
-"""Draws against the softmax that they are from, and what must not matter."""
+"""Draws against the softmax that they are from, on one device and on several."""
 
 import dataclasses
 import functools
@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
+from jax.sharding import NamedSharding, PartitionSpec
 from scipy import special, stats
 
+from benchmarks.collectives import collectives_of
 from knn_sampling import draws, sampled_layers
 from knn_sampling.draws import TILE, draw_slots
 from knn_sampling.inclusion import log_inclusion
 from knn_sampling.output_layer import OutputLayer
 from knn_sampling.samples import example_axes
-from tests.knn_sampling.batches import B, G, M, layer_of, statistics_of
+from knn_sampling.settings import KINDS
+from knn_sampling.table_sharding import TableSharding
+from tests.knn_sampling.batches import B, G, M, layer_of, mesh_of, statistics_of
 from tests.knn_sampling.drawing import (
     BLOCKWISE,
     CHANGES,
@@ -292,3 +296,95 @@ class AbsentTest(parameterized.TestCase):
                 draw(FULL, batch_of(), None, 0, temperature)
         with self.assertRaisesRegex(ValueError, "block_size is -1, must be at least 0"):
             draw(dataclasses.replace(BLOCKWISE, block_size=-1), batch_of(), None)
+
+
+MESH = mesh_of(data=2, fsdp=1, model=4)
+
+
+class ShardedTest(parameterized.TestCase):
+    def placed(self, batch):
+        axes = {"table": "model", "hidden": "data", "weights": "data"}
+        return {
+            name: jax.device_put(x, NamedSharding(MESH, PartitionSpec(axes.get(name))))
+            for name, x in batch.items()
+        }
+
+    def layers(self, kind: str, num_valid: int, **more) -> tuple[OutputLayer, OutputLayer]:
+        changes = CHANGES | {"num_valid": num_valid, "log_q_correction": True} | more
+        split = layer_of(kind, sharding=TableSharding(MESH, ("model",)), **changes)
+        return layer_of(kind, **changes), split
+
+    @parameterized.parameters(*KINDS)
+    def test_devices_with_whole_tiles_draw_what_one_draws(self, kind: str):
+        batch = batch_of(4 * TILE, 500)
+        single, split = self.layers(kind, 500, capacity=4 * TILE)
+        sample = sampled_from(single, batch)
+        placed = self.placed(batch)
+        seen = set()
+        for seed in range(4):
+            found = draw(split, placed, sample, seed)
+            jax.tree.map(np.testing.assert_array_equal, found, draw(single, batch, sample, seed))
+            seen |= set((np.asarray(found.ids) // TILE).reshape(-1).tolist())
+        self.assertGreater(len(seen), 1)
+
+    def test_the_device_that_holds_a_target_leaves_it_uncorrected(self):
+        target, num_classes = 300, 4 * TILE
+
+        def search(label: int, **kwargs) -> jax.Array:
+            ones = (jnp.ones((1, *shape)) for shape in ((200, 4), (200,), (num_classes, 4)))
+            correction = (
+                jnp.zeros((1, num_classes)).at[0, target].set(20.0),
+                jnp.full((1, 200), label),
+            )
+            return draw_slots(
+                jax.random.key(0), *ones, jnp.zeros((1, num_classes)), temperature=1.0,
+                block_size=TILE, correction=correction, **kwargs,
+            )[0]  # fmt: skip
+
+        single = jax.jit(search)
+        split = jax.jit(functools.partial(search, sharding=TableSharding(MESH, ("model",))))
+        for label in (target, target - TILE):
+            found = np.asarray(split(label))
+            np.testing.assert_array_equal(found, single(label))
+            self.assertEqual((found == target).all(), label != target)
+
+    def test_devices_with_parts_of_tiles_draw_from_the_softmax(self):
+        _, split = self.layers("full", VALID)
+        batch = batch_of(304, VALID)
+        found = draw_many(split, self.placed(repeated(batch, 4, 5000)))
+        for ids, logits in zip(found, logits_of(batch), strict=False):
+            self.assertGreater(unlikeliness(ids, special.softmax(logits)), LEAST)
+
+    def test_rows_that_do_not_divide(self):
+        _, split = self.layers("full", VALID)
+        with self.assertRaisesRegex(ValueError, "302 rows, must be a multiple of the 4 devices"):
+            draw(split, batch_of(302), None)
+
+
+class MemoryTest(parameterized.TestCase):
+    positions, num_rows, width = 64, 500_224, 4
+
+    def shapes(self):
+        shapes = (1, self.positions, self.width), (1, self.positions)
+        shapes += (self.num_rows, self.width), (self.num_rows,)
+        names = ("hidden", "weights", "table", "bias")
+        return {x: jax.ShapeDtypeStruct(s, jnp.float32) for x, s in zip(names, shapes, strict=True)}
+
+    @parameterized.parameters("full", "blockwise")
+    def test_the_logits_are_never_held(self, kind: str):
+        layer = layer_of(kind, num_valid=self.num_rows)
+        compiled = draw.lower(layer, self.shapes(), None).compile()
+        held = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(held, 4 * self.positions * self.num_rows / 8)
+
+    def test_neither_are_they_by_devices_nor_the_table(self):
+        layer = layer_of("full", num_valid=self.num_rows, sharding=TableSharding(MESH, ("model",)))
+        placed = {}
+        for name, x in self.shapes().items():
+            layout = NamedSharding(MESH, PartitionSpec("model" if name == "table" else None))
+            placed[name] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
+        compiled = draw.lower(layer, placed, None).compile()
+        held = compiled.memory_analysis().temp_size_in_bytes
+        self.assertLess(held, 4 * self.positions * self.num_rows / 8)
+        for collective in collectives_of(compiled.as_text(), 8):
+            self.assertLessEqual(max(collective.sizes), self.positions)

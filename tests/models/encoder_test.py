@@ -208,36 +208,6 @@ class LayersTest(parameterized.TestCase):
 
 
 class NumLayersTest(parameterized.TestCase):
-    def test_no_layers_give_the_embeddings(self):
-        embeddings = dataclasses.replace(POST, num_layers=0)
-        params = {name: random_params(POST)[name] for name in random_params(embeddings)}
-        expected = encode_packed(FIRST, settings=embeddings, params=params)
-        np.testing.assert_array_equal(encode_packed(FIRST, num_layers=0), expected)
-        # Which see their own token and no other.
-        other = encode_packed([BOS, 10, 30, 31, EOS], num_layers=0)
-        same = (other == expected).all(axis=1)
-        np.testing.assert_array_equal(np.flatnonzero(~same), [2, 3])
-
-    @parameterized.product(
-        settings=(POST, MODERN),
-        change=({}, {"dropout_rate": 0.3, "attention_dropout_rate": 0.3}, {"remat": "full"},
-                {"unroll": 4}),
-        num_layers=(1, 3),
-    )  # fmt: skip
-    def test_fewer_layers_equal_a_shallower_model(self, settings, change, num_layers):
-        params, num_layers = random_params(settings), min(num_layers, settings.num_layers - 1)
-        settings = dataclasses.replace(settings, **change)
-        key = jax.random.key(0) if settings.dropout_rate else None
-        shallow = dataclasses.replace(settings, num_layers=num_layers)
-        first = jax.tree.map(lambda x: x[:num_layers], params["layers"])
-        options = {"params": params | {"layers": first}, "key": key}
-        expected = encode_packed(FIRST, settings=shallow, **options)
-        options["params"] = params
-        found = encode_packed(FIRST, settings=settings, num_layers=num_layers, **options)
-        if settings.norm_position == "pre":  # which is behind all layers only
-            found = slow_norm(found, params["final_norm"], settings.norm)
-        assert_close(found, expected)
-
     def test_layers_that_are_not_asked_for_are_not_computed(self):
         settings = encoder_settings(num_layers=4)
         row = jax.ShapeDtypeStruct((1, 12), np.int32)

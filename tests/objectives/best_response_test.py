@@ -4,7 +4,7 @@ import numpy as np
 import scipy.optimize
 from absl.testing import parameterized
 
-from xlm.objectives.best_response import best_response, divergence, shrunk
+from xlm.objectives.best_response import best_response, shrunk
 from xlm.objectives.settings import RobustSettings
 
 
@@ -65,21 +65,6 @@ class SolverTest(parameterized.TestCase):
 class BestResponseTest(parameterized.TestCase):
     def assert_same(self, one: np.ndarray, two: np.ndarray):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
-
-    @parameterized.product(seed=tuple(range(20)), min_ratio=(0.0, 0.2))
-    def test_divergence_is_rho_or_all_weight_is_on_the_largest_loss(self, seed, min_ratio):
-        losses, base, rho = instance(seed)
-        for radius in (1e-9 * rho, 1e-3 * rho, rho, 10 * rho):
-            found = best_response(losses, base, radius, min_ratio=min_ratio)
-            self.assertAlmostEqual(found.weights.sum(), 1, places=12)
-            actual = divergence(found.weights, base)
-            np.testing.assert_allclose(found.divergence, actual, rtol=1e-9)
-            np.testing.assert_array_equal(found.weights[base == 0], 0)
-            others = (base > 0) & (losses < losses[base > 0].max())
-            if (found.weights[others] / base[others]).max() > min_ratio + 1e-9:
-                self.assertLess(abs(actual - radius), min(1e-9, 1e-6 * radius))
-            else:
-                self.assertLessEqual(actual, radius)
 
     @parameterized.parameters(range(10))
     def test_invariances(self, seed: int):
@@ -159,12 +144,3 @@ class ShrunkTest(parameterized.TestCase):
         np.testing.assert_allclose(unknown[[0, 1, 3]], 3.0)
         moved = shrunk(values + 7, [0.5, 1.0, np.nan, 0.1])
         np.testing.assert_allclose(moved, shrunk(values, [0.5, 1.0, np.nan, 0.1]) + 7)
-
-    def test_it_is_nearer_to_the_truth(self):
-        rng, gains = np.random.default_rng(0), []
-        for _ in range(50):
-            truth, errors = rng.normal(5, 1, 60), rng.choice([0.1, 1.0, 4.0], 60)
-            seen = truth + errors * rng.normal(size=60)
-            before, after = (((one - truth) ** 2).mean() for one in (seen, shrunk(seen, errors)))
-            gains.append(after / before)
-        self.assertLess(np.mean(gains), 0.2)

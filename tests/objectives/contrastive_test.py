@@ -56,19 +56,6 @@ class ContrastiveLossTest(parameterized.TestCase):
         np.testing.assert_array_equal(accuracies, expected[1])
         self.assertBetween(float(accuracies.mean()), 0.4, 0.9)
 
-    def test_lengths_and_the_order_of_pairs_and_sides_do_not_matter(self):
-        one, two = vectors(0), vectors(1)
-        expected = contrast(one, two, 0.2)
-        scale = np.array([[0.1], [1], [10], [3], [0.5]], np.float32)
-        for name, found in (
-            ("lengths", contrast(one * scale, two * scale[::-1], 0.2)),
-            ("sides", contrast(two, one, 0.2)),
-            ("order", [np.asarray(x)[::-1] for x in contrast(one[::-1], two[::-1], 0.2)]),
-        ):
-            with self.subTest(name):
-                np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-                np.testing.assert_array_equal(found[1], expected[1])
-
     def test_a_sentence_without_text_breaks_nothing(self):
         @jax.jit
         @functools.partial(jax.grad, has_aux=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from unittest import mock
 
 import flax.linen as nn
@@ -250,28 +249,6 @@ class ScheduleTest(parameterized.TestCase):
         self.assertLen({float(rows[f"loss/{name}"][0]) for name in objective.languages}, B)
 
 
-class TranslationLMTest(absltest.TestCase):
-    """Batches that bring segments and positions of their own."""
-
-    @staticmethod
-    @jax.jit
-    def loss_of(arrays):
-        objective, key = factories.masked_lm(FULL), jax.random.key(7)
-        plan, _ = objective.plan({}, Batch(arrays, "any"), key, jnp.int32(0))
-        return objective.loss(params(), {}, plan, None)[0]["loss"]
-
-    def test_a_sentence_sees_its_translation_and_positions_count(self):
-        tokens = np.random.default_rng(0).integers(MASK + 1, VOCAB, (B, L)).astype(np.int32)
-        segments = np.ones_like(tokens), np.tile(np.repeat([1, 2], L // 2), (B, 1))
-        places = np.arange(L, dtype=np.int32)
-        positions = np.tile(places, (B, 1)), np.tile(places[: L // 2], (B, 2))
-        losses = [
-            self.loss_of({"tokens": tokens, "segments": s, "positions": p})[0]
-            for s, p in itertools.product(segments, positions)
-        ]
-        self.assertLen(set(map(float, losses)), 4)
-
-
 LARGE = 500
 SAMPLED = factories.output_layer_settings(k=3, capacity=30, log_q_correction=True)
 CAPACITIES = (0, 400, 512)
@@ -336,18 +313,6 @@ class TableRowsTest(parameterized.TestCase):
 
 
 class GroupsTest(absltest.TestCase):
-    def halves(self, layer: OutputLayerSettings):
-        """Loss and gradients of a batch, and the sums of those of its halves, padding aside."""
-        rows = packed_tokens(num_valid=LARGE)
-        first, second = rows.copy(), rows.copy()
-        first[2:], second[:2] = PAD, PAD
-        results = [large(layer, batch)[0] for batch in (rows, first, second)]
-        (whole, *parts) = [(found["loss"], gradients) for found, gradients, _ in results]
-        return whole, jax.tree.map(np.add, *parts)
-
-    def test_the_loss_is_the_sum_over_the_groups(self):
-        assert_close(*self.halves(dataclasses.replace(SAMPLED, group_size=2)))
-
     def test_classes_and_overflow_are_the_mean_over_the_groups(self):
         objective = objective_with()
         plan, _ = planned(objective, packed_tokens())

@@ -1,14 +1,18 @@
-"""Results: both forms of records, and what is read from them."""
+"""Results of studies: their forms, statistics and tables."""
 
 import json
+import math
 import pathlib
 import tempfile
 from unittest import mock
 
+import numpy as np
+import scipy.stats
 from absl.testing import absltest, parameterized
 
-from research import results
-from research.results import Results, Row
+from research import pivot, results, stats
+from research.pivot import Column, Line
+from research.results import Result, Results, Row, mean
 from xlm.common import artifacts
 
 
@@ -101,3 +105,91 @@ class SelectionTest(absltest.TestCase):
         self.assertEqual(
             results.shared_items([*self.results.of("all").values()], "f1"), ["de", "en"]
         )
+
+
+def by_seed(*values: float | None) -> dict[int, Result]:
+    return {
+        seed: Result(f1={} if value is None else {"de": value, "en": 9.0})
+        for seed, value in enumerate(values)
+    }
+
+
+DE = mean("f1", ["de"])
+
+
+class TableTest(absltest.TestCase):
+    def test_table(self):
+        first, second = by_seed(1.0, 2.0, 6.0), by_seed(2.0, 4.0, None)
+        lines = [Line(("one", "3"), first), Line(("two", "3"), second, first)]
+        columns = [
+            Column("mean", DE),
+            Column("F1", DE, "{:.2f}", show="range"),
+            Column("in one", DE, show="cell", has_least=False),
+            Column("less one", DE, show="change"),
+            Column("SD", DE, show="deviation", has_least=False),
+        ]
+        least = stats.least_detectable([[1.0, 2.0, 6.0], [2.0, 4.0]])
+        self.assertEqual(
+            pivot.table(["run", "seeds"], lines, columns, more=[["examples", "7"]]),
+            "| run | seeds | mean | F1 | least to largest | in one | less one | least to largest "
+            "| SD |\n"
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+            "| one | 3 | 3.0 | 3.00 | 1.00 to 6.00 | 3.0 (1.0 to 6.0) |  |  | 3.0 ± 2.6 (3) |\n"
+            "| two | 3 | 3.0 | 3.00 | 2.00 to 4.00 | 3.0 (2.0 to 4.0; 2 seeds) | +1.5 "
+            "| +1.0 to +2.0 | 3.0 ± 1.4 (2) |\n"
+            f"| detectable |  | {least:.1f} | {least:.2f} |  |  |  |  |  |\n"
+            "| examples | 7 |",
+        )
+
+    def test_matrix_leaves_out_what_has_not_all(self):
+        runs = {"whole": by_seed(1.0), "part": {0: Result(f1={"en": 1.0})}}
+        found = pivot.matrix("f1", runs, [Column("de", DE), Column("en", mean("f1", ["en"]))])
+        self.assertEqual(found, "| f1 | de | en |\n|---|---:|---:|\n| whole | 1.0 | 9.0 |")
+
+
+class StatsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.rng = np.random.default_rng(0)
+
+    def test_a_least_difference_has_a_p_value_of_5_per_cent(self):
+        one, two = self.rng.normal(size=4), self.rng.normal(size=4)
+        least = stats.least_detectable([list(one), list(two)])
+        shifted = two - two.mean() + one.mean() + least
+        self.assertAlmostEqual(scipy.stats.ttest_ind(one, shifted).pvalue, 0.05)
+
+    def test_unequal_numbers_of_seeds(self):
+        # One seed adds no spread, and makes 2 / n the mean of 1 / n of the runs.
+        some = [1.0, 2.0, 4.0]
+        spread = np.std(some, ddof=1) * scipy.stats.t.ppf(0.975, 2)
+        least = stats.least_detectable([some, [7.0], []])
+        self.assertAlmostEqual(least, spread * math.sqrt(2 * (1 / 3 + 1) / 2))
+        self.assertIsNone(stats.least_detectable([[1.0], [2.0]]))
+
+    def test_a_least_change_has_a_p_value_of_5_per_cent(self):
+        changes = self.rng.normal(size=5)
+        least = stats.least_detectable_change(list(changes))
+        found = scipy.stats.ttest_1samp(changes - changes.mean() + least, 0)
+        self.assertAlmostEqual(found.pvalue, 0.05)
+        self.assertIsNone(stats.least_detectable_change([1.0]))
+
+    def test_correlation(self):
+        x, y = self.rng.normal(size=(2, 7))
+        found = scipy.stats.pearsonr(x, y)
+        self.assertAlmostEqual(stats.correlation(list(x), list(y)), found.statistic)
+        self.assertTrue(math.isnan(stats.correlation([1, 2, 3], [5, 5, 5])))
+
+    def test_a_significant_correlation_has_a_p_value_of_5_per_cent(self):
+        least = stats.significant_correlation(9)
+        x = np.linspace(-1, 1, 9)
+        noise = self.rng.normal(size=9)
+        noise -= noise.mean() + x * (noise @ x) / (x @ x)
+        y = least * x / np.linalg.norm(x)
+        y += math.sqrt(1 - least**2) * noise / np.linalg.norm(noise)
+        self.assertAlmostEqual(scipy.stats.pearsonr(x, y).pvalue, 0.05)
+
+    def test_pooled_deviation(self):
+        groups = [[1.0, 2.0, 4.0], [3.0, 3.5, 9.0], [1.0]]
+        wanted = math.sqrt(np.mean([np.var(one, ddof=1) for one in groups[:2]]))
+        self.assertAlmostEqual(stats.pooled_deviation(groups), wanted)
+        self.assertTrue(math.isnan(stats.pooled_deviation([[1.0]])))

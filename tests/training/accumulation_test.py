@@ -143,19 +143,6 @@ class AccumulationTest(parameterized.TestCase):
         for name, first in first_params().items():
             self.assertGreater(np.abs(found[0][name] - first).max(), 0.01, name)
 
-    @parameterized.parameters(
-        (Lookup, (4, 1, 2), 2, "dense"),
-        (ShardedLookup, (4, 1, 2), 0, "dense"),
-        (ShardedLookup, (2, 2, 1), 2, "rows"),
-    )
-    def test_devices_do_not_change_it(self, of, axes, warmup_steps, embedding_update):
-        objective, accumulation = of(draws=True), Accumulation(2, warmup_steps)
-        expected = on_one_device(accumulation, of, draws=True)
-        found = run(functions_of(objective, accumulation, axes, embedding_update))
-        self.assert_equal(found, expected)
-        np.testing.assert_allclose(found[2]["last"], expected[2]["last"], rtol=1e-5)
-        self.assertEqual((found[2]["seen"], expected[2]["seen"]), (6 - bool(warmup_steps),) * 2)
-
     @parameterized.parameters((ShardedLookup, 4), (Lookup, 1))
     def test_each_shard_has_a_key_of_its_own(self, of, num_shards):
         objective, key = of(draws=True), jax.random.key(3)

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from xlm.common import interruption
 from xlm.training import checkpoint, digests, faults, hosts
@@ -32,8 +30,6 @@ from xlm.training.checkpoint import (
     restore_mean_params,
 )
 from xlm.training.faults import OtherStateError
-from xlm.training.settings import MeshSettings
-from xlm.training.sharding import make_mesh
 from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 
@@ -364,15 +360,6 @@ class DigestTest(parameterized.TestCase):
         nan, other = ({"x": jnp.asarray(one, jnp.float32)} for one in ((np.nan, 1), (1, np.nan)))
         self.assertEqual(digest(nan), digest(nan))
         self.assertNotEqual(digest(nan), digest(other))
-
-    @parameterized.parameters((8, 1, 1), (2, 2, 2))
-    def test_devices_do_not_change_it(self, *axes):
-        mesh = make_mesh(MeshSettings(*axes, vocab_multiple=1, rules=()))
-        state = {"x": np.arange(64 * 8, dtype=np.float32).reshape(64, 8), "y": np.arange(8)}
-        state = jax.tree.map(jnp.asarray, state)
-        for spec in (P("data"), P(("fsdp", "model")), P(None)):
-            placed = jax.device_put(state, NamedSharding(mesh, spec))
-            self.assertEqual(digest(placed), digest(state))
 
 
 class UnraisableTest(parameterized.TestCase):

@@ -14,7 +14,6 @@ from tests import factories
 from xlm.training.optimizer import Optimizer, learning_rate_schedule, make_optimizer
 from xlm.training.settings import MeshSettings, OptimizerSettings
 from xlm.training.sharding import make_mesh, traced_on
-from xlm.training.stages import stage_optimizer, stages_of
 
 SETTINGS = factories.optimizer_settings(
     learning_rate=0.5, warmup_steps=4, decay_power=2.0, weight_decay=0.1
@@ -334,17 +333,6 @@ class MuonTest(parameterized.TestCase):
         sent = sum(one.sent_bytes() for one in collectives_of(shared.as_text(), 8))
         self.assertLess(sent, 2 * sum(x.nbytes for x in jax.tree.leaves(params)))
 
-    def test_frozen_matrices_stay(self):
-        settings = dataclasses.replace(self.SETTINGS, frozen=("layers",))
-        (stage,) = stages_of(settings, 10)
-        optimizer = stage_optimizer(settings, stage, 10)
-        trained, held = optimizer.read(LAYERED, optimizer.init(LAYERED), {})
-        self.assertEqual(set(trained), {"head"})
-        of_head = {"head": layered_gradients(0)["head"]}
-        found, _ = optimizer.update(of_head, held, LAYERED, optimizer.init(LAYERED))
-        jax.tree.map(np.testing.assert_array_equal, found["layers"], LAYERED["layers"])
-        self.assertTrue((found["head"]["kernel"] != LAYERED["head"]["kernel"]).any())
-
 
 V, E, NUM_STEPS, PATH = 40, 3, 60, "embeddings/table"
 # A large epsilon, so that the size of a gradient matters, and with it a wrong clipping.
@@ -448,21 +436,3 @@ class TableTest(parameterized.TestCase):
             del one["embeddings"]["table"]
         check = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
         jax.tree.map(check, rows[0], dense)
-
-    @parameterized.parameters("dense", "rows")
-    def test_two_tables_are_each_updated_as_if_alone(self, update):
-        """One in the ids that a step touches, the other as a whole."""
-        settings = dataclasses.replace(DENSE, clip_norm=0.0, embedding_update=update)
-        other, touched = "head/kernel", {PATH: ids_of(0)}
-        both, one = (compiled(settings, NUM_STEPS, t) for t in ((PATH, other), (PATH,)))
-        found = []
-        for optimizer in (both, one):
-            params = large_params()
-            state = optimizer.init(params)
-            for step in range(6):
-                read, held = optimizer.read(params, state, touched if step < 3 else {})
-                grads = jax.tree.map(lambda x, s=step: np.sin(np.asarray(x) + np.float32(s)), read)
-                params, state = optimizer.update(grads, held, params, state)
-            found.append(optimizer.apply_pending_updates(params, state)[0])
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *found)
-        self.assertEqual(len(getattr(both.init(params), "tables", ())), 2 * (update == "rows"))

@@ -48,10 +48,10 @@ class FaultTest(checkpoint_test.TestCase):
         return step
 
     @parameterized.parameters(
+        *(write(name, content) for name in METADATA for content in (b"", b"[]")),
         *(
-            write(name, content)
-            for name in METADATA
-            for content in (b"", b"{", b"[]", b"\xff", b"5", b'{"custom_metadata": 5}')
+            write(METADATA[0], content)
+            for content in (b"{", b"\xff", b"5", b'{"custom_metadata": 5}')
         ),
         write("_CHECKPOINT_METADATA", b'{"custom_metadata": {"digest": "x"}}'),
         write("_CHECKPOINT_METADATA", b'{"item_handlers": 5, "commit_timestamp_nsecs": "x"}'),

@@ -130,20 +130,6 @@ class AgainstDenseTest(parameterized.TestCase):
             distance = np.linalg.norm(table - dense) / np.linalg.norm(dense - start())
             self.assertLess(distance, bound)
 
-    def test_a_row_without_gradients_only_decays(self):
-        optimizer = row_adamw(0.1, weight_decay=0.1)
-        ids, grads = sparse_steps(num_steps=30)
-        ids = np.where(ids == 5, V, ids)
-
-        @jax.jit
-        def read(table):
-            stepped = row_steps(optimizer, table, optimizer.init(table), ids, grads)
-            return optimizer.read(*stepped, jnp.array([5, V], jnp.int32))
-
-        rows = read(start())
-        np.testing.assert_allclose(rows.values[0], start()[5] * 0.99**30, rtol=1e-5)
-        np.testing.assert_array_equal(rows.first_moment, 0)
-
 
 class PendingUpdatesTest(absltest.TestCase):
     def test_rows_brought_up_to_date_are_the_rows_that_would_be_read(self):

@@ -80,9 +80,9 @@ class ScheduleTest(parameterized.TestCase):
         np.testing.assert_allclose(found[79:-2], expected, rtol=1e-5)
         self.assertLess(found[80], 1)
 
-    @parameterized.product(schedule=SCHEDULES, power=(0.25, 0.5, 3.0), warmup_steps=(0, 4))
+    @parameterized.product(schedule=SCHEDULES, power=(0.25, 3.0), warmup_steps=(0, 4))
     def test_no_rate_is_negative_or_not_finite(self, schedule, power, warmup_steps):
-        for num_steps in (5, 7, 49, 1000):
+        for num_steps in (5, 49):
             found = rates(
                 num_steps, schedule=schedule, decay_power=power, warmup_steps=warmup_steps
             )

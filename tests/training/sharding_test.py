@@ -1,4 +1,4 @@
-"""Meshes that fit and meshes that do not."""
+"""Meshes that fit and meshes that do not, settings of the loop, and the table of parameters."""
 
 import dataclasses
 import math
@@ -7,13 +7,16 @@ from unittest import mock
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from absl.testing import parameterized
-from jax.sharding import PartitionSpec
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec as P
 
 from xlm.training import sharding
-from xlm.training.settings import AXES, MeshSettings
+from xlm.training.settings import AXES, MeshSettings, TrainSettings
 from xlm.training.sharding import host_parts, make_mesh, padded_vocab_size, param_shardings
+from xlm.training.state import parameter_table
 
 
 def settings(data: int, fsdp: int, model: int) -> MeshSettings:
@@ -146,3 +149,40 @@ class HostPartsTest(parameterized.TestCase):
     def test_hosts_that_do_not_fit(self, shape, hosts, message):
         with self.assertRaisesRegex(ValueError, message):
             self.parts_of(1, shape, hosts)
+
+
+class TrainSettingsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"log_every": 0}, "train.log_every is 0, must be at least 1"),
+        ({"accumulation_steps": 3}, "accumulation_steps is 3, must divide .* 8"),
+        ({"batch_warmup_steps": 5}, "batch_warmup_steps is 5, but a batch has one"),
+        ({"keep_every": 15}, "keep_every is 15, must be a multiple of .* 10: no"),
+    )
+    def test_what_does_not_fit(self, changes, message):
+        settings = TrainSettings(batch_size=8, checkpoint_every=10)
+        dataclasses.replace(settings, keep_every=30, accumulation_steps=4, batch_warmup_steps=5)
+        with self.assertRaisesRegex(ValueError, message):
+            dataclasses.replace(settings, **changes)
+
+
+class ParameterTableTest(absltest.TestCase):
+    def test_it_tells_all_and_the_sum(self):
+        mesh = make_mesh(MeshSettings(2, 2, 2, vocab_multiple=1, rules=()))
+
+        def array(spec, *shape, dtype=jnp.float32):
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+        params = {
+            "embeddings": {"table": array(P("model", ("data", "fsdp")), 1000, 32)},
+            "head": {"bias": array(P(), 1000, dtype=jnp.bfloat16), "scale": array(P())},
+        }
+        expected = (
+            "parameter         shape       type      split over           count",
+            "embeddings/table  [1000, 32]  float32   (model, data+fsdp)  32,000",
+            "head/bias         [1000]      bfloat16  ()                   1,000",
+            "head/scale        []          float32   ()                       1",
+            "all                                                         33,001",
+        )
+        self.assertEqual(parameter_table(params), "\n".join(expected))
+        concrete = parameter_table({"w": jnp.zeros((2, 3))})
+        self.assertRegex(concrete, r"w +\[2, 3\] +float32 +\(\) +6\n")

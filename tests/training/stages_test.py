@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from tests import factories
 from tests.toy_objective import INPUT, OUTPUT, SkipGram
-from xlm.objectives.objective import Batch, means
+from xlm.objectives.objective import Batch
 from xlm.training.accumulation import Accumulation
 from xlm.training.checkpoint import restore_latest, restore_latest_params
 from xlm.training.loop import train
@@ -206,25 +206,6 @@ class FrozenTest(TestCase):
         state = steps_taken(functions, first_state(functions), range(3))
         output = functions.apply_pending_updates(state).params["output"]
         assert_equal(output, initial_params()["output"])  # nor does it decay
-
-    def test_parts_of_a_batch_on_shards_of_data(self):
-        """Parameters that are not trained go into each shard whole."""
-        tokens = np.concatenate([factories.packed_tokens(seed) for seed in (0, 1)])
-        batch = Batch({"tokens": tokens}, "packed")
-        settings = factories.optimizer_settings(stages=(("layers", 1),), epsilon=1e-3)
-
-        def trained(num_devices: int):
-            mesh = dataclasses.replace(factories.ONE_DEVICE, data=num_devices)
-            layer = factories.output_layer_settings(kind="full")
-            objective = factories.masked_lm(layer, factories.encoder_settings(dropout_rate=0.0))
-            parts = Accumulation(2, 0)
-            functions = factories.train_functions(objective, settings, mesh, accumulation=parts)
-            state = factories.first_state(functions, factories.random_params(objective))
-            state, metrics = functions.train_step(objective, state, batch)
-            return jax.device_get(state.params), means(jax.device_get(metrics))
-
-        found, expected = trained(4), trained(1)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
 
 
 class ScheduleTest(TestCase):

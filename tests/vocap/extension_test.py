@@ -126,7 +126,3 @@ class UnigramTest(absltest.TestCase):
         for size, message in ((5, "require 8 characters"), (10_000, "offers .* pieces")):
             with self.assertRaisesRegex(ValueError, message):
                 extension.unigram(self.old, tables, {"b": 1.0}, size, 1.0)
-
-
-if __name__ == "__main__":
-    absltest.main()

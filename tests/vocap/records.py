@@ -15,36 +15,20 @@ def record(changes: Mapping[str, Any] | None = None, languages=LANGUAGES) -> dic
     found: dict[str, Any] = {
         "pieces": 38 * len(languages),
         "settings": {
-            "method": "vocap",
-            "compare": ["uniform", "joint"],
-            "sizes": SIZES,
-            "target_size": 38 * len(languages) + 5,
-            "amounts": {},
-            "initial_sizes": {},
-            "alpha": 0.7,
-            "beta": 0.7,
-            "character_coverage": 0.98,
-            "max_characters": 1000,
+            "method": "vocap", "compare": ["uniform", "joint"], "sizes": SIZES,
+            "target_size": 38 * len(languages) + 5, "amounts": {}, "initial_sizes": {},
+            "alpha": 0.7, "beta": 0.7, "character_coverage": 0.98, "max_characters": 1000,
             "max_seeds": 1000,
         },
         "languages": {
             name: {
-                "amount": 1 + number,
-                "bytes": 1200 * (1 + number),
+                "amount": 1 + number, "bytes": 1200 * (1 + number),
                 "probability": 0.1 + 0.05 * number,
                 "resource": ("low", "mid", "high")[3 * number // len(languages)],
-                "sizes": SIZES,
-                "alp": [-50.0, -40.0, -39.0],
-                "allocated": 40,
-                "at_largest": False,
-                "not_concave": [],
-                "less": STEP,
-                "more": STEP,
-                "shared": 0.25,
-                "uncovered": 0.0,
-                "heldout_sentences": 11,
-                "heldout_uncovered": 0.0,
-                "heldout_unseen": 0.0,
+                "sizes": SIZES, "alp": [-50.0, -40.0, -39.0], "allocated": 40,
+                "at_largest": False, "not_concave": [], "less": STEP, "more": STEP,
+                "shared": 0.25, "uncovered": 0.0, "heldout_sentences": 11,
+                "heldout_uncovered": 0.0, "heldout_unseen": 0.0,
             }
             for number, name in enumerate(languages)
         },
@@ -60,7 +44,7 @@ def record(changes: Mapping[str, Any] | None = None, languages=LANGUAGES) -> dic
             }
             for method, alp in METHODS.items()
         },
-    }
+    }  # fmt: skip
     found = copy.deepcopy(found)
     for key, value in (changes or {}).items():
         *path, last = key.split(".")

@@ -1,4 +1,4 @@
-"""The report against the build it tells of, recomputed the slow way."""
+"""The report against the build it tells of, recomputed the slow way, and its warnings."""
 
 import atexit
 import collections
@@ -13,10 +13,12 @@ from absl.testing import parameterized
 
 from tests import golden
 from tests.vocap import explorer_test, records
+from tests.vocap.records import STEP, record
 from tests.vocap.texts import made_up
-from vocap import explorer, report, runs
+from vocap import explorer, plots, report, runs
 from vocap.building import BuiltVocabulary, build_vocabulary
 from vocap.record import allocation_record
+from vocap.report_warnings import enumerated, warnings
 from vocap.settings import METHODS, VocabularySettings
 
 SETTINGS = VocabularySettings(
@@ -109,40 +111,18 @@ class RecordTest(parameterized.TestCase):
         self.assertGreater(max(shares), 2 * min(shares))
 
     @parameterized.parameters("vocap", "uniform", "proportional")
-    def test_margins_are_what_a_step_would_change(self, method):
-        for target_size in (EXACT, *range(120, 220)):
-            vocabulary, settings = build(method, target_size=target_size)
-            if vocabulary.choice.allocation.partial is None:
-                break
-        vocabularies = allocated_vocabularies(vocabulary)
-        record = allocation_record(vocabulary, settings)
-        for name, one in record["languages"].items():
-            language = vocabulary.languages[name]
-            curve, q = language.vocabularies.curve, language.probability
-            at = curve.sizes.index(one["allocated"])
-            slopes = {
-                s: (curve.alp[s] - curve.alp[at]) / (curve.sizes[s] - curve.sizes[at])
-                for s in range(len(curve.sizes))
-                if s != at
-            }
-            above, below = (list(filter(test, slopes)) for test in (at.__lt__, at.__gt__))
-            # The envelope goes on where it is steepest, and came from where it is flattest.
-            steps = {
-                "more": max(above, key=slopes.__getitem__, default=None),
-                "less": min(below, key=slopes.__getitem__, default=None),
-            }
-            if method != "vocap":
-                steps = {"more": min(above, default=None), "less": max(below, default=None)}
-            for side, s in steps.items():
-                if s is None:
+    def test_margins_are_those_of_the_allocation_with_gains_by_q_and_beta(self, method):
+        vocabulary, settings = build(method)
+        allocation = vocabulary.choice.allocation
+        for name, one in allocation_record(vocabulary, settings)["languages"].items():
+            weight = vocabulary.languages[name].probability ** settings.beta
+            for side in ("less", "more"):
+                change = getattr(allocation.margins[name], side)
+                if change is None:
                     self.assertIsNone(one[side])
                     continue
-                moved = {**vocabularies, name: curve.vocabulary(s)}
-                pieces = len(set().union(*moved.values())) - record["pieces"]
-                self.assertEqual(one[side]["size"], curve.sizes[s])
-                self.assertEqual(one[side]["pieces"], pieces)
-                self.assertAlmostEqual(one[side]["alp"], curve.alp[s] - curve.alp[at])
-                self.assertAlmostEqual(one[side]["gain"], q**settings.beta * slopes[s])
+                gain = weight * change.alp / (change.size - allocation.sizes[name])
+                self.assertEqual(one[side], dataclasses.asdict(change) | {"gain": gain})
 
     def test_uncovered_characters_are_counted_in_the_text(self):
         vocabulary, settings = build("joint")
@@ -276,3 +256,95 @@ class PageTest(parameterized.TestCase):
         self.assertEqual({one["name"]: one["built"] for one in data["languages"]}, sizes)
         self.assertEqual(explorer_test.sizes_at(data, PARTIAL, settings.beta), sizes)
         self.assertEqual([course["beta"] for course in data["courses"]], list(explorer.BETAS))
+
+
+ALL = (
+    plots.plot_curves, plots.plot_sizes, plots.plot_comparison,
+)  # fmt: skip
+
+
+class PlotsTest(parameterized.TestCase):
+    @parameterized.product(
+        plot=ALL[:2],
+        changed=(
+            # A single size, no step before it and none behind.
+            {"sizes": [40], "alp": [-40.0], "less": None, "more": None},
+            # ALP that falls: no gain for a logarithmic axis.
+            {"alp": [-50.0, -40.0, -41.0], "more": {**records.STEP, "gain": -1e-3}},
+        ),
+    )
+    def test_steps_that_gain_nothing(self, plot, changed):
+        changes = {f"languages.xa.{key}": value for key, value in changed.items()}
+        self.assertNotIn("nan", plot(records.record(changes, languages=["xa"])))
+
+
+JOINT = {"settings.method": "joint"}
+UNIFORM = {"settings.method": "uniform", "cut": None}
+UNKNOWN = {"languages.yd.heldout_uncovered": 0.02, "languages.yd.heldout_unseen": 0.015}
+LARGEST = {"languages.xb.at_largest": True}
+FULL = {"languages.xb.sizes": [8, 40], "languages.xb.alp": [-50.0, -40.0]}
+SMALLEST = {"languages.xa.less": None}
+LONG = {"languages.xa.alp": [-80.0, -70.0, -65.0], "languages.yd.alp": [-20.0, -14.0, -13.0]}
+
+
+class WarningsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        {},
+        # 1.49 times the median.
+        {"languages.xa.alp": [-70.0, -60.0, -58.0]},
+        # Methods that are not built.
+        {**UNKNOWN, "scores.joint.yd.unknown_rate": 0.03},
+        {"languages.yd.uncovered": 0.019},
+        # One language alone is no reason, however much it gains.
+        {"scores.uniform.xa.alp": -10.0},
+        {"languages.ze.alp": [-50.0, -40.0, -36.1]},
+        # 1 of 40 million characters, as coverage is compared in single precision.
+        {"settings.character_coverage": 0.9995, "languages.yd.uncovered": 1 - 0.9995 + 2.5e-8},
+        {"settings.character_coverage": 1.0, "languages.yd.uncovered": 2.5e-8},
+        # ALP decides nothing, nor has each language the seeds of all.
+        {**LONG, "settings.method": "uniform", "cut": None, "settings.compare": []},
+        {"settings.max_seeds": 500, "settings.compare": ["uniform"]},
+    )
+    def test_no_warning(self, **changes):
+        self.assertEmpty(warnings(record(changes)))
+
+    @parameterized.parameters(
+        ({**LARGEST, "languages.xb.allocated": 80},
+         r"At the largest of vocab.sizes, .* xb \(80, at 2.0 times the gain of the cut\). Offer"),
+        ({**LARGEST, **FULL, "languages.xb.more": None}, r"fill, .* xb \(40, at .*\). Add text."),
+        (SMALLEST, "from the smallest of vocab.sizes, 8: xa. Offer smaller"),
+        ({**SMALLEST, "languages.xa.sizes": [40, 60], "languages.xa.alp": [-40.0, -39.0]},
+         r"holds all their characters: xa \(40\), 21% of all pieces. Lower vocab.character_cov"),
+        (LONG, r"xa \(1.7 times\); yd \(0.3 times\). Cut the text"),
+        ({"settings.max_seeds": 500},
+         "joint vocabulary has 38% of the 500 seeds .* Raise vocab.max_seeds to 950 or more"),
+        ({**JOINT, "settings.max_seeds": 500, "settings.compare": []}, "joint vocabulary has 38%"),
+        ({**UNKNOWN, "scores.vocap.yd.unknown_rate": 0.03},
+         r"yd \(3.0%; 75% of them not in the training text\). Add text .* raise vocab.char"),
+        ({"languages.yd.uncovered": 0.021}, r"is 0.98: yd \(2.10%\). Training .*max_characters"),
+        ({**JOINT, "settings.compare": [], "languages.yd.uncovered": 0.021},
+         r"yd \(2.10%\). .*train them apart"),
+        ({"languages.yd.uncovered": 0.021, "settings.max_characters": 0},
+         r"yd \(2.10%\). Raise it.$"),
+        ({"settings.character_coverage": 1.0, "languages.yd.uncovered": 2e-7}, "have no piece"),
+        ({f"scores.uniform.{name}.alp": -29.0 for name in ("xa", "xb", "xc")},
+         r"ALP of vocap is below that of uniform \(by 0.20 nats, better for 3 of 5\). Compare"),
+        ({"languages.ze.alp": [-50.0, -40.0, -35.9]},
+         r"by more than 10% for 1 of 5 languages: ze \(10%\). The budget holds them; raise"),
+        ({"partial": {"name": "xc", "missing": 7}},
+         "The last step, xc to 40, had room .*; 7 were left out. Its ALP here .* whole 40."),
+        ({"partial": {"name": "xc", "missing": None}}, "most probable ones.$"),
+        ({"languages.xc.not_concave": [20, 30], "languages.ze.not_concave": [30]},
+         "2 curves are not concave, and steps skip 3 of their sizes"),
+        ({**UNIFORM, "settings.compare": [], "languages.xa.more": {**STEP, "gain": 3.0}},
+         r"gain 3e\+03 weighted nats in xa and 1e\+03 in .*With vocab.method = vocap"),
+    )  # fmt: skip
+    def test_a_warning(self, changes, expected):
+        (text,) = warnings(record(changes))
+        self.assertRegex(text, expected)
+
+    def test_names_a_few(self):
+        self.assertEqual(enumerated(["a"]), "a")
+        self.assertEqual(enumerated(["a", "b", "c"]), "a, b and c")
+        self.assertEqual(enumerated(list("abcdefghi")), "a, b, c, d, e, f, g, h and i")
+        self.assertEqual(enumerated(list("abcdefghijk")), "a, b, c, d, e, f, g, h and 3 more")

@@ -82,11 +82,6 @@ class MergeTest(_FolderTest):
         table = run_tables.read_table(self.out)
         self.assertEqual(size, (table.num_sentences, len(table.text)))
 
-    @parameterized.parameters(1, 2, 20)
-    def test_tables_of_parts_merge_into_the_table_of_the_whole(self, count):
-        whole = self.table_of(TEXT + ["x"] * count, "whole").read_bytes()
-        self.assert_merges(self.parts(count), whole)
-
     def test_order_and_grouping_do_not_matter(self):
         whole = self.table_of(TEXT + ["x"] * 4, "whole").read_bytes()
         a, b, c, d = self.parts(4)

@@ -1,7 +1,6 @@
 """Tests of counting script runs, against a loop over characters."""
 
 import collections
-import itertools
 import random
 from unittest import mock
 
@@ -128,17 +127,6 @@ class RunsTest(parameterized.TestCase):
         self.assertLen(counter, 2)
         counter.add(["b c", " "])
         assert_same(counter.table(), runs.count_runs(["a b", "b c"]))
-
-    def test_merging_counts_is_associative_and_commutative(self):
-        values = [runs.pack_count(count, follow) for count in (1, 5) for follow in (0, 7, 255, 256)]
-        for a, b, c in itertools.product(values, repeat=3):
-            self.assertEqual(runs.merge_counts(a, b), runs.merge_counts(b, a))
-            self.assertEqual(
-                runs.merge_counts(runs.merge_counts(a, b), c),
-                runs.merge_counts(a, runs.merge_counts(b, c)),
-            )
-        for value in values:
-            self.assertEqual(runs.pack_count(*runs.unpack_count(value)), value)
 
     def test_bytes_are_those_of_the_normalised_text(self):
         sentences = [*SENTENCES, *random_sentences(8, 300)]

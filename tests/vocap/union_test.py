@@ -1,14 +1,21 @@
-"""Tests of the vocabulary of all languages as one problem, against slow references and peers."""
+"""The vocabulary of all languages as one problem, its tradeoff, and the choice of a method."""
 
 import dataclasses
 import functools
+import pathlib
+import re
+import tempfile
 
 import numpy as np
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
+import vocap
+from tests import browser
+from tests.vocap import records, texts
 from tests.vocap.texts import sentences, table
-from vocap import comparison, lattice, merge, nested, runs, seeds, union
+from vocap import choosing, comparison, explorer, lattice, merge, nested, report, runs, seeds, union
 from vocap.allocation import language_probabilities
+from vocap.building import build_vocabulary
 from vocap.segmentation import gini
 from vocap.settings import SPECIALS, UNIGRAM, VocabularySettings
 
@@ -164,3 +171,98 @@ class FairSharesTest(parameterized.TestCase):
     @parameterized.parameters(([2.0, 2.0, 2.0], 0.0), ([1.0, 3.0], 0.25), ([0.0, 0.0, 3.0], 2 / 3))
     def test_gini_by_hand(self, values, expected):
         self.assertAlmostEqual(gini(np.array(values)), expected)
+
+
+def candidate(parity: float, **ratios: float) -> choosing.Candidate:
+    return choosing.Candidate({"method": "union", "parity": parity}, 20.0, ratios)
+
+
+class ChoosingTest(parameterized.TestCase):
+    def test_the_fewest_tokens_within_the_limit(self):
+        few, fair = candidate(0, a=0.7, b=1.2), candidate(1, a=0.95, b=1.0)
+        ranked = lambda limit: min((few, fair), key=lambda one: choosing._rank(one, limit))  # noqa: E731
+        self.assertIs(ranked(1.3), few)
+        self.assertIs(ranked(1.1), fair)
+        self.assertIs(ranked(0.9), fair)  # neither is, and b pays least
+
+    def test_builds_what_its_keys_build(self):
+        train = {lang: texts.sentences(lang)[::2] for lang in ("en", "sw", "ka")}
+        heldout = {lang: texts.sentences(lang)[1::2] for lang in train}
+        chosen = vocap.build(train, 800, heldout=heldout, method="auto", max_ratio=9.0)
+        found = chosen.candidates[0]
+        again = vocap.build(train, 800, heldout=heldout, **found.settings)
+        self.assertEqual(chosen.model, again.model)
+        self.assertEqual(found.mean_ratio, min(one.mean_ratio for one in chosen.candidates))
+
+    def test_held_out_text_is_needed(self):
+        with self.assertRaisesRegex(ValueError, "no held-out text of sw to choose by"):
+            vocap.build(
+                {"en": texts.sentences("en"), "sw": texts.sentences("sw")}, 900,
+                heldout={"en": ["a"]}, method="auto",
+            )  # fmt: skip
+
+    @parameterized.parameters((1.3, "fewest tokens of those within 1.3"), (1.1, "comes closest"))
+    def test_the_report_says_what_and_why(self, limit, words):
+        record = records.record()
+        record["settings"]["max_ratio"] = limit
+        record["candidates"] = [
+            {"settings": one.settings, "tokens": one.tokens, "ratios": one.ratios}
+            for one in (candidate(0.5, a=0.7, b=1.2), candidate(1, a=0.9, b=1.2))
+        ]
+        text = report.choice(record)
+        self.assertStartsWith(text, "**Chosen: union with parity 0.5.**")
+        self.assertIn(words, text)
+        self.assertIn("`--config.vocab.parity=1`", text)
+
+
+TEXTS = {name: list(sentences(name))[:40] for name in ("en", "hi", "sw")}
+HELDOUT = {name: list(sentences(name))[40:80] for name in TEXTS}
+
+
+class TradeoffTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.cache = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
+
+    def build(self, parallel=None, size=450):
+        settings = VocabularySettings(
+            target_size=size, method="union", compare=(), sizes=(), num_workers=1,
+            byte_fallback=True,
+        )  # fmt: skip
+        built = build_vocabulary(TEXTS, HELDOUT, settings, self.cache, parallel=parallel or {})
+        return built.tradeoff, settings
+
+    def test_the_build_is_a_point_of_it(self):
+        settings = VocabularySettings(
+            target_size=450, method="union", parity=0.5, sizes=(), num_workers=1
+        )
+        built = build_vocabulary(TEXTS, HELDOUT, settings, self.cache)
+        found = built.tradeoff
+        own = [built.scores["union"][name].tokens_per_sentence for name in found.languages]
+        p, t = list(found.parities).index(0.5), list(found.sizes).index(450)
+        self.assertSequenceAlmostEqual(found.tokens[p][t], own)
+
+    def test_without_other_text_there_is_none(self):
+        self.assertIsNone(vocap.build(TEXTS, 450, method="union").tradeoff)
+
+    def test_one_cache_keeps_grids_of_several_sizes_and_of_parallel_text_apart(self):
+        first, _ = self.build()
+        self.assertIn(450, first.sizes)
+        self.assertIn(500, self.build(size=500)[0].sizes)
+        parallel, _ = self.build({name: text[:20] for name, text in HELDOUT.items()})
+        self.assertEqual(parallel.contents, [1.0, 1.0, 1.0])
+        self.assertNotEqual(parallel.tokens, first.tokens)
+        self.assertGreater(first.contents[0], 30)
+
+    def test_parity_evens_out_the_costs_that_the_page_shows(self):
+        tradeoff, settings = self.build()
+
+        ginis, size = [], tradeoff.sizes.index(450)
+        for parity in (0, 1):
+            page = explorer.tradeoff_page(tradeoff, settings, "")
+            document = browser.document(self, page, f"#T=450&parity={parity}")
+            shown = re.search(r"Gini of the costs</dt><dd>([\d.]+)", document)[1]
+            tokens = tradeoff.tokens[tradeoff.parities.index(parity)][size]
+            ginis.append(gini(np.divide(tokens, tradeoff.contents)))
+            self.assertAlmostEqual(float(shown), ginis[-1], delta=6e-4)
+        self.assertLess(ginis[1], ginis[0])

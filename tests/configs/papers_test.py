@@ -1,17 +1,70 @@
-"""XY-LENT's configs: the numbers of the paper, and sizes of which nothing is made."""
+"""Recipes of papers have the papers' numbers."""
 
 import math
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from absl.testing import parameterized
 
-from configs import mmbert, xy_lent
+from configs import mmbert, vocap_paper, xlm_r, xy_lent
 from research.studies.xy_lent import CHANGES
 from xlm.experiment import memory, objectives
 from xlm.experiment.data import evaluation_settings, rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
+from xlm.interop import model_folder
+from xlm.objectives.masked_lm import TABLE
+from xlm.objectives.objective import Batch
 from xlm.objectives.replaced_token import DISCRIMINATOR, GENERATOR
+
+
+def masked_lm_of_run(config):
+    return masked_lm_of(objectives.objective(config, memory.absent_rows(config)))
+
+
+class TableReadsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ("vocap_500k_knn", 327_680, 500_096),
+        ("vocap_500k_knn_half", 327_680, 500_096),
+        ("vocap_1m_knn", 458_752, 1_000_064),
+        ("short_k100", 327_680, 500_096),
+        ("short_nce", 327_680, 500_096),
+        ("vocap_500k", None, 500_096),
+    )
+    def test_a_run_reads_what_its_keys_say(self, run, num_rows, vocab_size):
+        config = vocap_paper.get_config(run)
+        self.assertEqual(config.optimizer.embedding_update == "rows", num_rows is not None)
+        objective = masked_lm_of_run(config)
+        size, length = config.train.batch_size, config.store.length
+        batch = Batch(
+            {"tokens": jax.ShapeDtypeStruct((size, length), jnp.int32),
+             "language": jax.ShapeDtypeStruct((size,), jnp.int32)},
+            "packed",
+        )  # fmt: skip
+        extra, key, step = jax.eval_shape(
+            lambda: (objective.init_extra(), jax.random.key(0), jnp.int32(0))
+        )
+        _, touched = jax.eval_shape(objective.plan, extra, batch, key, step)
+        self.assertEqual(objective.encoder.settings.vocab_size, vocab_size)
+        said = objective.describe_table_reads(size, length)
+        if num_rows is None:
+            self.assertEmpty(touched)
+            self.assertIn("all 500,096 table rows", said)
+        else:
+            self.assertEqual(touched[TABLE].shape, (num_rows,))
+            self.assertIn(f"at most {num_rows:,} of {vocab_size:,} table rows", said)
+
+    @parameterized.parameters(
+        (256, 0, "all 500,096 .* 8 x 65,536 candidates and 131,072 tokens are not.*row_capacity"),
+        (32, 327_680, "at most 81,920 of .*: 1 x 65,536 candidates and 16,384 tokens$"),
+        (32, 500_096, "all 500,096 .*: output_layer.row_capacity is 500,096, not fewer$"),
+    )
+    def test_the_smaller_bound_is_the_one_named(self, size, capacity, expected):
+        config = vocap_paper.get_config("vocap_500k_knn")
+        config.output_layer.row_capacity = capacity
+        said = masked_lm_of_run(config).describe_table_reads(size, config.store.length)
+        self.assertRegex(said, expected)
+
 
 # Layers, hidden size, FFN inner size, heads (Table 8); steps, tokens of a batch in millions, Adam's
 # epsilon and betas, learning rate, warm-up, gradient clipping, weight decay (Table 9).
@@ -131,3 +184,10 @@ class RunsTest(parameterized.TestCase):
         for run in (*xy_lent.RUNS, *CHANGES):
             layer = config_of(run).output_layer
             self.assertTrue(layer.kind in ("full", "blockwise") or layer.log_q_correction, run)
+
+
+class ModelsTest(parameterized.TestCase):
+    @parameterized.parameters(*xlm_r.MODELS)
+    def test_a_published_model_has_a_class_in_transformers(self, name):
+        sizes = xlm_r.get_config(name).model.to_dict()
+        self.assertEqual(model_folder.why_not_transformers(sizes), "")
