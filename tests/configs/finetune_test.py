@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from ml_collections import ConfigDict
 
 from configs import finetune
-from configs.finetune import base, glue, squad, sweeps, tags, text
+from configs.finetune import base, embeddings, glue, squad, sweeps, tags, text
 from input_pipeline.tasks.tasks import TASKS
 from tests import tiny_tasks
 from tests.malformed import harness
@@ -25,8 +25,10 @@ NAMES = sorted({path.stem for path in pathlib.Path(finetune.__file__).parent.glo
 TRANSLATIONS = ("multi30k", "translation", "wmt14")  # tests/translation_test.py
 # tests/own_task_test.py
 OWN = [
-    (name, f"{one},") for name, module in (("text", text), ("tags", tags)) for one in module.TASKS
-] + [("embeddings", "")]  # tests/embeddings_run_test.py
+    (name, f"{one},")
+    for name, module in (("text", text), ("tags", tags), ("embeddings", embeddings))
+    for one in module.TASKS
+]
 OTHERS = ("embeddings", "glue", "squad", "text", "tags", *TRANSLATIONS)
 ALL = [(name, "") for name in NAMES if name not in OTHERS]
 ALL += [("glue", f"{task},") for task in glue.TASKS] + [("squad", f"{v},") for v in squad.TASKS]

@@ -9,8 +9,9 @@ from absl.testing import parameterized
 
 from configs import mmbert, vocap_paper, xlm_r, xy_lent
 from research.studies.xy_lent import CHANGES
+from xlm.evaluation.settings import sentence_layer
 from xlm.experiment import memory, objectives
-from xlm.experiment.data import evaluation_settings, rows_of_tasks
+from xlm.experiment.data import rows_of_tasks
 from xlm.experiment.masked_lm import encoder_of, masked_lm_of
 from xlm.interop import model_folder
 from xlm.objectives.masked_lm import TABLE
@@ -174,10 +175,9 @@ class RunsTest(parameterized.TestCase):
     def test_retrieval_takes_the_layer_of_two_thirds_of_the_depth(self):
         for run, layer in (("base", 8), ("large", 16), ("xl", 32)):
             config = xy_lent.get_config(run)
-            found = evaluation_settings(config).layer_of(config.model.num_layers)
-            self.assertEqual(found, layer)
-        config.evaluation.retrieval_layer = 0
-        self.assertEqual(evaluation_settings(config).layer_of(48), 0)
+            given = config.evaluation.retrieval_layer
+            self.assertEqual(sentence_layer(given, config.model.num_layers), layer)
+        self.assertEqual(sentence_layer(0, 48), 0)
 
     def test_runs_that_draw_from_candidates_correct_by_their_probability(self):
         """Else a position's own target is drawn too often (docs/output_layer.md)."""

@@ -170,6 +170,7 @@ class ReportTest(folders.FolderTest):
     def test_the_command_shows_it(self):
         one, two = self.run_of("a", 0.4), self.run_of("bb", 0.9)
         page = self.folder / "page"
-        found = commands.execute("report", f"--runs={one},{two}", f"--output={page}").stdout
+        commands.execute("report", f"--runs={one},{two}", f"--output={page}")
+        found = (page / "report.md").read_text(encoding="utf-8")
         self.assertIn("| mean |", found)
         self.assertNotIn("losses are not compared", found)
