@@ -122,7 +122,10 @@ class ReportTest(folders.FolderTest):
                     for x in run]  # fmt: skip
             self.write(f"{name}/predictions/{split}.{language}.jsonl", "\n".join(rows) + "\n")
         self.write(f"{name}/results.json", json.dumps(results))
-        self.write(f"{name}/settings.json", json.dumps({"task": {"labels": labels}}))
+        self.write(
+            f"{name}/settings.json",
+            json.dumps({"task": {"name": "text_classes", "labels": labels}}),
+        )
         return folder
 
     def section(self, **runs: pathlib.Path) -> str:
