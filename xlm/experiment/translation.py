@@ -96,7 +96,7 @@ def read_start(config: ConfigDict) -> Pretrained:
         with declarations.of_file(folder / BEST):
             found = model_of_notes(notes, read_tokenizer(folder, notes.tokenizer))
         model, count = (folder / TOKENIZER).read_bytes(), found.decoder.num_layers
-        return Translated(found.encoder, params, model, None, count, found.symbols)
+        return Translated(found.encoder, params, model, decoder_layers=count, symbols=found.symbols)
     is_encoder = (folder / "config.json").exists() or (folder / "train" / "settings.json").exists()
     if is_encoder or not config.random_init:
         return read_pretrained(config.init_from, keeps_decoder=True, objective=config.objective)

@@ -206,10 +206,12 @@ def _synthetic(
     source, target = translation.direction(direction)
     rows = [f"{target}\t{source}\n"]
     for line, best in zip(lines, found, strict=True):
-        (one,) = json.loads(best) if best else [{"text": "", "score": -math.inf}]
-        text, line = (" ".join(side.split()) for side in (one["text"], line))
+        ((text, score),) = (
+            ((one["text"], one["score"]) for one in json.loads(best)) if best else [("", -math.inf)]
+        )
+        text, line = (" ".join(side.split()) for side in (text, line))
         short, long = sorted((len(text), len(line)))
-        if short and long <= ratio * short and one["score"] >= least:
+        if short and long <= ratio * short and score >= least:
             rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
     logging.info("%d of %d pairs are kept", len(rows) - 1, sum(map(bool, found)))
     return "".join(rows)
