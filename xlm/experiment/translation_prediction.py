@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -206,12 +205,12 @@ def _synthetic(
     source, target = translation.direction(direction)
     rows = [f"{target}\t{source}\n"]
     for line, best in zip(lines, found, strict=True):
-        ((text, score),) = (
-            ((one["text"], one["score"]) for one in json.loads(best)) if best else [("", -math.inf)]
-        )
-        text, line = (" ".join(side.split()) for side in (text, line))
+        if not best:  # of an empty line
+            continue
+        (one,) = json.loads(best)
+        text, line = (" ".join(side.split()) for side in (one["text"], line))
         short, long = sorted((len(text), len(line)))
-        if short and long <= ratio * short and score >= least:
+        if short and long <= ratio * short and one["score"] >= least:
             rows.append(f"{pair_columns.TAG}{text}\t{line}\n")
     logging.info("%d of %d pairs are kept", len(rows) - 1, sum(map(bool, found)))
     return "".join(rows)
