@@ -113,6 +113,7 @@ class SchemaTest(parameterized.TestCase):
                 shown = schema.help_of(section, family)
                 for name, key in family[section].items():
                     self.assertIn(f"--config.{section}.{name}=", shown)
+                    self.assertNotEmpty(key.text, f"{section}.{name} is documented nowhere")
                     self.assertIn(key.text[1:], shown)
         with self.assertRaisesRegex(ValueError, "did you mean train"):
             schema.help_of("trains")

@@ -17,7 +17,7 @@ segments text.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,26 +27,11 @@ from vocap.curves import Curve
 from vocap.settings import BPE, BYTE_BPE, UNIGRAM, VocabularySettings
 from vocap.unigram import Vocabularies
 
+if TYPE_CHECKING:
+    from vocap.mixture_trainer import MixtureTrainer
+
 _FINGERPRINT = 30_000  # pieces that languages are compared by, if all have that many
 _CLUSTER_SIZES = 40  # sizes at which a cluster's vocabulary is trained
-
-Scored = tuple[Sequence[str], np.ndarray]  # pieces, and their scores
-
-
-class Trainer(Protocol):
-    """Trainer of pieces on several languages together."""
-
-    def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> Vocabularies:
-        """Train the vocabularies of the languages' mixture."""
-
-    def train_merges(self, size: int) -> Scored:
-        """Train the merges of all languages' mixture."""
-
-    def train_union(self, size: int) -> Scored:
-        """Train the pieces of all languages as one problem."""
-
-    def train_bytes(self, size: int) -> Scored:
-        """Train merges of the bytes of all languages' mixture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +56,7 @@ def choose(
     vocabularies: Mapping[str, Vocabularies],
     probabilities: Mapping[str, float],
     settings: VocabularySettings,
-    trainer: Trainer,
+    trainer: "MixtureTrainer",
 ) -> Choice:
     """Choose the pieces by one of `METHODS`; raise ValueError if the budget cannot be met.
 
@@ -123,7 +108,7 @@ def _clustered(
     vocabularies: Mapping[str, Vocabularies],
     probabilities: Mapping[str, float],
     settings: VocabularySettings,
-    trainer: Trainer,
+    trainer: "MixtureTrainer",
 ) -> Choice:
     """Choose as in XLM-V (Liang et al. 2023): k-means of languages, one training per cluster.
 

@@ -65,7 +65,7 @@ class MixtureTrainer:
     parallel: Mapping[str, Sequence[str]]
 
     def train(self, languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-        """See `methods.Trainer`."""
+        """Train the vocabularies of the languages' mixture."""
         settings = dataclasses.replace(self.settings.training, sizes=sizes)
         draws = settings.trainer == "sentencepiece"  # samples sentences by the seed
         key = artifacts.fingerprint(
@@ -93,7 +93,7 @@ class MixtureTrainer:
         return entries.kept(path, make, unigram.write_vocabularies, unigram.read_vocabularies)
 
     def train_merges(self, size: int) -> Scored:
-        """See `methods.Trainer`."""
+        """Train the merges of all languages' mixture."""
         coverage, longest = self.settings.character_coverage, self.settings.max_piece_length
         languages = tuple(self.languages)
 
@@ -112,11 +112,11 @@ class MixtureTrainer:
         return entries.kept(self.cache / "merges" / f"{key}.npz", make, _write, _read)
 
     def train_union(self, size: int) -> Scored:
-        """See `methods.Trainer`."""
+        """Train the pieces of all languages as one problem."""
         return self._train_fairly("union", size)
 
     def train_bytes(self, size: int) -> Scored:
-        """See `methods.Trainer`."""
+        """Train merges of the bytes of all languages' mixture."""
         return self._train_fairly("bytes", size)
 
     def tradeoff(self) -> tradeoff.Tradeoff | None:

@@ -144,15 +144,10 @@ class ModernBert:
 
     def differences(self, sizes: Mapping[str, Any]) -> str:
         """Describe the settings of a model that the class does not support; "" for none."""
-        found = [
-            f"model.{key} is {sizes.get(key)!r}, there {theirs!r}"
-            for key, theirs in _ARCHITECTURE.items()
-            if sizes.get(key) != theirs
-        ]
+        given = {**dict.fromkeys(_ARCHITECTURE), **sizes}  # a key that is missing is a difference
+        found = parameters.differences(given, _ARCHITECTURE)
         if sizes.get("mlp") not in _GATES.values():
             found.append(f"model.mlp is {sizes.get('mlp')!r}, there 'geglu' or 'swiglu'")
-        if sizes["embedding_size"] != sizes["hidden_size"]:
-            found.append("model.embedding_size is not model.hidden_size")
         return "; ".join(found)
 
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:

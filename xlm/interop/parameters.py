@@ -75,6 +75,22 @@ SIZES = {
 }
 
 
+def differences(sizes: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
+    """Describe the settings that differ from those of a class with embeddings as wide as layers."""
+    found = [
+        f"model.{key} is {sizes[key]!r}, there {theirs!r}"
+        for key, theirs in fixed.items()
+        if sizes.get(key, theirs) != theirs
+    ]
+    embedding_size, hidden_size = sizes["embedding_size"], sizes["hidden_size"]
+    if embedding_size != hidden_size:
+        found.append(
+            f"model.embedding_size is {embedding_size} and model.hidden_size {hidden_size}, "
+            "there equal"
+        )
+    return found
+
+
 def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
     """Return names and shapes of all parameters; discriminators have no masked-LM head."""
     width, embedding_size, num_heads = (

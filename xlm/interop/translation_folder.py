@@ -75,16 +75,9 @@ class TranslationParts:
 
 def refusal(parts: TranslationParts) -> str:
     """Return why neither class computes a model, without a full stop, or "" if one does."""
-    sizes = parts.encoder
-    found = [
-        f"model.{key} is {sizes[key]!r}, there {theirs!r}"
-        for key, theirs in _FIXED.items()
-        if sizes[key] != theirs
-    ]
+    found = parameters.differences(parts.encoder, _FIXED)
     if "dense" in parts.params["decoder"]["head"]:
         found.append("its decoder has a dense layer before the output embeddings")
-    if sizes["embedding_size"] != sizes["hidden_size"]:
-        found.append("its embeddings are projected")
     if reason := huggingface.why_not_exported(surface.to_export(parts.tokenizer)):
         found.append(reason)
     return "; ".join(found)

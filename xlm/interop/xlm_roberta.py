@@ -155,17 +155,7 @@ class XLMRoberta:
 
     def differences(self, sizes: Mapping[str, Any]) -> str:
         """Describe the settings of a model that the class does not support; "" for none."""
-        found = [
-            f"model.{key} is {sizes.get(key, theirs)!r}, there {theirs!r}"
-            for key, theirs in self.fixed.items()
-            if sizes.get(key, theirs) != theirs
-        ]
-        if sizes["embedding_size"] != sizes["hidden_size"]:
-            found.append(
-                f"model.embedding_size is {sizes['embedding_size']} and model.hidden_size "
-                f"{sizes['hidden_size']}, there equal"
-            )
-        return "; ".join(found)
+        return "; ".join(parameters.differences(sizes, self.fixed))
 
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
         """Say why no class of theirs has the model's head; "" if one has."""
