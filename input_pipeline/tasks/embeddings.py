@@ -64,7 +64,7 @@ class EmbeddingFeature:
         index, sizes = np.arange(length), np.array([len(row) for row in self.rows])[:, None]
         is_text = (index > 0) & (index < sizes - 1)
         pooled = np.broadcast_to(index == 0, is_text.shape) if self.reads_first else is_text
-        labels = {} if self.label is None else {"labels": np.float32(self.label)}
+        labels = {} if self.label is None else {"labels": np.array(self.label, np.float32)}
         return {**arrays, "pooled": pooled, "text_ids": self.ids, **labels}
 
 
@@ -108,7 +108,7 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
         return
     text, columns = tables.content(path), task.columns
     assert columns is not None, f"{task.name} is not read from columns"
-    names, label = [*columns.text, *columns.pair], columns.label * (task.kind == "similarity")
+    names, label = [*columns.text, *columns.pair], columns.label if task.has_scored_pairs else ()
     has_names = tables.has_names(text, names, may_be_lines=False)
     if text is not None and "\t" in text.partition("\n")[0] and not has_names:
         names = [str(number) for number in range(1, len(names) + 1)]
@@ -126,15 +126,16 @@ def read_examples(path: pathlib.Path, task: Task) -> delimited.Found:
         if all(texts):
             language = delimited.language_of(row.cells, row.where)
             try:
-                scores = [float(task.label(str(row.cells[one]), row.where)) for one in label]
+                score = task.label(str(row.cells[label[0]]), row.where) if label else None
             except ValueError as error:
                 yield None, BadRow(name or str(row.line), str(error), row.cells)
                 continue
-            yield language, EmbeddingExample(name, texts, *(scores or [None]), group)
+            assert not isinstance(score, tuple), f"{task.name} has sets of labels"
+            yield language, EmbeddingExample(name, texts, score, group)
         else:
             empty = names[texts.index("")]
-            error = f"{row.where}: column {empty!r} is empty; remove the row"
-            yield None, BadRow(name or str(row.line), error, row.cells)
+            reason = f"{row.where}: column {empty!r} is empty; remove the row"
+            yield None, BadRow(name or str(row.line), reason, row.cells)
 
 
 def refuse_unlabelled(path: pathlib.Path, task: Task) -> list[Any]:

@@ -174,8 +174,10 @@ def text_features(
                 tokens[start], second = special.bos, start
         label = example.label
         if isinstance(label, tuple):
-            label = np.isin(np.arange(num_labels), label).astype(np.float32)
-        found.append(TextFeature(number, tokens.astype(np.int32), label, second))
+            given = np.isin(np.arange(num_labels), label).astype(np.float32)
+            found.append(TextFeature(number, tokens.astype(np.int32), given, second))
+        else:
+            found.append(TextFeature(number, tokens.astype(np.int32), label, second))
     return found
 
 

@@ -124,6 +124,11 @@ class Task:
         return self.kind in ("embedding", "similarity")
 
     @property
+    def has_scored_pairs(self) -> bool:
+        """Whether a column says how alike the texts of a pair are."""
+        return self.kind == "similarity"
+
+    @property
     def is_of_words(self) -> bool:
         """Whether it gives each word a tag."""
         return self.kind == "tagging"

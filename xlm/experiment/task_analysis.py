@@ -83,7 +83,7 @@ def _baselines(
 
     def score(labels: np.ndarray) -> dict[str, float]:
         if task.has_label_sets:
-            return kind.score(task, data, label_sets(labels), None)
+            return kind.score(task, data, label_sets([*labels]), None)
         parts = (part.tolist() for part in np.split(labels, ends))
         return kind.score(task, data, [kind.decision(part) for part in parts], None)
 
