@@ -17,7 +17,6 @@ from xlm.training.run_report import settings_of
 
 _RESAMPLES = 2000
 _ROUNDING = 1e-6
-_KINDS = ("classification", "multilabel", "tagging", "regression", "extractive_qa")
 _NOTE = f"""\
 Each of {_RESAMPLES:,} resamples draws as many test examples as there are, with replacement, and the
 same for both runs. *p* is two-sided. Languages with equally many examples are drawn alike, as
@@ -69,7 +68,7 @@ def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[st
     results = [read_results(folder / "results.json") for folder in folders]
     task, split = TASKS[results[0]["task"]], reported_split(results[0])
     what = [f"{one['task']} ({reported_split(one)} data)" for one in results]
-    if what[0] != what[1] or task.kind not in _KINDS:
+    if what[0] != what[1] or task.is_search or task.is_translation or task.is_embedding:
         raise _NotComparable(f"{' and '.join(dict.fromkeys(what))} have no common scores by text")
     labels = [settings_of(folder).get("task.labels") for folder in folders]
     if labels[0] != labels[1]:
@@ -113,7 +112,7 @@ def scores(
 ) -> list[Samples]:
     """Return samples of the task's first metric of two runs, on equal resamples of examples."""
     lines, metric = [*one, *other], task.metrics[0]
-    if task.kind == "regression":
+    if metric == "pearson":
         score, values = _pearson, _moments(lines)
     else:
         score = {"macro_f1": _macro_f1, "matthews": _matthews}.get(metric, _micro_f1)
@@ -124,10 +123,10 @@ def scores(
 
 def _counts(task: Task, language: str, lines: Sequence[Answered]) -> np.ndarray:
     """Count right, gold and predicted labels or spans by class, [N, 3, C]; or the F1 of answers."""
-    if task.kind == "extractive_qa":
+    if not (task.is_of_texts or task.is_of_words):  # but of questions
         return np.array([[[_f1_of(task, language, line)], [1.0], [1.0]] for line in lines])
     sides = [[one.gold for one in lines], [one.prediction for one in lines]]
-    if task.kind == "tagging" and task.scorer != "words":
+    if task.is_of_words and task.scorer != "words":
         from xlm.evaluation.metrics import tagging  # slow: scikit-learn
 
         spans = zip(*(tagging.spans(side, task.scorer) for side in sides), strict=True)
@@ -137,7 +136,7 @@ def _counts(task: Task, language: str, lines: Sequence[Answered]) -> np.ndarray:
     counts, place = np.zeros((len(lines), 3, len(names))), {one: i for i, one in enumerate(names)}
     for row, right, predicted in zip(counts, gold, found, strict=True):
         both = [one for one, two in zip(right, predicted, strict=False) if one == two]
-        if task.kind == "multilabel":
+        if task.has_label_sets:
             both = [one for one in right if one in predicted]
         for which, side in enumerate((both, right, predicted)):
             np.add.at(row[which], [place[one] for one in side if one in place], 1)
