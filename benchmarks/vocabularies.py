@@ -32,7 +32,7 @@ from ml_collections import ConfigDict, config_flags
 from benchmarks import machine
 from input_pipeline.corpus import load_corpus
 from vocap import unigram
-from vocap.runs import count_runs
+from vocap.pretokens import count_pretokens
 from vocap.settings import TrainerSettings
 from xlm.common import entry_point
 from xlm.experiment import data as builders
@@ -74,7 +74,7 @@ def cpu_seconds(function, *arguments):
 
 def nested(sentences: Sequence[str], settings: TrainerSettings) -> unigram.Vocabularies:
     """Train all sizes with their ALP on sentences."""
-    found = unigram.train_vocabularies(count_runs(sentences), settings)
+    found = unigram.train_vocabularies(count_pretokens(sentences), settings)
     assert found is not None
     return found
 
@@ -100,7 +100,7 @@ def cost_row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> 
     for _ in range(flags.FLAGS.repetitions):
         ours.append(cpu_seconds(nested, sentences, settings)[1])
         one_size.append(cpu_seconds(unigram.sentencepiece_model, sentences, at_8k, settings)[1])
-    table = count_runs(sentences)
+    table = count_pretokens(sentences)
     wanted = np.geomspace(sizes[0], sizes[-1], _SAMPLES.value)
     sample = sorted({min(sizes, key=lambda size: abs(size - w)) for w in wanted})
     alp, jaccard, cost = [], [], []
@@ -121,7 +121,7 @@ def cost_row(name: str, sentences: Sequence[str], settings: TrainerSettings) -> 
 def memory_of(sentences: Sequence[str], settings: TrainerSettings) -> tuple[float, float, float]:
     """Million characters in the table, and MB before and at the peak; in a process of its own."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    table = count_runs(sentences)
+    table = count_pretokens(sentences)
     unigram.train_vocabularies(table, settings)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return len(table.text.characters) / 1e6, before, peak

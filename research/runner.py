@@ -225,7 +225,7 @@ def run(
     plan = study.plan(name, arguments, results=known, data=data)
     stage = claim(workdir, plan.config(plan.study.config))
     command = shlex.join(["python", "-m", "research", "run", name, *arguments])
-    with stage.held():
+    with stage.locked():
         failed = _execute_all(plan, workdir, command, _Pool(workers, pin), pin)
         results.write(workdir / results.RESULTS, [*recorded, *results.in_folder(workdir)])
     if failed:

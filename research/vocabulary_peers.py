@@ -31,8 +31,8 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from configs import vocabulary
 from research import drawing
-from vocap import building, byte_bpe, byte_tokens, comparison, runs, seeds, segmentation
-from vocap.runs import RunTable
+from vocap import building, byte_bpe, byte_tokens, comparison, pretokens, seeds, segmentation
+from vocap.pretokens import PretokenTable
 from vocap.settings import BYTE_BPE, VocabularySettings
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, tables
@@ -140,7 +140,7 @@ def _built(
     if "same characters" in name:
         needed: set[str] = set()
         for lines in text.train.values():
-            alphabet = seeds.cover(runs.count_runs(lines), 0.9995).alphabet
+            alphabet = seeds.cover(pretokens.count_pretokens(lines), 0.9995).alphabet
             needed.update(alphabet.tobytes().decode("utf-32-le"))
         cache.mkdir(parents=True, exist_ok=True)
         (cache / "characters.txt").write_text("".join(sorted(needed)), encoding="utf-8")
@@ -169,15 +169,15 @@ def _built(
 
 
 def _of_bytes(tokenizer: tokenizers.Tokenizer) -> tuple[Counter, comparison.Counts]:
-    """Counters of a byte-level BPE, whose tables have pretokens as runs."""
+    """Counters of a byte-level BPE, whose tables have cut as runs."""
 
     def count(texts: Sequence[str]) -> np.ndarray:
         return np.array([len(one.ids) for one in tokenizer.encode_batch(list(texts))], float)
 
-    def counts_of(table: RunTable) -> np.ndarray:
+    def counts_of(table: PretokenTable) -> np.ndarray:
         counts = np.zeros(tokenizer.get_vocab_size() + 1)
-        pretokens = [run.replace(runs.SPACE, " ") for run in table.runs()]
-        encodings = tokenizer.encode_batch(pretokens)
+        cut = [run.replace(pretokens.SPACE, " ") for run in table.runs()]
+        encodings = tokenizer.encode_batch(cut)
         for encoded, weight in zip(encodings, table.counts.tolist(), strict=True):
             for i in encoded.ids:
                 counts[i] += weight
@@ -187,7 +187,7 @@ def _of_bytes(tokenizer: tokenizers.Tokenizer) -> tuple[Counter, comparison.Coun
 
 
 def _parity_bpe_of_bytes(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
-    """Train ParityBpeTrainer of `tokenizers` on the pretokens of `byte_bpe`, text as it is."""
+    """Train ParityBpeTrainer of `tokenizers` on the cut of `byte_bpe`, text as it is."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -209,7 +209,7 @@ def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
     normalize = TextRules().processor().normalize
 
     def prepared(texts: Iterable[str]) -> list[str]:
-        return [normalize(one).replace(runs.SPACE, " ").strip() for one in texts]
+        return [normalize(one).replace(pretokens.SPACE, " ").strip() for one in texts]
 
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.add_special_tokens(["<unk>"])
@@ -236,7 +236,7 @@ def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
     bare = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     bare.pre_tokenizer = pre_tokenizers.Split("\n", "removed")  # runs are split already
 
-    def counts_of(table: RunTable) -> np.ndarray:
+    def counts_of(table: PretokenTable) -> np.ndarray:
         counts = np.zeros(tokenizer.get_vocab_size() + 1)
         encodings = bare.encode_batch(table.runs())
         for encoded, weight in zip(encodings, table.counts.tolist(), strict=True):
@@ -248,7 +248,10 @@ def _parity_bpe(text: Text, variant: str) -> tuple[Counter, comparison.Counts]:
 
 
 def _scores(
-    text: Text, found: dict[str, dict[str, RunTable]], count: Counter, counts_of: comparison.Counts
+    text: Text,
+    found: dict[str, dict[str, PretokenTable]],
+    count: Counter,
+    counts_of: comparison.Counts,
 ) -> dict[str, dict[str, Any]]:
     """Scores on each test: values, and half the width of their 95 % intervals."""
     results = {}
@@ -337,7 +340,7 @@ def main(_) -> None:
                 name: {language: count(lines) for language, lines in of.items()}
                 for name, of in (("train", text.train), *text.tests.items())
             }
-            for count in (runs.count_runs, byte_bpe.count)
+            for count in (pretokens.count_pretokens, byte_bpe.count)
         )
         for method in (*BUILDS, *PARITY_BPE):
             if not re.search(_METHODS.value, method) or (

@@ -11,7 +11,7 @@ from input_pipeline.corpus import load_corpus
 from input_pipeline.packed_dataset import META
 from input_pipeline.sources import CorpusSpec
 from tests import folders
-from vocap import run_tables, runs
+from vocap import pretoken_tables, pretokens
 from vocap.text_rules import TextRules
 from xlm.common import artifacts
 from xlm.experiment import counted_text, vocabulary
@@ -62,8 +62,8 @@ class CountedTextTest(folders.FolderTest):
         for split in ("train", "heldout"):
             for language, path in getattr(found, split).items():
                 expected = self.folder / "expected.runs.gz"
-                table = runs.count_runs(corpus.sentences(language, split))
-                run_tables.write_table(expected, table)
+                table = pretokens.count_pretokens(corpus.sentences(language, split))
+                pretoken_tables.write_table(expected, table)
                 self.assertEqual(path.read_bytes(), expected.read_bytes(), language)
 
     def test_parallel_text_is_read_five_times_a_language(self):

@@ -23,7 +23,7 @@ from input_pipeline.tokenization import PackedDatasetSettings
 from tests import commands
 from tests.folders import FolderTest
 from tests.input_pipeline.inspection_test import made_up
-from vocap import merge, run_tables
+from vocap import merge, pretoken_tables
 from xlm.common import executors
 from xlm.common.processes import Workers
 from xlm.experiment import counting
@@ -117,7 +117,9 @@ class LocalTest(_ExecutorTest):
         for name in ("count_text", "aside"):
             tables = [(self.folder / one / name).read_bytes() for one in ("local", "two")]
             self.assertEqual(*tables)
-            self.assertGreater(run_tables.read_table(self.folder / "two" / name).num_sentences, 9)
+            self.assertGreater(
+                pretoken_tables.read_table(self.folder / "two" / name).num_sentences, 9
+            )
 
     @parameterized.parameters("clean_text", "inspect_text", "count_text")
     def test_a_lost_task_is_missed(self, command):
@@ -130,13 +132,13 @@ class LocalTest(_ExecutorTest):
         self.assertFalse((self.folder / "lost" / command).exists())
 
     def test_lost_sentences_are_missed(self):
-        merge_tables = run_tables.merge_tables
+        merge_tables = pretoken_tables.merge_tables
 
         def losing(tables, out):
             return merge_tables(tables[1:] or tables, out)
 
         message = r"the table has \d+ sentences, and its parts in .* have \d+"
-        lost = mock.patch.object(run_tables, "merge_tables", losing)
+        lost = mock.patch.object(pretoken_tables, "merge_tables", losing)
         with lost, self.assertRaisesRegex(ValueError, message):
             self.count("lost", "--num_workers=2")
         self.assertFalse((self.folder / "lost/count_text").exists())

@@ -40,7 +40,7 @@ class ResumeTest(folders.FolderTest):
         start = task_runs._start(folder, config, read_pretrained(config.init_from))
         settings = task_runs._settings(config) | start
         with (
-            artifacts.open_stage(self.folder, settings).held(),
+            artifacts.open_stage(self.folder, settings).locked(),
             self.assertRaisesRegex(ValueError, "another process is at work"),
         ):
             tiny_tasks.run(config, self.folder)

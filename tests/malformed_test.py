@@ -45,7 +45,7 @@ _AT_WORK = """
 import pathlib, sys
 from xlm.common import artifacts
 
-with artifacts.Stage(pathlib.Path(sys.argv[1]), None).held(claims=False):
+with artifacts.Stage(pathlib.Path(sys.argv[1]), None).locked(claims=False):
     print("at work", flush=True)
     sys.stdin.read()
 """

@@ -74,4 +74,4 @@ class PhasesTest(folders.FolderTest):
         mine, theirs = (self.stage(2, optimizer__learning_rate=rate) for rate in (1e-5, 1e-6))
         theirs.claim()
         with self.assertRaisesRegex(ValueError, "learning_rate: there 1e-06, now 1e-05"):
-            self.enter_context(mine.held(claims=False))
+            self.enter_context(mine.locked(claims=False))

@@ -208,7 +208,7 @@ class WorkingDirectoryTest(folders.FolderTest):
                 self.execute(self.folder, "build_vocab", vocab__target_size="110")
         with artifacts.locked(vocab), busy:
             self.execute(self.folder, "prepare_data")
-        held = artifacts.Stage.held
+        held = artifacts.Stage.locked
 
         def held_late(stage: artifacts.Stage, **options):  # behind another's preparation
             artifacts.write_text(self.folder / "work/rows/meta.json", "{}")

@@ -1,8 +1,8 @@
 """VoCap: allocation of vocabulary capacity to languages (Zheng et al., EMNLP 2021).
 
-The pipeline is `runs.count_runs` -> `nested.train` (through `unigram`) -> `allocation.allocate`
-(through `methods`) -> `merge.fit_scores`, `merge.write_model` -> `report.write_report`.
-`building.build_vocabulary` chains these and caches every artefact.
+The pipeline is `pretokens.count_pretokens` -> `nested.train` (through `unigram`) ->
+`allocation.allocate` (through `methods`) -> `merge.fit_scores`, `merge.write_model` ->
+`report.write_report`. `building.build_vocabulary` chains these and caches every artefact.
 
 The package needs neither jax nor TensorFlow nor configs, and a laptop is enough. `build_vocab.py`
 reads text through `input_pipeline.corpus`.

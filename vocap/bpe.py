@@ -13,7 +13,7 @@ import numpy as np
 import sentencepiece as spm
 
 from vocap import model_proto
-from vocap.runs import TRAINER, RunTable
+from vocap.pretokens import TRAINER, PretokenTable
 
 _KINDS = model_proto.ModelProto.SentencePiece
 # Counts of a mixture are fractions, those of the trainer integers.
@@ -22,7 +22,7 @@ _AT_ONCE = 100_000
 
 
 def train(
-    table: RunTable,
+    table: PretokenTable,
     size: int,
     *,
     character_coverage: float,
@@ -78,7 +78,7 @@ def segmenter(pieces: Sequence[str], scores: np.ndarray) -> spm.SentencePiecePro
     return model_proto.plain_processor(proto)
 
 
-def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> np.ndarray:
+def segmented_counts(processor: spm.SentencePieceProcessor, table: PretokenTable) -> np.ndarray:
     """Count a segmenter's pieces, and last the unknown characters, in a text: [V + 1] float64."""
     found = np.zeros(processor.get_piece_size())
     weights = iter(table.counts.tolist())
@@ -93,7 +93,7 @@ def segmented_counts(processor: spm.SentencePieceProcessor, table: RunTable) -> 
     return found
 
 
-def _unknown_characters(processor: spm.SentencePieceProcessor, table: RunTable) -> float:
+def _unknown_characters(processor: spm.SentencePieceProcessor, table: PretokenTable) -> float:
     distinct, inverse = np.unique(table.text.characters, return_inverse=True)
     ids = (processor.piece_to_id(chr(code)) for code in distinct.tolist())
     is_unknown = np.array([processor.is_unknown(i) for i in ids], bool)[inverse]

@@ -21,8 +21,8 @@ from vocap import (
     merge,
     methods,
     nested,
-    run_tables,
-    runs,
+    pretoken_tables,
+    pretokens,
     text_rules,
     unigram,
 )
@@ -224,9 +224,9 @@ def _read_languages(
     }
 
 
-def _read_table(path: pathlib.Path, settings: VocabularySettings) -> runs.RunTable:
+def _read_table(path: pathlib.Path, settings: VocabularySettings) -> pretokens.PretokenTable:
     """Read a table, with its required characters; ValueError if it is of other rules."""
-    table = run_tables.read_table(path)
+    table = pretoken_tables.read_table(path)
     if table.rules != settings.rules.name:
         raise ValueError(
             f"{path} was counted by the rules {table.rules}, vocab.normalizer, whitespace, "
@@ -277,12 +277,14 @@ def _build_language(
         if path is not None and not path.exists():
             assert not isinstance(source, pathlib.Path | None)
             with entries.written(path) as aside:
-                run_tables.write_table(aside, runs.count_runs(source, settings.rules))
+                pretoken_tables.write_table(
+                    aside, pretokens.count_pretokens(source, settings.rules)
+                )
     if prepared.vocabularies.exists():
         return
     table = _read_table(prepared.table, settings)
     vocabularies = unigram.train_vocabularies(
-        runs.most_frequent(table, settings.max_characters),
+        pretokens.most_frequent(table, settings.max_characters),
         settings.training,
         None if isinstance(train, pathlib.Path) else train,
     )
@@ -304,6 +306,6 @@ def _score(
 ) -> dict[str, comparison.Score]:
     counts_of = comparison.counter(choice.pieces, scores, choice.kind)
     if choice.kind == BYTE_BPE:
-        return comparison.score(counts_of, *text.pretokens)
+        return comparison.score(counts_of, *text.byte_pretokens)
     spelled = choice.pieces if text.settings.byte_fallback else None
     return comparison.score(counts_of, *text.tables, spelled)

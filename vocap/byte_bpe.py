@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, runs
+from vocap import bpe, pretokens
 from vocap.byte_tokens import CHARACTERS, PATTERN, merge_pairs
-from vocap.runs import SPACE, RunTable, Text
+from vocap.pretokens import SPACE, PretokenTable, Text
 from vocap.settings import SPECIALS, VocabularySettings
 
 # A pretoken begins at a blank after another character, whatever surrounds them.
@@ -44,9 +44,9 @@ def check(settings: VocabularySettings, sources: Iterable[object] = ()) -> None:
         )
 
 
-def count(sentences: Iterable[str]) -> RunTable:
+def count(sentences: Iterable[str]) -> PretokenTable:
     """Count the pretokens of sentences; blanks are `SPACE`, and `follow` is 0."""
-    split = runs.splitter(PATTERN).pre_tokenize_str
+    split = pretokens.splitter(PATTERN).pre_tokenize_str
     parts, counts = collections.Counter[str](), collections.Counter[str]()
     num_sentences = 0
     for sentence in sentences:
@@ -55,22 +55,22 @@ def count(sentences: Iterable[str]) -> RunTable:
     for part, number in parts.items():
         for pretoken, _ in split(part):
             counts[pretoken.replace(" ", SPACE)] += number
-    packed = {pretoken: runs.pack_count(number, 0) for pretoken, number in counts.items()}
-    return runs.table_of(packed, num_sentences)
+    packed = {pretoken: pretokens.pack_count(number, 0) for pretoken, number in counts.items()}
+    return pretokens.table_of(packed, num_sentences)
 
 
-def in_bytes(table: RunTable) -> RunTable:
+def in_bytes(table: PretokenTable) -> PretokenTable:
     """Write each byte of the runs as one of `CHARACTERS`, a blank for `SPACE`."""
     codes = np.where(table.text.characters == ord(SPACE), ord(" "), table.text.characters)
     data = codes.astype(np.int32).tobytes().decode("utf-32-le").encode()
     sizes = 1 + np.searchsorted((0x80, 0x800, 0x10000), codes, side="right")
     offsets = np.concatenate([[0], np.cumsum(sizes)])[table.text.offsets]
     text = Text(_CODES[np.frombuffer(data, np.uint8)], offsets)
-    return RunTable(text, table.counts, table.follow, table.num_sentences)
+    return PretokenTable(text, table.counts, table.follow, table.num_sentences)
 
 
 def train(
-    tables: Mapping[str, RunTable], shares: Mapping[str, float], settings: VocabularySettings
+    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Train the tokens of a vocabulary, `settings.budget` in all, and scores 0, -1, ... of them.
 
@@ -80,7 +80,7 @@ def train(
     """
     check(settings)
     budget = settings.budget
-    text = in_bytes(runs.mixture(tables, shares))
+    text = in_bytes(pretokens.mixture(tables, shares))
     merges = budget - len(CHARACTERS)
     merges += merges // 1000  # replace those that never arise
     found = bpe.train(
@@ -97,15 +97,15 @@ def train(
     return tokens, -np.arange(budget, dtype=np.float64)
 
 
-def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: RunTable) -> np.ndarray:
+def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: PretokenTable) -> np.ndarray:
     """Count the [V] tokens, and last unknown bytes, of which there are none: [V + 1] float64."""
     return bpe.segmented_counts(bpe.segmenter(tokens, scores), in_bytes(table))
 
 
 def count_tokens(
-    tables: Mapping[str, RunTable],
+    tables: Mapping[str, PretokenTable],
     shares: Mapping[str, float],
-    measured: Mapping[str, RunTable],
+    measured: Mapping[str, PretokenTable],
     settings: VocabularySettings,
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` pretokens, trained at `shares`."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from vocap import bpe, byte_bpe, lattice, unigram
 from vocap.alp import average_log_probability, smoothed_log_probs
-from vocap.runs import RunTable
+from vocap.pretokens import PretokenTable
 from vocap.settings import BPE, BYTE_BPE
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
-Counts = Callable[[RunTable], np.ndarray]
+Counts = Callable[[PretokenTable], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
 
 def score(
     counts_of: Counts,
-    train: Mapping[str, RunTable],
-    heldout: Mapping[str, RunTable],
+    train: Mapping[str, PretokenTable],
+    heldout: Mapping[str, PretokenTable],
     spelled: Collection[str] | None = None,
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
@@ -64,7 +64,7 @@ def score(
     return scores
 
 
-def num_tokens(counts: np.ndarray, table: RunTable, spelled: Collection[str] | None) -> float:
+def num_tokens(counts: np.ndarray, table: PretokenTable, spelled: Collection[str] | None) -> float:
     """Sum the counts [V + 1] of a text, its unknown characters, which are last, by their bytes.
 
     They count once if `spelled`, the pieces beside which bytes spell what is unknown, is None.

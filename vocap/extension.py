@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import scipy.special
 
-from vocap import bpe, lattice, runs, seeds
-from vocap.runs import SPACE, RunTable, Text
+from vocap import bpe, lattice, pretokens, seeds
+from vocap.pretokens import SPACE, PretokenTable, Text
 from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 
 LONGEST = 16  # characters of a new piece, the default of vocab.max_piece_length
@@ -40,7 +40,7 @@ def is_word(text: str) -> bool:
 
 
 def unigram(
-    old: Mapping[str, float], tables: Mapping[str, RunTable], shares: Mapping[str, float],
+    old: Mapping[str, float], tables: Mapping[str, PretokenTable], shares: Mapping[str, float],
     size: int, character_coverage: float,
 ) -> tuple[list[str], np.ndarray]:  # fmt: skip
     """Choose `size` pieces for a unigram model, and their scores in nats [size] float64.
@@ -58,7 +58,7 @@ def unigram(
     language's of the bytes of the mixture, in any unit. Raise ValueError if the languages require
     more characters, or their text offers fewer pieces.
     """
-    mixture = runs.mixture(tables, shares)
+    mixture = pretokens.mixture(tables, shares)
     text = seeds.cover_each(mixture, tables.values(), character_coverage)
     alphabet = text.alphabet.tobytes().decode("utf-32-le")
     characters = sum(c not in old for c in alphabet)
@@ -113,7 +113,7 @@ def _candidates(
     occurs = np.bincount(arcs, minlength=len(fixed) + 1).tolist()
     fixed = [piece for piece, count in zip(fixed, occurs, strict=False) if count]
     merged = bpe.train(
-        RunTable(covered, text.weights, text.follow, 0),
+        PretokenTable(covered, text.weights, text.follow, 0),
         len(alphabet) + len(fixed) + _CANDIDATES * size,  # at most `fixed` of them are old
         character_coverage=1.0, max_piece_length=LONGEST, may_be_fewer=True,
     )  # fmt: skip

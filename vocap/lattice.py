@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from vocap.runs import Text, pack
+from vocap.pretokens import Text, pack
 from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 
 _LENGTH_MASK = (1 << LENGTH_BITS) - 1

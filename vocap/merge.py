@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from vocap import lattice, model_proto
 from vocap.nested import with_unknown
-from vocap.runs import RunTable
+from vocap.pretokens import PretokenTable
 from vocap.settings import (
     BOS_ID,
     EOS_ID,
@@ -29,7 +29,7 @@ _SCORE_STEPS = 1024  # per nat, see `write_model`
 
 
 def fit_scores(
-    pieces: Sequence[str], initial_log_probs: np.ndarray, text: RunTable, num_iterations: int
+    pieces: Sequence[str], initial_log_probs: np.ndarray, text: PretokenTable, num_iterations: int
 ) -> np.ndarray:
     """Fit natural-log unigram probabilities [V] float64 of a fixed set of pieces by variational EM.
 

@@ -17,7 +17,7 @@ from vocap import (
     entries,
     merge,
     methods,
-    runs,
+    pretokens,
     tradeoff,
     unigram,
     union,
@@ -35,8 +35,8 @@ Source = Sequence[str] | pathlib.Path
 class Language:
     """One language of a build: `amount` is n_i and `probability` q_i of Eq. 3."""
 
-    table: runs.RunTable
-    heldout: runs.RunTable | None
+    table: pretokens.PretokenTable
+    heldout: pretokens.PretokenTable | None
     vocabularies: unigram.Vocabularies
     amount: float
     probability: float
@@ -77,7 +77,9 @@ class MixtureTrainer:
         def make() -> unigram.Vocabularies:
             if draws:
                 sentences = self._sentences(languages)
-                table = runs.most_frequent(runs.count_runs(sentences), self.settings.max_characters)
+                table = pretokens.most_frequent(
+                    pretokens.count_pretokens(sentences), self.settings.max_characters
+                )
             else:
                 sentences, table = None, self._mixture(languages)
             if found := unigram.train_vocabularies(table, settings, sentences):
@@ -172,7 +174,7 @@ class MixtureTrainer:
         beta, languages = self.settings.beta, self.languages
         shares = {language: one.probability**beta for language, one in languages.items()}
         trainer, (train, _) = (
-            (byte_bpe, self.pretokens) if name == "bytes" else (union, self.tables)
+            (byte_bpe, self.byte_pretokens) if name == "bytes" else (union, self.tables)
         )
         return trainer, self._truncated(train), shares
 
@@ -197,15 +199,19 @@ class MixtureTrainer:
     def _measured(self, name: str) -> Texts:
         """Text that the costs of "union" or "bytes" are measured on: parallel, or held out."""
         if not self.parallel:
-            return (self.pretokens if name == "bytes" else self.tables)[1]
+            return (self.byte_pretokens if name == "bytes" else self.tables)[1]
         rules = self.settings.rules
         return {
-            language: byte_bpe.count(text) if name == "bytes" else runs.count_runs(text, rules)
+            language: byte_bpe.count(text)
+            if name == "bytes"
+            else pretokens.count_pretokens(text, rules)
             for language, text in self.parallel.items()
         }
 
     @functools.cached_property
-    def tables(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+    def tables(
+        self,
+    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
         """Training and held-out text by language."""
         heldout = {language: one.heldout for language, one in self.languages.items()}
         return (
@@ -214,7 +220,9 @@ class MixtureTrainer:
         )
 
     @functools.cached_property
-    def pretokens(self) -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+    def byte_pretokens(
+        self,
+    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
         """The same as `byte_bpe` counts it."""
         # No source is a table, as `byte_bpe.check` makes sure.
         train, heldout = (
@@ -253,7 +261,7 @@ class MixtureTrainer:
         )
 
     @functools.cached_property
-    def _mixture_of_all(self) -> runs.RunTable:
+    def _mixture_of_all(self) -> pretokens.PretokenTable:
         return self._mixture(tuple(self.languages))
 
     def _measured_key(self) -> str:
@@ -267,12 +275,14 @@ class MixtureTrainer:
             }
         )
 
-    def _mixture(self, languages: tuple[str, ...]) -> runs.RunTable:
+    def _mixture(self, languages: tuple[str, ...]) -> pretokens.PretokenTable:
         """Return the mixture, truncated to about `max_characters`."""
         tables = {language: self.languages[language].table for language in languages}
-        return runs.mixture(self._truncated(tables), self._shares(languages))
+        return pretokens.mixture(self._truncated(tables), self._shares(languages))
 
-    def _truncated(self, tables: Mapping[str, runs.RunTable]) -> Mapping[str, runs.RunTable]:
+    def _truncated(
+        self, tables: Mapping[str, pretokens.PretokenTable]
+    ) -> Mapping[str, pretokens.PretokenTable]:
         """Return tables of about `max_characters` together.
 
         Each language loses the same share of its characters. Taking the most frequent runs of the
@@ -283,7 +293,7 @@ class MixtureTrainer:
         total = sum(len(table.text.characters) for table in tables.values())
         if 0 < limit < total:
             tables = {
-                language: runs.most_frequent(
+                language: pretokens.most_frequent(
                     table, max(1, limit * len(table.text.characters) // total)
                 )
                 for language, table in tables.items()

@@ -19,7 +19,7 @@ import scipy.special
 
 from vocap import lattice
 from vocap.alp import UNKNOWN_PENALTY
-from vocap.runs import RunTable, count_runs
+from vocap.pretokens import PretokenTable, count_pretokens
 from vocap.seeds import Seeds, TrainingText, cover, find_seeds, piece_strings
 
 _EM_ITERATIONS = 2
@@ -56,7 +56,7 @@ class NestedVocabularies:
 
 
 def train(
-    table: RunTable,
+    table: PretokenTable,
     sizes: Sequence[int] | None,
     *,
     limit: int = 0,
@@ -289,7 +289,7 @@ def _holds(items: np.ndarray, marked: np.ndarray, offsets: np.ndarray) -> np.nda
 def compile_kernels() -> None:
     """Compile, or load from numba's cache, all kernels of a training."""
     train(
-        count_runs(["ab abc abcd", "ab abc"]),
+        count_pretokens(["ab abc abcd", "ab abc"]),
         (6, 7),
         character_coverage=1.0,
         max_piece_length=4,

@@ -12,7 +12,7 @@ import numpy as np
 
 from vocap.allocation import Allocation, Change
 from vocap.building import BuiltVocabulary, Language
-from vocap.runs import RunTable
+from vocap.pretokens import PretokenTable
 from vocap.settings import BYTE_BPE, VocabularySettings
 from xlm.common import declarations
 from xlm.common.declarations import Count, Name
@@ -192,7 +192,7 @@ def _marked(characters: np.ndarray) -> np.ndarray:
     return marked
 
 
-def _share_outside(table: RunTable, marked: np.ndarray) -> float:
+def _share_outside(table: PretokenTable, marked: np.ndarray) -> float:
     """Return the share of the characters of a text that are not marked."""
     offsets = table.text.offsets
     outside = np.add.reduceat(~marked[table.text.characters], offsets[:-1], dtype=np.int64)

@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from vocap.lattice import Lattice, build_trie
-from vocap.runs import MIXED, RunTable, Text, first_byte, pack
+from vocap.pretokens import MIXED, PretokenTable, Text, first_byte, pack
 from vocap.settings import LENGTH_BITS
 from vocap.text_rules import SPACE
 
@@ -36,7 +36,7 @@ class TrainingText:
       characters: [C] int32 indices into `alphabet`.
       offsets: [N + 1] int64 start of each run.
       weights: [N] float64 occurrences of each run.
-      follow: [N] int16, see `RunTable`.
+      follow: [N] int16, see `PretokenTable`.
       alphabet: [A] int32 required code points, ascending.
       frequency: [A] float64 occurrences of each required character.
       num_unknown: occurrences of characters outside the alphabet.
@@ -65,14 +65,14 @@ class Seeds:
     lattice: Lattice
 
 
-def cover(table: RunTable, character_coverage: float) -> TrainingText:
+def cover(table: PretokenTable, character_coverage: float) -> TrainingText:
     """Require the most frequent characters up to `character_coverage`; cut runs at all others."""
     characters = _Characters(table)
     return characters.cut(characters.required(character_coverage))
 
 
 def cover_each(
-    mixture: RunTable, tables: Iterable[RunTable], character_coverage: float
+    mixture: PretokenTable, tables: Iterable[PretokenTable], character_coverage: float
 ) -> TrainingText:
     """Cut a mixture's runs as `cover`, but at characters that no language's own text requires."""
     needed: set[int] = set()
@@ -86,7 +86,7 @@ def cover_each(
 class _Characters:
     """The distinct characters of a table: `alphabet` [A], ascending, and their `frequency` [A]."""
 
-    def __init__(self, table: RunTable):
+    def __init__(self, table: PretokenTable):
         self._table = table = _with_required(table)
         counts = np.repeat(table.counts, np.diff(table.text.offsets))
         self.alphabet, self._inverse = np.unique(table.text.characters, return_inverse=True)
@@ -123,7 +123,7 @@ class _Characters:
         )
 
 
-def _with_required(table: RunTable) -> RunTable:
+def _with_required(table: PretokenTable) -> PretokenTable:
     """Add the required characters that the text lacks, as runs that occur once."""
     there = np.unique(table.text.characters)
     missing = sorted(table.required - set(there.astype(np.int32).tobytes().decode("utf-32-le")))

@@ -8,8 +8,8 @@ the text fills them.
 import dataclasses
 from collections.abc import Mapping
 
-from vocap import comparison, runs, union
-from vocap.runs import RunTable
+from vocap import comparison, pretokens, union
+from vocap.pretokens import PretokenTable
 from vocap.settings import UNIGRAM, VocabularySettings
 
 PARITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,10 +32,10 @@ class Tradeoff:
 
 
 def measure(
-    tables: Mapping[str, RunTable],
+    tables: Mapping[str, PretokenTable],
     shares: Mapping[str, float],
     fairest: Mapping[str, float],
-    measured: Mapping[str, RunTable],
+    measured: Mapping[str, PretokenTable],
     settings: VocabularySettings,
     *,
     is_parallel: bool,
@@ -49,7 +49,7 @@ def measure(
     found = {}
     for parity in parities:
         of = union.between(shares, fairest, parity)
-        required = len(union.covered(runs.mixture(tables, of), tables, settings).alphabet)
+        required = len(union.covered(pretokens.mixture(tables, of), tables, settings).alphabet)
         smaller = [int(part * budget) for part in _SMALLER if int(part * budget) >= required]
         try:
             rows = dict(_tokens(tables, of, measured, settings, [*smaller, budget]))
@@ -73,9 +73,9 @@ def measure(
 
 
 def _tokens(
-    tables: Mapping[str, RunTable],
+    tables: Mapping[str, PretokenTable],
     shares: Mapping[str, float],
-    measured: Mapping[str, RunTable],
+    measured: Mapping[str, PretokenTable],
     settings: VocabularySettings,
     budgets: list[int],
 ) -> dict[int, tuple[float, ...]]:

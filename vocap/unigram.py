@@ -11,7 +11,7 @@ import sentencepiece as spm
 from vocap import lattice, model_proto, nested
 from vocap.alp import average_log_probability
 from vocap.curves import Curve
-from vocap.runs import TRAINER, RunTable, Text
+from vocap.pretokens import TRAINER, PretokenTable, Text
 from vocap.settings import TrainerSettings
 
 _NORMAL = model_proto.ModelProto.SentencePiece.NORMAL
@@ -27,7 +27,7 @@ class Vocabularies:
 
 
 def train_vocabularies(
-    table: RunTable, settings: TrainerSettings, sentences: Iterable[str] | None = None
+    table: PretokenTable, settings: TrainerSettings, sentences: Iterable[str] | None = None
 ) -> Vocabularies | None:
     """Train one unigram vocabulary per feasible size and measure its ALP; None if none is feasible.
 
@@ -79,7 +79,7 @@ def _measured(
 
 
 def _train_reference(
-    sentences: Sequence[str], table: RunTable, settings: TrainerSettings
+    sentences: Sequence[str], table: PretokenTable, settings: TrainerSettings
 ) -> Vocabularies | None:
     models = []
     for size in settings.sizes:
@@ -96,7 +96,7 @@ def _train_reference(
 
 
 def measure_models(
-    models: Sequence[bytes], table: RunTable, settings: TrainerSettings
+    models: Sequence[bytes], table: PretokenTable, settings: TrainerSettings
 ) -> Vocabularies:
     """Return the vocabularies of SentencePiece models of ascending size, with ALP on `table`."""
     index: dict[str, int] = {}
@@ -132,7 +132,7 @@ def sentencepiece_model(sentences: Sequence[str], size: int, settings: TrainerSe
     return model.getvalue()
 
 
-def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: RunTable) -> np.ndarray:
+def segmented_counts(trie: lattice.Trie, log_probs: np.ndarray, table: PretokenTable) -> np.ndarray:
     """Count pieces, and last the unknown characters, in the best segmentation: [V + 1] float64."""
     scores = nested.with_unknown(log_probs)
     offsets, begin = table.text.offsets, 0

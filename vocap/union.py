@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from vocap import bpe, comparison, merge, nested, runs, seeds
-from vocap.runs import RunTable, Text
+from vocap import bpe, comparison, merge, nested, pretokens, seeds
+from vocap.pretokens import PretokenTable, Text
 from vocap.segmentation import gini
 from vocap.settings import UNIGRAM, VocabularySettings
 
@@ -32,12 +32,12 @@ _WEIGHED_CHARACTERS = 10_000_000
 
 Scored = tuple[tuple[str, ...], np.ndarray]  # pieces, and their log probabilities [V]
 # (training text, shares, measured text, settings) -> tokens of the measured text by language.
-Texts = Mapping[str, RunTable]
+Texts = Mapping[str, PretokenTable]
 CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], dict[str, float]]
 
 
 def train(
-    tables: Mapping[str, RunTable], shares: Mapping[str, float], settings: VocabularySettings
+    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
 ) -> Scored:
     """Train the pieces of a vocabulary, `settings.budget` in all; see `train_sizes`."""
     (found,) = train_sizes(tables, shares, settings, [settings.budget])
@@ -45,7 +45,7 @@ def train(
 
 
 def train_sizes(
-    tables: Mapping[str, RunTable],
+    tables: Mapping[str, PretokenTable],
     shares: Mapping[str, float],
     settings: VocabularySettings,
     budgets: Sequence[int],
@@ -55,7 +55,7 @@ def train_sizes(
     `shares` are each language's of the bytes of the mixture, in any unit. Raise ValueError if the
     languages require more characters, or their text offers fewer pieces.
     """
-    mixture = runs.mixture(tables, shares)
+    mixture = pretokens.mixture(tables, shares)
     text = covered(mixture, tables, settings)
     size = len(text.alphabet)
     if size > budgets[0]:
@@ -64,7 +64,7 @@ def train_sizes(
             f"{settings.character_coverage}), more than the {budgets[0]} pieces of "
             "vocab.target_size besides specials; raise it, or lower the coverage"
         )
-    trained = RunTable(
+    trained = PretokenTable(
         Text(text.alphabet[text.characters], text.offsets), text.weights, text.follow, 0
     )
     merges = bpe.train(
@@ -95,7 +95,9 @@ def train_sizes(
     return scored
 
 
-def covered(mixture: RunTable, tables: Texts, settings: VocabularySettings) -> seeds.TrainingText:
+def covered(
+    mixture: PretokenTable, tables: Texts, settings: VocabularySettings
+) -> seeds.TrainingText:
     """Return the mixture's text in the characters that a vocabulary requires."""
     if settings.byte_fallback:  # a rare character costs its bytes, and not its meaning
         return seeds.cover(mixture, settings.character_coverage)
@@ -103,9 +105,9 @@ def covered(mixture: RunTable, tables: Texts, settings: VocabularySettings) -> s
 
 
 def count_tokens(
-    tables: Mapping[str, RunTable],
+    tables: Mapping[str, PretokenTable],
     shares: Mapping[str, float],
-    measured: Mapping[str, RunTable],
+    measured: Mapping[str, PretokenTable],
     settings: VocabularySettings,
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` text, trained at `shares`.
@@ -145,7 +147,7 @@ def fairest_shares(
     total = sum(len(table.text.characters) for table in tables.values())
     part = min(1.0, _WEIGHED_CHARACTERS / total)
     tables = {
-        language: runs.most_frequent(table, max(1, int(part * len(table.text.characters))))
+        language: pretokens.most_frequent(table, max(1, int(part * len(table.text.characters))))
         for language, table in tables.items()
     }
     contents = content_of(measured, is_parallel=is_parallel)
@@ -179,7 +181,7 @@ def between(
     }
 
 
-def _character_entropy(table: RunTable) -> float:
+def _character_entropy(table: PretokenTable) -> float:
     """Nats of a text if its characters were independent."""
     counts = np.repeat(table.counts, np.diff(table.text.offsets))
     _, inverse = np.unique(table.text.characters, return_inverse=True)

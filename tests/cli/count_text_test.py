@@ -18,7 +18,7 @@ from absl.testing import flagsaver, parameterized
 from input_pipeline.corpus import load_corpus
 from input_pipeline.sources import CorpusSpec
 from tests.folders import FolderTest
-from vocap import run_tables, runs
+from vocap import pretoken_tables, pretokens
 from xlm.cli import count_text
 from xlm.experiment import counting
 
@@ -50,7 +50,7 @@ class CountTextTest(FolderTest):
 
     def table_of(self, sentences) -> bytes:
         path = self.folder / "expected"
-        run_tables.write_table(path, runs.count_runs(sentences))
+        pretoken_tables.write_table(path, pretokens.count_pretokens(sentences))
         return path.read_bytes()
 
     def write_shards(self) -> None:
@@ -73,7 +73,7 @@ class CountTextTest(FolderTest):
                              "--heldout_seed=7", "--max_runs=500")  # fmt: skip
         errors = process.communicate()[1]
         self.assertEqual(process.returncode, 0, errors)
-        kept, held_out = run_tables.HeldOut(0.2, 7).split(LINES)
+        kept, held_out = pretoken_tables.HeldOut(0.2, 7).split(LINES)
         self.assertEqual(out.read_bytes(), self.table_of(kept))
         self.assertEqual(aside.read_bytes(), self.table_of(held_out))
         self.assertEqual(sorted(os.listdir(self.out)), [aside.name, out.name])

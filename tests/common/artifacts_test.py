@@ -36,7 +36,7 @@ class ReplacingTest(FolderTest):
         (left[0] / "file").touch()
         left[1].touch()
         self.assertLen({artifacts.aside_of(own) for _ in range(100)}, 100)
-        with artifacts.Stage(self.folder, None).held(claims=False):
+        with artifacts.Stage(self.folder, None).locked(claims=False):
             self.assertCountEqual(self.folder.iterdir(), [own, self.folder / "LOCK"])
 
     def test_content_is_on_the_disk_before_its_name_is(self):
@@ -218,7 +218,7 @@ class StageTest(FolderTest):
         stage = artifacts.open_stage(self.folder, self.settings)
         code = (
             "import artifacts, pathlib, sys\n"
-            "with artifacts.Stage(pathlib.Path(sys.argv[1]), None).held(claims=False): pass"
+            "with artifacts.Stage(pathlib.Path(sys.argv[1]), None).locked(claims=False): pass"
         )
 
         def other() -> subprocess.CompletedProcess[bytes]:
@@ -226,7 +226,7 @@ class StageTest(FolderTest):
             root = pathlib.Path(artifacts.__file__).parent
             return subprocess.run(arguments, cwd=root, capture_output=True)
 
-        with stage.held():
+        with stage.locked():
             self.assertIn(b"another process is at work in", other().stderr)
         self.assertEqual(other().returncode, 0)
 
@@ -235,12 +235,12 @@ class StageTest(FolderTest):
         (self.folder / "checkpoints").symlink_to(self.folder.parent)
         with (
             self.assertRaisesRegex(ValueError, "checkpoints: is a link to a folder"),
-            artifacts.open_stage(self.folder, {}).held(),
+            artifacts.open_stage(self.folder, {}).locked(),
         ):
             self.fail("held")
         self.assertFalse((self.folder / "settings.json").exists())
         (self.folder / "checkpoints").unlink()
-        with artifacts.open_stage(self.folder, {}).held():
+        with artifacts.open_stage(self.folder, {}).locked():
             self.assertTrue((self.folder / "settings.json").exists())
 
     def test_settings_are_compared_again_under_the_lock(self):
@@ -249,15 +249,15 @@ class StageTest(FolderTest):
             self.folder, self.settings, replace=lambda: not (self.folder / "rows").exists()
         )
         other = artifacts.open_stage(self.folder, {**self.settings, "more": 5})
-        with other.held():
+        with other.locked():
             pass
-        with self.assertRaisesRegex(ValueError, "(?s)another config.*more: there 5"), late.held():
+        with self.assertRaisesRegex(ValueError, "(?s)another config.*more: there 5"), late.locked():
             self.fail("the folder is held")
         (self.folder / "rows").touch()
-        with self.assertRaisesRegex(ValueError, "another config"), replacing.held():
+        with self.assertRaisesRegex(ValueError, "another config"), replacing.locked():
             self.fail("the folder is held")
         (self.folder / "rows").unlink()
-        with replacing.held():
+        with replacing.locked():
             self.assertFalse(other.done)
 
     def test_a_folder_is_read_by_several_stages_or_written_by_one(self):
@@ -266,10 +266,10 @@ class StageTest(FolderTest):
         writer = artifacts.Stage(vocab, None)
         first, second = (artifacts.Stage(one, None, reads=[vocab]) for one in (train, rows))
         busy = self.assertRaisesRegex(ValueError, f"another process is at work in {vocab}")
-        with first.held(), second.held(), busy:
-            self.enter_context(writer.held())
-        with writer.held(), self.assertRaisesRegex(ValueError, f"at work in {vocab}"):
-            self.enter_context(first.held())
+        with first.locked(), second.locked(), busy:
+            self.enter_context(writer.locked())
+        with writer.locked(), self.assertRaisesRegex(ValueError, f"at work in {vocab}"):
+            self.enter_context(first.locked())
 
 
 # Two workers that say when they import their modules, and when they are at their jobs.

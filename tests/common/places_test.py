@@ -44,10 +44,10 @@ class PlacesTest(FolderTest):
     def test_what_is_published_is_fetched(self, serve):
         url = self.enter_context(serve()) + "/runs/a"
         files = {"a/DONE": "", "a/b/c.bin": "x" * 3_000_000, "m.jsonl": "1\n", ".x.y": "hidden"}
-        with places.held(url) as copy:
+        with places.locked(url) as copy:
             self.fill(copy, {**files, "a/.z.0123456789abcdef.tmp": "1", "a/LOCK": "", "gone": "g"})
             (copy / "link").symlink_to("a/b", target_is_directory=True)
-        with places.held(url) as again, places.held(url):
+        with places.locked(url) as again, places.locked(url):
             self.assertEqual(again, copy)
             (copy / "gone").unlink()
             with (copy / "m.jsonl").open("a") as file:
@@ -83,7 +83,7 @@ class PlacesTest(FolderTest):
         for number in range(9):
             url, fails = f"{bucket}/run{number}", number
             self.on("first")
-            with places.held(url) as copy:
+            with places.locked(url) as copy:
                 self.fill(copy, old)
 
             def cut(function):
@@ -118,15 +118,15 @@ class PlacesTest(FolderTest):
 
     def test_work_that_is_not_published_stays_unless_another_machine_went_on(self):
         url = self.enter_context(buckets.s3()) + "/run"
-        with places.held(url) as copy:
+        with places.locked(url) as copy:
             self.fill(copy, {"a": "1"})
         (copy / "b").write_text("of a killed process")
-        with places.held(url):
+        with places.locked(url):
             self.assertEqual(self.contents(copy), {"a": b"1", "b": b"of a killed process"})
         (copy / "b").write_text("lost")
         (copy / "d").write_text("lost")
         self.on("second")
-        with places.held(url) as other:
+        with places.locked(url) as other:
             (other / "c").write_text("3")
         self.on("first")
         expected = {"a": b"1", "b": b"of a killed process", "c": b"3"}
@@ -135,22 +135,22 @@ class PlacesTest(FolderTest):
     @parameterized.parameters(buckets.s3, buckets.gcs)
     def test_one_process_works_on_a_folder(self, serve):
         url = self.enter_context(serve()) + "/run"
-        with places.held(url):
+        with places.locked(url):
             self.on("second")
             with self.assertRaisesRegex(
                 ValueError, rf"on first works on {url}; .* the last \d+ s ago"
             ):
-                self.enter_context(places.held(url))
-        with places.held(url) as copy:
+                self.enter_context(places.locked(url))
+        with places.locked(url) as copy:
             self.fill(copy, {"a": "1"})
         place = places._Place(url)
         for host, sign in (("first", 0), ("second", time.time())):  # too old, and of this machine
             void = json.dumps({"host": host, "time": sign}).encode()
             place._fs.pipe_file(place._key(places.LOCK), void)
-            with places.held(url):
+            with places.locked(url):
                 pass
         lost = f"on third has taken the folder over.* is in {copy}"
-        with self.assertRaisesRegex(OSError, lost), places.held(url):
+        with self.assertRaisesRegex(OSError, lost), places.locked(url):
             place._fs.pipe_file(place._key(places.LOCK), json.dumps({"host": "third"}).encode())
             (copy / "a").write_text("mine")
         self.on("fourth")
@@ -168,11 +168,11 @@ class PlacesTest(FolderTest):
         self.enter_context(buckets.s3())
         message = "s3://nowhere/run: The specified bucket does not exist; correct the URL"
         with self.assertRaisesRegex(ValueError, message):
-            self.enter_context(places.held("s3://nowhere/run"))
+            self.enter_context(places.locked("s3://nowhere/run"))
 
     def test_copies_have_a_bound(self):
         url = self.enter_context(buckets.s3()) + "/run"
-        with places.held(url) as copy:
+        with places.locked(url) as copy:
             self.fill(copy, {"a": "x" * 2_000_000})
         self.on("second")
         small = {places.CACHE_GB: "0.001"}

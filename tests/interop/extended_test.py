@@ -21,12 +21,12 @@ from tests import commands
 from tests.folders import FolderTest
 from tests.vocap import texts
 from tests.vocap.extension_test import unigram_model
-from vocap import model_proto, runs
+from vocap import model_proto, pretokens
 from xlm.interop import extended, huggingface, vocabulary, weights
 from xlm.interop.tokenizer_files import JsonFile
 
 HAS_TORCH = all(map(importlib.util.find_spec, ("torch", "transformers")))
-SPACE = runs.SPACE
+SPACE = pretokens.SPACE
 OLD = texts.made_up(["ka", "ke", "ki", "ko", "ta", "te", "ti", "to", "na"], 300, "old")
 GEORGIAN = ["\u10d0\u10dc", "\u10d1\u10d0", "\u10d2\u10d4", "\u10d3\u10d8", "\u10e0\u10dd"]
 LATIN = ["za", "zo", "ka", "ki", "mu", "me", "lu", "ne"]

@@ -9,7 +9,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from tests.vocap.texts import sentences, table
-from vocap import bpe, merge, runs
+from vocap import bpe, merge, pretokens
 from vocap.allocation import language_probabilities
 from vocap.settings import BPE
 
@@ -18,13 +18,15 @@ SIZE = 1600
 
 
 @functools.cache
-def mixture() -> runs.RunTable:
+def mixture() -> pretokens.PretokenTable:
     tables = {language: table(language) for language in LANGUAGES}
     amounts = {language: one.num_bytes for language, one in tables.items()}
-    return runs.mixture(tables, language_probabilities(amounts, 0.3))
+    return pretokens.mixture(tables, language_probabilities(amounts, 0.3))
 
 
-def train(text: runs.RunTable, size: int = SIZE, coverage: float = 0.99, longest: int = 16):
+def train(
+    text: pretokens.PretokenTable, size: int = SIZE, coverage: float = 0.99, longest: int = 16
+):
     return bpe.train(text, size, character_coverage=coverage, max_piece_length=longest)
 
 
@@ -86,7 +88,7 @@ class CountTest(parameterized.TestCase):
         model = merge.write_model(pieces, scores, BPE)
         processor = spm.SentencePieceProcessor(model_proto=model)
         text = [*sentences(language), "\u16a0\u16a1 1.5 \u16a2", "\u16a0a\u16a0"]
-        table = runs.count_runs(text)
+        table = pretokens.count_pretokens(text)
         expected = collections.Counter()
         for sentence in text:
             for piece in processor.encode(sentence, out_type=str):

@@ -17,7 +17,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from tests.vocap.texts import CORPUS, assert_same, made_up
-from vocap import building, comparison, entries, merge, methods, run_tables, runs, unigram
+from vocap import building, comparison, entries, merge, methods, pretoken_tables, pretokens, unigram
 from vocap.settings import METHODS, VocabularySettings
 
 SYLLABLES = {
@@ -73,11 +73,11 @@ def stamps(cache: pathlib.Path) -> dict[str, int]:
     return {str(path.relative_to(cache)): path.stat().st_mtime_ns for path in files}
 
 
-def shares_of(table: runs.RunTable) -> dict[str, float]:
+def shares_of(table: pretokens.PretokenTable) -> dict[str, float]:
     """Share of the bytes of each language, by runs whose letters only one language has."""
     sizes = dict.fromkeys(SYLLABLES, 0.0)
     for run, count in zip(table.runs(), table.counts.tolist(), strict=True):
-        text = run.replace(runs.SPACE, " ")
+        text = run.replace(pretokens.SPACE, " ")
         found = [one for one, known in SYLLABLES.items() if set(text) <= set(" ".join(known))]
         if len(found) == 1:
             sizes[found[0]] += count * len(text.encode())
@@ -87,7 +87,11 @@ def shares_of(table: runs.RunTable) -> dict[str, float]:
 @contextlib.contextmanager
 def watched() -> Iterator[dict[str, mock.Mock]]:
     """Lets all that costs time through, and counts it."""
-    functions = ((unigram, "train_vocabularies"), (runs, "count_runs"), (merge, "fit_scores"))
+    functions = (
+        (unigram, "train_vocabularies"),
+        (pretokens, "count_pretokens"),
+        (merge, "fit_scores"),
+    )
     with contextlib.ExitStack() as stack:
         yield {
             name: stack.enter_context(mock.patch.object(module, name, wraps=getattr(module, name)))
@@ -126,7 +130,9 @@ class ResultTest(BuildTest):
         tables = {name: language.table for name, language in self.first.languages.items()}
         shares = {name: language.probability for name, language in self.first.languages.items()}
         choice = self.first.choice
-        log_probs = merge.fit_scores(choice.pieces, choice.scores, runs.mixture(tables, shares), 3)
+        log_probs = merge.fit_scores(
+            choice.pieces, choice.scores, pretokens.mixture(tables, shares), 3
+        )
         self.assertEqual(merge.write_model(choice.pieces, log_probs), self.first.model)
 
     def test_scores_of_a_method_are_those_of_its_model_on_heldout_text(self):
@@ -139,8 +145,8 @@ class ResultTest(BuildTest):
             scores = np.array([processor.get_score(i) for i in range(5, SETTINGS.target_size)])
             expected = comparison.score(
                 comparison.counter(pieces, scores, alone.choice.kind),
-                {lang: runs.count_runs(sentences) for lang, sentences in TEXT.items()},
-                {lang: runs.count_runs(sentences) for lang, sentences in HELDOUT.items()},
+                {lang: pretokens.count_pretokens(sentences) for lang, sentences in TEXT.items()},
+                {lang: pretokens.count_pretokens(sentences) for lang, sentences in HELDOUT.items()},
             )
             self.assertEqual(set(alone.scores[method]), set(expected))
             for language, score in alone.scores[method].items():
@@ -172,11 +178,11 @@ class ResultTest(BuildTest):
         for split, text in (("train", TEXT), ("heldout", HELDOUT)):
             paths[split] = {lang: folder / f"{lang}.{split}.runs.gz" for lang in text}
             for language, path in paths[split].items():
-                run_tables.write_table(path, runs.count_runs(text[language]))
+                pretoken_tables.write_table(path, pretokens.count_pretokens(text[language]))
         before = stamps(folder)
         with watched() as calls:
             assert_same(run(cache, paths["train"], paths["heldout"]), self.first)
-            calls["count_runs"].assert_not_called()
+            calls["count_pretokens"].assert_not_called()
         assert_same(run(cache, {**TEXT, "yc": paths["train"]["yc"]}), self.first)
         self.assertEqual(stamps(folder), before)
 
@@ -232,7 +238,7 @@ class CacheTest(BuildTest):
         trained = new.count("vocabularies") + new.count("together")
         self.assertEqual(calls["train_vocabularies"].call_count, trained)
         self.assertEqual(calls["fit_scores"].call_count, new.count("scores"))
-        calls["count_runs"].assert_not_called()
+        calls["count_pretokens"].assert_not_called()
 
     def test_changed_text_makes_anew_what_depends_on_it(self):
         # The amounts given, no probability changes with the text.
@@ -343,7 +349,7 @@ class TogetherTest(BuildTest):
         cache = self.new_cache()
         options = {"trainer": "sentencepiece", "amounts": {"xa": 1, "xb": 3, "yc": 2}, "alpha": 1}
         first = self.joint_call(cache, **options)
-        found = shares_of(runs.count_runs(first.args[2]))
+        found = shares_of(pretokens.count_pretokens(first.args[2]))
         for language, share in {"xa": 1 / 6, "xb": 1 / 2, "yc": 1 / 3}.items():
             self.assertAlmostEqual(found[language], share, delta=0.05)
         again = self.joint_call(self.new_cache(), **options)

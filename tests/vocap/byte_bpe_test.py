@@ -1,4 +1,4 @@
-"""Tests of byte-level BPE: a slow reference trainer, and `tokenizers` for pretokens and tokens."""
+"""Tests of byte-level BPE: a slow reference trainer, and `tokenizers` for cut and tokens."""
 
 import collections
 import functools
@@ -11,7 +11,7 @@ import tokenizers
 from absl.testing import parameterized
 
 from tests.vocap.texts import sentences
-from vocap import byte_bpe, byte_tokens, runs, union
+from vocap import byte_bpe, byte_tokens, pretokens, union
 from vocap.allocation import language_probabilities
 from vocap.building import build_vocabulary
 from vocap.segmentation import gini
@@ -19,7 +19,7 @@ from vocap.settings import SPECIALS, VocabularySettings
 
 LANGUAGES = ("cy", "hi", "sw", "th")
 SETTINGS = VocabularySettings(target_size=600)
-# Sentences of which pretokens are hard to find.
+# Sentences of which cut are hard to find.
 HARD = [
     "", " ", "  two  \t tabs\u3000", "a\u00a0b\x85c\x1c\x1cd \x1ce", "line\r\n\r\n line\n", "'TIS",
     "12345 \u0663\u0664 \u2167", 'say "it\'s"  \u2014 (now)...\n\n', "\u2581 a\u2581b",
@@ -28,13 +28,13 @@ HARD = [
 
 
 @functools.cache
-def tables() -> dict[str, runs.RunTable]:
+def tables() -> dict[str, pretokens.PretokenTable]:
     return {language: byte_bpe.count(sentences(language)[::2]) for language in LANGUAGES}
 
 
 @functools.cache
 def shares() -> dict[str, float]:
-    amounts = {one: runs.count_runs(sentences(one)[::2]).num_bytes for one in LANGUAGES}
+    amounts = {one: pretokens.count_pretokens(sentences(one)[::2]).num_bytes for one in LANGUAGES}
     return language_probabilities(amounts, 0.5)
 
 
@@ -72,24 +72,24 @@ class PretokenTest(parameterized.TestCase):
         expected, split = collections.Counter(), loaded().pre_tokenizer.pre_tokenize_str
         text = [*HARD, *itertools.chain.from_iterable(map(sentences, LANGUAGES))]
         for sentence in text:
-            pretokens = [one for one, _ in split(sentence)]
-            self.assertEqual(byte_tokens.token_bytes("".join(pretokens)), sentence.encode())
-            expected.update(one.replace("\u0120", runs.SPACE) for one in pretokens)
+            cut = [one for one, _ in split(sentence)]
+            self.assertEqual(byte_tokens.token_bytes("".join(cut)), sentence.encode())
+            expected.update(one.replace("\u0120", pretokens.SPACE) for one in cut)
         table = byte_bpe.count(text)
         self.assertEqual(table.num_sentences, len(text) - 2)
         found = collections.Counter()
         in_bytes = byte_bpe.in_bytes(table)
         for run, number in zip(in_bytes.runs(), in_bytes.counts.tolist(), strict=True):
-            found[run.replace("\u0120", runs.SPACE)] += number
+            found[run.replace("\u0120", pretokens.SPACE)] += number
         # The table writes blanks as the space symbol, so one in the text counts as a blank.
-        symbol = "".join(byte_tokens.CHARACTERS[byte] for byte in runs.SPACE.encode())
+        symbol = "".join(byte_tokens.CHARACTERS[byte] for byte in pretokens.SPACE.encode())
         for run in [one for one in expected if symbol in one]:
-            expected[run.replace(symbol, runs.SPACE)] += expected.pop(run)
+            expected[run.replace(symbol, pretokens.SPACE)] += expected.pop(run)
         self.assertEqual(found, expected)
 
     @parameterized.parameters("हिन्दी", "မြန်မာ", "ที่นี่", "שָׁלוֹם", "e\u0301te\u0301")
     def test_marks_stay_with_their_letters(self, word):
-        self.assertEqual(byte_bpe.count([f"{word} {word}"]).runs(), [word, runs.SPACE + word])
+        self.assertEqual(byte_bpe.count([f"{word} {word}"]).runs(), [word, pretokens.SPACE + word])
 
 
 class TrainTest(parameterized.TestCase):
@@ -99,7 +99,7 @@ class TrainTest(parameterized.TestCase):
         self.assertEqual("".join(tokens[:256]), byte_tokens.CHARACTERS)
         self.assertLen(set(tokens), settings.budget)
         np.testing.assert_array_equal(scores, -np.arange(settings.budget))
-        text = byte_bpe.in_bytes(runs.mixture(tables(), shares()))
+        text = byte_bpe.in_bytes(pretokens.mixture(tables(), shares()))
         words = [([*run], count) for run, count in zip(text.runs(), text.counts, strict=True)]
         for token, pair in byte_tokens.merge_pairs(tokens[256:]).items():
             counts = collections.Counter()

@@ -8,7 +8,7 @@ import sentencepiece as spm
 from absl.testing import parameterized
 
 from tests.vocap.texts import sentences
-from vocap import comparison, merge, runs, unigram
+from vocap import comparison, merge, pretokens, unigram
 from vocap.settings import UNIGRAM, TrainerSettings, VocabularySettings
 
 SETTINGS = TrainerSettings(sizes=(900,), character_coverage=0.999)
@@ -41,10 +41,14 @@ class ScoreTest(parameterized.TestCase):
         cls.text = {language: read(language) for language in ("cy", "hi", "ka", "sw")}
         cls.text["sw"][1].extend(UNKNOWN)
         cls.text["ka"][0].append("\u10d0\u0416\u0416")  # unknown in training, too
-        cls.train = {lang: runs.count_runs(train) for lang, (train, _) in cls.text.items()}
-        cls.heldout = {lang: runs.count_runs(heldout) for lang, (_, heldout) in cls.text.items()}
+        cls.train = {
+            lang: pretokens.count_pretokens(train) for lang, (train, _) in cls.text.items()
+        }
+        cls.heldout = {
+            lang: pretokens.count_pretokens(heldout) for lang, (_, heldout) in cls.text.items()
+        }
         trained = unigram.train_vocabularies(
-            runs.mixture(cls.train, dict.fromkeys(cls.train, 0.25)), SETTINGS
+            pretokens.mixture(cls.train, dict.fromkeys(cls.train, 0.25)), SETTINGS
         )
         pieces = trained.curve.vocabulary(0)
         # And some pieces that the training text does not use, but that held-out text does.
@@ -92,6 +96,6 @@ class ScoreTest(parameterized.TestCase):
         self.assertGreater(found["sw"].tokens_per_sentence, self.scores["sw"].tokens_per_sentence)
 
     def test_languages_without_heldout_text_have_no_score(self):
-        heldout = {"cy": runs.count_runs(["", "  "]), "hi": self.heldout["hi"]}
+        heldout = {"cy": pretokens.count_pretokens(["", "  "]), "hi": self.heldout["hi"]}
         scores = self.score(self.pieces, self.log_probs, self.train, heldout)
         self.assertEqual(scores, {"hi": self.scores["hi"]})

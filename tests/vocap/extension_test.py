@@ -10,7 +10,7 @@ import sentencepiece as spm
 from absl.testing import absltest, parameterized
 
 from tests.vocap import texts
-from vocap import extension, merge, model_proto, runs
+from vocap import extension, merge, model_proto, pretokens
 
 OLD = texts.made_up(["ka", "ke", "ki", "ko", "ta", "te", "ti", "to", "na", "ne"], 300, "old")
 NEW = {
@@ -49,8 +49,18 @@ def slow_merges(words, gains, size, may_be_new):
 
 def unigram_model() -> tuple[bytes, dict[str, float]]:
     """An old model of some syllables of its text, which lacks the second language's script."""
-    pieces = [*"aeikotn", runs.SPACE, "ka", "ke", "ta", "ti", "na", runs.SPACE + "ko", "kato"]
-    scores = merge.fit_scores(pieces, np.zeros(len(pieces)), runs.count_runs(OLD), 4)
+    pieces = [
+        *"aeikotn",
+        pretokens.SPACE,
+        "ka",
+        "ke",
+        "ta",
+        "ti",
+        "na",
+        pretokens.SPACE + "ko",
+        "kato",
+    ]
+    scores = merge.fit_scores(pieces, np.zeros(len(pieces)), pretokens.count_pretokens(OLD), 4)
     model = merge.write_model(pieces, scores)
     normal = model_proto.ModelProto.FromString(model).pieces[5:]
     return model, {piece.piece: piece.score for piece in normal}
@@ -81,7 +91,7 @@ class UnigramTest(absltest.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.model, cls.old = unigram_model()
-        tables = {one: runs.count_runs(lines) for one, lines in NEW.items()}
+        tables = {one: pretokens.count_pretokens(lines) for one, lines in NEW.items()}
         shares = dict.fromkeys(tables, 1.0)
         cls.pieces, cls.scores = extension.unigram(cls.old, tables, shares, SIZE, 1.0)
 
@@ -122,7 +132,7 @@ class UnigramTest(absltest.TestCase):
         self.assertLess(tokens(2), 0.97 * tokens(1))
 
     def test_too_many_pieces_and_too_few_for_the_characters_are_refused(self):
-        tables = {"b": runs.count_runs(NEW["b"])}
+        tables = {"b": pretokens.count_pretokens(NEW["b"])}
         for size, message in ((5, "require 8 characters"), (10_000, "offers .* pieces")):
             with self.assertRaisesRegex(ValueError, message):
                 extension.unigram(self.old, tables, {"b": 1.0}, size, 1.0)

@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import parameterized
 
 from tests.vocap.texts import assert_same
-from vocap import lattice, runs
+from vocap import lattice, pretokens
 from vocap.settings import MAX_PIECE_LENGTH
 
 ALPHABETS = ("ab", "abc", "\u2581a\u00e9\u0928\u6587\U0001f600")
@@ -32,7 +32,7 @@ class Problem:
 
     @property
     def lattice(self) -> lattice.Lattice:
-        return lattice.build_trie(self.pieces).match(runs.pack(self.words))
+        return lattice.build_trie(self.pieces).match(pretokens.pack(self.words))
 
     def segmentations(self, word: str) -> Iterator[list[int]]:
         if not word:
@@ -96,7 +96,7 @@ class MatchTest(parameterized.TestCase):
 
     def test_pieces_may_be_as_long_as_an_arc_can_say(self):
         longest = "x" * MAX_PIECE_LENGTH
-        paths = lattice.build_trie([longest, "x"]).match(runs.pack([longest + "x"]))
+        paths = lattice.build_trie([longest, "x"]).match(pretokens.pack([longest + "x"]))
         np.testing.assert_array_equal(paths.best_paths(np.array([-1.0, -1.0, -9.0])).pieces, [1, 0])
         with self.assertRaisesRegex(ValueError, "has 33 characters; at most 32 fit"):
             lattice.build_trie(["a", longest + "x"])

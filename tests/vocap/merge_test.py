@@ -8,7 +8,7 @@ import scipy.special
 import sentencepiece as spm
 from absl.testing import parameterized
 
-from vocap import merge, model_proto, runs
+from vocap import merge, model_proto, pretokens
 from vocap.text_rules import TextRules
 
 TRICKY = [
@@ -19,10 +19,10 @@ TRICKY = [
 ]  # fmt: skip
 
 
-def table_of(counts: dict[str, float]) -> runs.RunTable:
-    text = runs.pack(list(counts))
+def table_of(counts: dict[str, float]) -> pretokens.PretokenTable:
+    text = pretokens.pack(list(counts))
     follow = np.zeros(len(counts), np.int16)
-    return runs.RunTable(text, np.array([*counts.values()], np.float64), follow, 1)
+    return pretokens.PretokenTable(text, np.array([*counts.values()], np.float64), follow, 1)
 
 
 def made_up_runs() -> dict[str, float]:
@@ -134,7 +134,9 @@ class WriteModelTest(parameterized.TestCase):
         self.assertNotIn(merge.UNK_ID, ids)
         normalized = TextRules().processor().normalize(text)
         self.assertEqual("".join(map(self.processor.id_to_piece, ids)), normalized)
-        self.assertEqual(self.processor.decode(ids), normalized.replace(runs.SPACE, " ").strip())
+        self.assertEqual(
+            self.processor.decode(ids), normalized.replace(pretokens.SPACE, " ").strip()
+        )
 
     def test_the_literal_text_of_a_special_token_is_only_text(self):
         for token in merge.SPECIALS:

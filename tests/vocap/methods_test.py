@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from tests.vocap.texts import table
-from vocap import bpe, methods, runs, seeds, unigram, union
+from vocap import bpe, methods, pretokens, seeds, unigram, union
 from vocap.allocation import allocate, language_probabilities
 from vocap.clusters import cluster_languages
 from vocap.settings import (
@@ -42,13 +42,13 @@ def probabilities() -> dict[str, float]:
 
 @functools.cache
 def train_together(languages: tuple[str, ...], sizes: tuple[int, ...]) -> unigram.Vocabularies:
-    mixture = runs.mixture({lang: table(lang) for lang in languages}, probabilities())
+    mixture = pretokens.mixture({lang: table(lang) for lang in languages}, probabilities())
     return unigram.train_vocabularies(mixture, dataclasses.replace(SETTINGS, sizes=sizes))
 
 
 @functools.cache
 def train_merges(size: int) -> tuple[tuple[str, ...], np.ndarray]:
-    mixture = runs.mixture({lang: table(lang) for lang in LANGUAGES}, probabilities())
+    mixture = pretokens.mixture({lang: table(lang) for lang in LANGUAGES}, probabilities())
     return bpe.train(mixture, size, character_coverage=0.99, max_piece_length=16)
 
 
@@ -58,7 +58,7 @@ def train_union(size: int) -> tuple[tuple[str, ...], np.ndarray]:
     return union.train({lang: table(lang) for lang in LANGUAGES}, probabilities(), settings)
 
 
-def required(text: runs.RunTable) -> set[str]:
+def required(text: pretokens.PretokenTable) -> set[str]:
     """The characters that each vocabulary of a text holds."""
     alphabet = seeds.cover(text, SETTINGS.character_coverage).alphabet
     return set(map(chr, alphabet.tolist()))

@@ -9,21 +9,21 @@ from absl.testing import parameterized
 from tests.vocap.texts import assert_same
 from tests.vocap.texts import sentences as sentences_of
 from tests.vocap.texts import table as table_of
-from vocap import lattice, nested, runs, seeds, unigram
+from vocap import lattice, nested, pretokens, seeds, unigram
 from vocap.settings import TrainerSettings
 
 OPTIONS = {"character_coverage": 0.9995, "max_piece_length": 16, "max_seeds": 10**6}
 
 
 def train(sentences, sizes, **options) -> nested.NestedVocabularies:
-    return nested.train(runs.count_runs(sentences), sizes, **(OPTIONS | options))
+    return nested.train(pretokens.count_pretokens(sentences), sizes, **(OPTIONS | options))
 
 
 def sizes_of(found: nested.NestedVocabularies) -> list[int]:
     return [len(vocabulary.ids) for vocabulary in found.vocabularies]
 
 
-def num_required(table: runs.RunTable, coverage: float = 0.9995) -> int:
+def num_required(table: pretokens.PretokenTable, coverage: float = 0.9995) -> int:
     return len(seeds.cover(table, coverage).alphabet)
 
 
@@ -41,7 +41,7 @@ class AgreementTest(parameterized.TestCase):
         settings = TrainerSettings(
             "nested", tuple(sizes), alp_probabilities="model", **(OPTIONS | options)
         )
-        table = runs.count_runs(sentences)
+        table = pretokens.count_pretokens(sentences)
         found = unigram.train_vocabularies(table, settings)
         settings = dataclasses.replace(settings, trainer="sentencepiece")
         expected = unigram.train_vocabularies(table, settings, sentences)
@@ -89,7 +89,7 @@ class AgreementTest(parameterized.TestCase):
 
 
 class NestedTest(parameterized.TestCase):
-    def assert_valid(self, found: nested.NestedVocabularies, table: runs.RunTable):
+    def assert_valid(self, found: nested.NestedVocabularies, table: pretokens.PretokenTable):
         """Properties of every vocabulary, in particular that its counts are those of its scores."""
         self.assertLen(set(found.pieces), len(found.pieces))
         self.assertEqual(set(found.pieces), {p for pieces in strings(found) for p in pieces})
@@ -138,7 +138,7 @@ class NestedTest(parameterized.TestCase):
         words = ["".join(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(4)]
         sentences = [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(5 * seed + 1)]
         found = train(sentences, range(1, 40), character_coverage=coverage)
-        table = runs.count_runs(sentences)
+        table = pretokens.count_pretokens(sentences)
         self.assertEqual(sizes_of(found)[0], num_required(table, coverage))
         self.assert_valid(found, table)
 
@@ -147,7 +147,7 @@ class NestedTest(parameterized.TestCase):
         sentences = ["abcd", "efgh", "abcd efgh", "efgh abcd", "."] * 9
         found = train(sentences, range(1, 40), max_piece_length=5)
         self.assertEqual(strings(found)[-1][:2], ["\u2581abcd", "\u2581efgh"])
-        self.assert_valid(found, runs.count_runs(sentences))
+        self.assert_valid(found, pretokens.count_pretokens(sentences))
 
 
 class MixtureTest(parameterized.TestCase):
@@ -155,7 +155,7 @@ class MixtureTest(parameterized.TestCase):
 
     @parameterized.parameters(0.5, 0.01)
     def test_counts_are_those_of_the_best_segmentation(self, share):
-        mixed = runs.mixture(self.tables, {"de": share, "ru": 1 - share})
+        mixed = pretokens.mixture(self.tables, {"de": share, "ru": 1 - share})
         found = nested.train(mixed, range(50, 2000, 150), **OPTIONS)
         for vocabulary in found.vocabularies:
             self.assertGreater(vocabulary.counts.min(), -1e-6)
@@ -163,7 +163,7 @@ class MixtureTest(parameterized.TestCase):
 
     def test_in_their_own_shares_the_mixture_is_the_text(self):
         shares = {name: table.num_bytes for name, table in self.tables.items()}
-        mixed = runs.mixture(self.tables, shares)
+        mixed = pretokens.mixture(self.tables, shares)
         sizes = range(100, 2000, 300)
         found = nested.train(mixed, sizes, **OPTIONS)
         expected = train(sentences_of("de") + sentences_of("ru"), sizes)

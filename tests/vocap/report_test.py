@@ -15,7 +15,7 @@ from tests import golden
 from tests.vocap import explorer_test, records
 from tests.vocap.records import STEP, record
 from tests.vocap.texts import made_up
-from vocap import explorer, plots, report, runs
+from vocap import explorer, plots, pretokens, report
 from vocap.building import BuiltVocabulary, build_vocabulary
 from vocap.record import allocation_record
 from vocap.report_warnings import enumerated, warnings
@@ -174,7 +174,7 @@ def allocated_vocabularies(vocabulary: BuiltVocabulary) -> dict[str, tuple[str, 
     }
 
 
-def counted_characters(table: runs.RunTable) -> collections.Counter[str]:
+def counted_characters(table: pretokens.PretokenTable) -> collections.Counter[str]:
     counted: collections.Counter[str] = collections.Counter()
     for run, count in zip(table.runs(), table.counts.tolist(), strict=True):
         for character in run:

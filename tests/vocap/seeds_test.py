@@ -9,10 +9,10 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from tests.vocap.runs_test import runs_of
+from tests.vocap.pretokens_test import runs_of
 from tests.vocap.texts import assert_same
 from tests.vocap.texts import sentences as lines
-from vocap import lattice, runs, seeds
+from vocap import lattice, pretokens, seeds
 from vocap.text_rules import TextRules
 
 
@@ -69,7 +69,7 @@ def slow_seeds(sentences, coverage: float, max_length: int) -> list[tuple[str, i
                         break
                     next_character = run[end] if end < len(run) else behind
                     if end < len(run) and run[end] not in required:
-                        next_character = runs.SPACE
+                        next_character = pretokens.SPACE
                     counts[run[begin:end]] += 1
                     follow[run[begin:end]].add(_first(next_character))
     scores = {
@@ -92,7 +92,7 @@ class CoverTest(parameterized.TestCase):
     @parameterized.product(text=sorted(TEXTS), coverage=[1.0, 0.995, 0.95, 0.6])
     def test_the_most_frequent_characters_are_required(self, text, coverage):
         sentences = TEXTS[text]
-        table = runs.count_runs(sentences)
+        table = pretokens.count_pretokens(sentences)
         covered = seeds.cover(table, coverage)
         required = required_characters(sentences, coverage)
         self.assertEqual("".join(map(chr, covered.alphabet)), "".join(sorted(required)))
@@ -106,21 +106,26 @@ class CoverTest(parameterized.TestCase):
             cut = "".join(c if c in required else "\n" for c in run)
             for part in re.finditer(r"[^\n]+", cut):
                 at_end = part.end() == len(run)
-                expected.append((part.group(), count, follow if at_end else _first(runs.SPACE)))
+                expected.append(
+                    (part.group(), count, follow if at_end else _first(pretokens.SPACE))
+                )
         parts = np.split(covered.alphabet[covered.characters], covered.offsets[1:-1])
         strings = ["".join(map(chr, part)) for part in parts]
         found = list(zip(strings, covered.weights, covered.follow, strict=True))
         self.assertEqual(found, expected)
 
     def test_coverage_is_compared_in_single_precision(self):
-        table = runs.count_runs(["ab"] * 3 + ["a"])  # spaces 4, a 4, b 3
+        table = pretokens.count_pretokens(["ab"] * 3 + ["a"])  # spaces 4, a 4, b 3
         just_below = float(np.float32(8 / 11)) - 1e-10  # of b's eleven predecessors, 8 are covered
         self.assertLen(seeds.cover(table, just_below).alphabet, 2)
         self.assertLen(seeds.cover(table, just_below + 1e-6).alphabet, 3)
 
     def test_full_coverage_requires_the_rarest_character_of_large_text(self):
-        table = runs.RunTable(
-            runs.pack(["\u2581a", "\u2581b"]), np.array([40_000_000, 1]), np.zeros(2, np.int16), 10
+        table = pretokens.PretokenTable(
+            pretokens.pack(["\u2581a", "\u2581b"]),
+            np.array([40_000_000, 1]),
+            np.zeros(2, np.int16),
+            10,
         )
         covered = seeds.cover(table, 1.0)
         self.assertEqual("".join(map(chr, covered.alphabet)), "ab\u2581")
@@ -130,7 +135,7 @@ class CoverTest(parameterized.TestCase):
 class FindSeedsTest(parameterized.TestCase):
     @parameterized.product(text=sorted(TEXTS), coverage=[1.0, 0.9])
     def test_are_the_substrings_that_different_bytes_follow(self, text, coverage):
-        covered = seeds.cover(runs.count_runs(TEXTS[text]), coverage)
+        covered = seeds.cover(pretokens.count_pretokens(TEXTS[text]), coverage)
         found, strings, of_all = found_seeds(covered, 16)
         self.assertEqual(found, slow_seeds(TEXTS[text], coverage, 16))
         size = len(covered.alphabet)
@@ -139,11 +144,13 @@ class FindSeedsTest(parameterized.TestCase):
 
     @parameterized.product(text=["beyond the longest", "zh", "en"], max_length=[1, 2, 5, 31, 32])
     def test_no_seed_is_longer_than_asked(self, text, max_length):
-        found, _, _ = found_seeds(seeds.cover(runs.count_runs(TEXTS[text]), 1.0), max_length)
+        found, _, _ = found_seeds(
+            seeds.cover(pretokens.count_pretokens(TEXTS[text]), 1.0), max_length
+        )
         self.assertEqual(found, slow_seeds(TEXTS[text], 1.0, max_length))
 
     def test_more_characters_than_positions_can_count(self):
-        covered = seeds.cover(runs.count_runs(TEXTS["en"]), 1.0)
+        covered = seeds.cover(pretokens.count_pretokens(TEXTS["en"]), 1.0)
         count = len(covered.characters)
         with mock.patch.object(seeds, "_MAX_CHARACTERS", count):
             expected = seeds.find_seeds(covered, 16, 100)
@@ -164,12 +171,12 @@ class FindSeedsTest(parameterized.TestCase):
             (["ab\u0430", "ab\u0431"], {}),  # in the next run, both D0
             (["ab\u0430", "ab\u0440"], both),
         ):
-            found, _, _ = found_seeds(seeds.cover(runs.count_runs(sentences), 1.0), 16)
+            found, _, _ = found_seeds(seeds.cover(pretokens.count_pretokens(sentences), 1.0), 16)
             self.assertEqual(dict(found), expected)
 
     @parameterized.parameters(1, 7, 100, 10**6)
     def test_the_best_are_kept(self, max_seeds):
-        covered = seeds.cover(runs.count_runs(TEXTS["hi"]), 1.0)
+        covered = seeds.cover(pretokens.count_pretokens(TEXTS["hi"]), 1.0)
         found, _, _ = found_seeds(covered, 16, max_seeds)
         self.assertEqual(found, slow_seeds(TEXTS["hi"], 1.0, 16)[:max_seeds])
 
@@ -177,28 +184,31 @@ class FindSeedsTest(parameterized.TestCase):
         text=["en", "zh", "marks", "random 3", "random 15"], max_seeds=[20, 10**6]
     )
     def test_the_lattice_holds_their_occurrences(self, text, max_seeds):
-        covered = seeds.cover(runs.count_runs(TEXTS[text]), 0.98)
+        covered = seeds.cover(pretokens.count_pretokens(TEXTS[text]), 0.98)
         _, strings, found = found_seeds(covered, 16, max_seeds)
-        text = runs.Text(covered.alphabet[covered.characters], covered.offsets)
+        text = pretokens.Text(covered.alphabet[covered.characters], covered.offsets)
         matched = lattice.build_trie(strings).match(text)
         assert_same(found.lattice, matched)
 
     def test_a_run_may_stand_in_the_table_twice(self):
         sentences = TEXTS["en"] + TEXTS["random 0"]
-        halves = [runs.count_runs(sentences[::2]), runs.count_runs(sentences[1::2])]
-        joined = runs.RunTable(
-            text=runs.pack([run for table in halves for run in table.runs()]),
+        halves = [
+            pretokens.count_pretokens(sentences[::2]),
+            pretokens.count_pretokens(sentences[1::2]),
+        ]
+        joined = pretokens.PretokenTable(
+            text=pretokens.pack([run for table in halves for run in table.runs()]),
             counts=np.concatenate([table.counts for table in halves]),
             follow=np.concatenate([table.follow for table in halves]),
             num_sentences=sum(table.num_sentences for table in halves),
         )
         found, _, _ = found_seeds(seeds.cover(joined, 0.999), 16)
-        whole, _, _ = found_seeds(seeds.cover(runs.count_runs(sentences), 0.999), 16)
+        whole, _, _ = found_seeds(seeds.cover(pretokens.count_pretokens(sentences), 0.999), 16)
         self.assertEqual(found, whole)
 
     @parameterized.parameters("en", "repeated", "random 1", "random 5")
     def test_fractions_of_a_count_count(self, text):
-        table = runs.count_runs(TEXTS[text])
+        table = pretokens.count_pretokens(TEXTS[text])
         scaled = dataclasses.replace(table, counts=table.counts / 4)
         found, _, _ = found_seeds(seeds.cover(scaled, 1.0), 16)
         everything = slow_seeds(TEXTS[text], 1.0, 16)

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 
 import vocap
 from tests.vocap import texts
-from vocap import runs, seeds
+from vocap import pretokens, seeds
 from vocap.settings import SPECIALS, VocabularySettings
 from vocap.text_rules import SPACE, TextRules, required_characters
 
@@ -103,44 +103,44 @@ def counted(pattern: str, lines: list[str]) -> collections.Counter[str]:
 
 class RunsTest(parameterized.TestCase):
     def test_runs_of_a_pattern_are_its_matches(self):
-        table = runs.count_runs(LINES, TextRules(pattern=PATTERN))
+        table = pretokens.count_pretokens(LINES, TextRules(pattern=PATTERN))
         self.assertEqual(
             dict(zip(table.runs(), table.counts, strict=True)), counted(PATTERN, LINES)
         )
 
     def test_a_pattern_begins_anew_behind_kept_white_space(self):
         rules = TextRules(normalizer="identity", whitespace="keep", pattern=PATTERN)
-        found = runs.count_runs(["ab\tcd1e f\n2gh"], rules)
+        found = pretokens.count_pretokens(["ab\tcd1e f\n2gh"], rules)
         self.assertEqual(set(found.runs()), {"▁ab", "cd", "1", "e", "▁f", "2", "gh"})
 
     def test_a_wrong_pattern(self):
         with self.assertRaisesRegex(ValueError, "vocab.pattern is '\\(', no regular expression"):
-            runs.count_runs(LINES, TextRules(pattern="("))
+            pretokens.count_pretokens(LINES, TextRules(pattern="("))
 
     def test_digits_are_runs_of_their_own(self):
         lines = ["ab12 3 c٤٥", "12", "1.2"]
-        found = set(runs.count_runs(lines, TextRules(split_digits=True)).runs())
+        found = set(pretokens.count_pretokens(lines, TextRules(split_digits=True)).runs())
         self.assertEqual(found, {"▁ab", "1", "2", "▁", "3", "▁c", "٤", "٥", "."})
 
     def test_kept_white_space_and_symbols_are_in_no_run(self):
         rules = TextRules(
             normalizer="identity", whitespace="keep", user_defined_symbols=("bc", "b")
         )
-        table = runs.count_runs(["a\tabcd  b\n\nx", " y "], rules)
+        table = pretokens.count_pretokens(["a\tabcd  b\n\nx", " y "], rules)
         counts = dict(zip(table.runs(), table.counts.tolist(), strict=True))
         self.assertEqual(counts, {"▁a": 1, "a": 1, "d": 1, "x": 1, "▁y": 1, "▁": 1})
         self.assertEqual(table.num_sentences, 2)
 
     def test_symbols_are_matched_before_text_is_normalised(self):
         rules = TextRules(user_defined_symbols=("①",))  # which becomes 1
-        found = runs.count_runs(["① 1 a①21"], rules)
+        found = pretokens.count_pretokens(["① 1 a①21"], rules)
         self.assertEqual(set(found.runs()), {"▁1", "▁a", "21"})
 
     def test_what_follows_is_that_of_the_text(self):
         """A pattern that cuts as scripts do gives the same table, with the bytes that follow."""
         lines = ["ab cd ab", "ab"]
-        by_scripts = runs.count_runs(lines)
-        by_pattern = runs.count_runs(lines, TextRules(pattern=" ?[a-z]+"))
+        by_scripts = pretokens.count_pretokens(lines)
+        by_pattern = pretokens.count_pretokens(lines, TextRules(pattern=" ?[a-z]+"))
         self.assertEqual(by_scripts.runs(), by_pattern.runs())
         self.assertSequenceEqual(by_scripts.follow.tolist(), by_pattern.follow.tolist())
 
@@ -195,11 +195,11 @@ class BuildTest(parameterized.TestCase):
         self.assertEqual(models[0], build().model)
 
     def test_a_table_of_other_rules_is_refused(self):
-        from vocap import building, run_tables
+        from vocap import building, pretoken_tables
 
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "en.runs.gz")
-            run_tables.write_table(path, runs.count_runs(LINES))
+            pretoken_tables.write_table(path, pretokens.count_pretokens(LINES))
             settings = VocabularySettings(
                 target_size=2200, sizes=(), normalizer="nfc", num_workers=1
             )
@@ -220,7 +220,7 @@ class BuildTest(parameterized.TestCase):
         self.assertEqual(found.model, expected.model)
         first = {lang: sizes[0] for lang, (sizes, _) in found.curves.items()}
         characters = {
-            lang: len(seeds.cover(runs.count_runs(lines), 0.9995).alphabet)
+            lang: len(seeds.cover(pretokens.count_pretokens(lines), 0.9995).alphabet)
             for lang, lines in (("en", LINES[:120]), ("zh", LINES[240:]))
         }
         self.assertContainsSubset(characters.items(), first.items())

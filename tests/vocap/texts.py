@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vocap import runs
+from vocap import pretokens
 
 CORPUS = pathlib.Path(__file__).resolve().parents[2] / "corpus"
 
@@ -21,8 +21,8 @@ def sentences(language: str) -> list[str]:
 
 
 @functools.cache
-def table(language: str) -> runs.RunTable:
-    return runs.count_runs(sentences(language))
+def table(language: str) -> pretokens.PretokenTable:
+    return pretokens.count_pretokens(sentences(language))
 
 
 def made_up(syllables: Sequence[str], count: int, language: str, seed: str = "") -> list[str]:

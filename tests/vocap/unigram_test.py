@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from tests.folders import FolderTest
 from tests.vocap.texts import assert_same, made_up
-from vocap import lattice, model_proto, runs, unigram
+from vocap import lattice, model_proto, pretokens, unigram
 from vocap.settings import TrainerSettings
 
 SETTINGS = TrainerSettings(sizes=(40, 60, 90))
@@ -72,7 +72,9 @@ class TrainVocabulariesTest(parameterized.TestCase):
             character_coverage=coverage,
             alp_probabilities=alp_probabilities,
         )
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        found = unigram.train_vocabularies(
+            pretokens.count_pretokens(sentences), settings, sentences
+        )
         self.assertEqual(found.curve.sizes, SETTINGS.sizes)
         for s, alp in enumerate(found.curve.alp):
             scores = found.log_probs[s].tolist()
@@ -85,7 +87,9 @@ class TrainVocabulariesTest(parameterized.TestCase):
     def test_the_reference_is_sentencepiece(self, size):
         sentences = made_up_text()
         settings = dataclasses.replace(REFERENCE, sizes=(size,))
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, iter(sentences))
+        found = unigram.train_vocabularies(
+            pretokens.count_pretokens(sentences), settings, iter(sentences)
+        )
         proto = model_proto.ModelProto.FromString(
             unigram.sentencepiece_model(sentences, size, settings)
         )
@@ -98,7 +102,9 @@ class TrainVocabulariesTest(parameterized.TestCase):
     def test_sizes_are_exact_and_pieces_fall_in_probability(self, trainer):
         sentences, sizes = made_up_text(), (2, 50, 70, 100, 9000)  # two of them are infeasible
         settings = dataclasses.replace(SETTINGS, trainer=trainer, sizes=sizes)
-        found = unigram.train_vocabularies(runs.count_runs(sentences), settings, sentences)
+        found = unigram.train_vocabularies(
+            pretokens.count_pretokens(sentences), settings, sentences
+        )
         self.assertEqual(found.curve.sizes, (50, 70, 100))
         self.assertLen(set(found.curve.pieces), len(found.curve.pieces))
         for s, size in enumerate(found.curve.sizes):
@@ -111,7 +117,7 @@ class TrainVocabulariesTest(parameterized.TestCase):
     @parameterized.parameters("nested", "sentencepiece")
     def test_limits_on_pieces_and_seeds(self, trainer):
         sentences = made_up_text()
-        table = runs.count_runs(sentences)
+        table = pretokens.count_pretokens(sentences)
         settings = dataclasses.replace(SETTINGS, trainer=trainer, max_piece_length=3)
         found = unigram.train_vocabularies(table, settings, sentences)
         self.assertEqual(max(map(len, found.curve.pieces)), 3)
@@ -119,7 +125,9 @@ class TrainVocabulariesTest(parameterized.TestCase):
         found = unigram.train_vocabularies(table, settings, sentences)
         self.assertEqual(found.curve.sizes, (30,))
         for nothing in ([], ["", "  "]):
-            found = unigram.train_vocabularies(runs.count_runs(nothing), settings, nothing)
+            found = unigram.train_vocabularies(
+                pretokens.count_pretokens(nothing), settings, nothing
+            )
             self.assertIsNone(found)
         with self.assertRaisesRegex(ValueError, "needs text; tables of runs do not suffice"):
             unigram.train_vocabularies(table, REFERENCE)
@@ -129,7 +137,9 @@ class TrainVocabulariesTest(parameterized.TestCase):
         # "ab" and "cde" fill 5 characters, "abcdeabcdex" is longer than 10.
         strings = ["ab", "cde", "abcdeabcdex", "bc", "e", "abab", "cdecde"]
         follow = np.zeros(7, np.int16)
-        table = runs.RunTable(runs.pack(strings), np.arange(1, 8), follow, num_sentences=9)
+        table = pretokens.PretokenTable(
+            pretokens.pack(strings), np.arange(1, 8), follow, num_sentences=9
+        )
         trie, scores = lattice.build_trie(["a", "b", "c", "d", "e", "ab", "cde"]), np.full(7, -2.0)
         whole = unigram.segmented_counts(trie, scores, table)
         match = mock.Mock(side_effect=lattice.Trie.match)
@@ -141,7 +151,7 @@ class TrainVocabulariesTest(parameterized.TestCase):
         self.assertLessEqual(max(sizes), max(size, 11))
 
     def test_alp_of_fractional_counts(self):
-        table = runs.count_runs(made_up_text())
+        table = pretokens.count_pretokens(made_up_text())
         scaled = dataclasses.replace(table, counts=table.counts / 7)
         found = unigram.train_vocabularies(scaled, SETTINGS)
         for s, alp in enumerate(found.curve.alp):
@@ -163,7 +173,7 @@ class FileTest(FolderTest):
     @parameterized.parameters([(40,)], [(40, 60, 90)])
     def test_what_is_read_is_what_was_written(self, sizes):
         settings = dataclasses.replace(SETTINGS, sizes=sizes, character_coverage=1.0)
-        written = unigram.train_vocabularies(runs.count_runs(made_up_text()), settings)
+        written = unigram.train_vocabularies(pretokens.count_pretokens(made_up_text()), settings)
         self.assertIn("\u6587", written.curve.pieces)
         unigram.write_vocabularies(self.folder / "a.npz", written)
         read = unigram.read_vocabularies(self.folder / "a.npz")

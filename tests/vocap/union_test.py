@@ -13,7 +13,18 @@ import vocap
 from tests import browser
 from tests.vocap import records, texts
 from tests.vocap.texts import sentences, table
-from vocap import choosing, comparison, explorer, lattice, merge, nested, report, runs, seeds, union
+from vocap import (
+    choosing,
+    comparison,
+    explorer,
+    lattice,
+    merge,
+    nested,
+    pretokens,
+    report,
+    seeds,
+    union,
+)
 from vocap.allocation import language_probabilities
 from vocap.building import build_vocabulary
 from vocap.segmentation import gini
@@ -25,12 +36,12 @@ SETTINGS = VocabularySettings(target_size=BUDGET + len(SPECIALS), character_cove
 
 
 @functools.cache
-def halves() -> tuple[dict[str, runs.RunTable], dict[str, runs.RunTable]]:
+def halves() -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
     """Training text, of which hi and sw have little, and other text."""
     part = {"cy": 2, "eu": 2, "hi": 8, "sw": 8}
     texts = {lang: list(sentences(lang)) for lang in LANGUAGES}
-    train = {lang: runs.count_runs(text[:: part[lang]]) for lang, text in texts.items()}
-    return train, {lang: runs.count_runs(text[1::2]) for lang, text in texts.items()}
+    train = {lang: pretokens.count_pretokens(text[:: part[lang]]) for lang, text in texts.items()}
+    return train, {lang: pretokens.count_pretokens(text[1::2]) for lang, text in texts.items()}
 
 
 @functools.cache
@@ -89,10 +100,10 @@ class UnionTest(parameterized.TestCase):
         self.assertContainsSubset(map(chr, required), pieces)
 
     def test_fewer_tokens_than_one_joint_training_of_equal_shares_and_characters(self):
-        mixture = runs.mixture(halves()[0], shares())
+        mixture = pretokens.mixture(halves()[0], shares())
         text = seeds.cover_each(mixture, halves()[0].values(), SETTINGS.character_coverage)
-        strings = runs.Text(text.alphabet[text.characters], text.offsets)
-        covered = runs.RunTable(strings, text.weights, text.follow, 1)
+        strings = pretokens.Text(text.alphabet[text.characters], text.offsets)
+        covered = pretokens.PretokenTable(strings, text.weights, text.follow, 1)
         joint = nested.train(
             covered, (BUDGET,), character_coverage=1.0, max_piece_length=16, max_seeds=10**6
         )
@@ -111,21 +122,21 @@ class UnionTest(parameterized.TestCase):
         ranking = trunk.rank(by_tokens=True)
         ids, scores = trunk.first_ranked(ranking, 10**6)
         pieces = seeds.piece_strings(text, found.begins[ids], found.lengths[ids])
-        strings = runs.Text(text.alphabet[text.characters], text.offsets)
+        strings = pretokens.Text(text.alphabet[text.characters], text.offsets)
         best = lattice.build_trie(pieces).match(strings).best_paths(scores)
         counts = best.counts(text.weights, len(pieces))
         added = []
         for i in range(len(text.alphabet), len(pieces)):
             rest = [one for one in range(len(pieces)) if one != i]
             trie = lattice.build_trie([pieces[one] for one in rest])
-            again = trie.match(runs.pack([pieces[i]])).best_paths(scores[rest])
+            again = trie.match(pretokens.pack([pieces[i]])).best_paths(scores[rest])
             added.append(counts[i] * (len(again.pieces) - 1))
         self.assertGreater(len(added), 3)
         self.assertEqual(added, sorted(added, reverse=True))
 
     def test_scores_are_those_of_em_on_its_mixture(self):
         pieces, log_probs = union.train(halves()[0], shares(), SETTINGS)
-        mixture = runs.mixture(halves()[0], shares())
+        mixture = pretokens.mixture(halves()[0], shares())
         again = merge.fit_scores(pieces, log_probs, mixture, 1)
         np.testing.assert_allclose(again, log_probs, atol=0.1)
 
@@ -161,7 +172,10 @@ class FairSharesTest(parameterized.TestCase):
             self.assertAlmostEqual(share, expected, places=12)
 
     def test_without_parallel_text_content_is_the_entropy_of_characters(self):
-        doubled = runs.count_runs(["ab ab"]), runs.count_runs(["ab ab", "ab ab"])
+        doubled = (
+            pretokens.count_pretokens(["ab ab"]),
+            pretokens.count_pretokens(["ab ab", "ab ab"]),
+        )
         once, twice = map(union._character_entropy, doubled)
         self.assertAlmostEqual(twice, 2 * once)
         # Of two characters of equal share, ln 2 nats each; the space before each word is a third.

@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags, logging
 
 from input_pipeline import sources
-from vocap import run_tables
+from vocap import pretoken_tables
 from vocap.text_rules import TextRules
 from xlm.common import executors, outputs, places, schema
 from xlm.experiment import counting
@@ -42,7 +42,9 @@ _BLOCK_BYTES = flags.DEFINE_integer(
     "block_bytes", sources.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
 )
 _MAX_RUNS = flags.DEFINE_integer(
-    "max_runs", run_tables.DEFAULT_MAX_RUNS, "Runs held in memory; the tables do not depend on it."
+    "max_runs",
+    pretoken_tables.DEFAULT_MAX_RUNS,
+    "Runs held in memory; the tables do not depend on it.",
 )
 
 _WORKERS = flags.DEFINE_integer("num_workers", 1, "Processes that count parts.", lower_bound=1)
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         # To add to a table, name it. An output that wildcards match would count its text twice.
         matched = [one for one in _MERGE.value if glob.has_magic(one)]
         with outputs.file(_OUTPUT.value, _matching(matched)) as aside:
-            size = run_tables.merge_tables(tables, aside)
+            size = pretoken_tables.merge_tables(tables, aside)
         _log(_OUTPUT.value, size)
         return
     if bool(_HELDOUT_FRACTION.value) != bool(_HELDOUT_OUTPUT.value):
@@ -115,7 +117,7 @@ def _matching(patterns: Sequence[str]) -> list[Any]:
     return sorted(found.values(), key=str)
 
 
-def _log(path: str, size: run_tables.Size) -> None:
+def _log(path: str, size: pretoken_tables.Size) -> None:
     logging.info(
         "wrote %s: %d sentences, %d distinct runs", path, size.num_sentences, size.num_runs
     )

@@ -342,7 +342,7 @@ class Stage:
         return all(_with_wanted(found, self.settings, one.split(".")) == found for one in paths)
 
     @contextlib.contextmanager
-    def held(self, *, claims: bool = True) -> Iterator[None]:
+    def locked(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
         The folders that the stage reads are locked against writers. The system releases the locks

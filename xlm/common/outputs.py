@@ -90,7 +90,7 @@ def _in_bucket(
     if url in map(str, inputs):
         raise ValueError(f"{url} is an input; choose another path to write to")
     if is_folder:
-        with places.held(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
+        with places.locked(url) as copy, folder(str(copy), overwrite=overwrite) as aside:
             yield aside
         return
     target = places.path(url)

@@ -164,7 +164,7 @@ def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def held(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def locked(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Work on a folder until the block ends; of one in a bucket on a copy, which is published.
 
     Publishes every `PUBLISH_SECONDS`, 30 by default, and at the end, whatever ends the block. One

@@ -42,7 +42,7 @@ def run(
             from input_pipeline.cleaning import tasks
 
         workers = processes.Workers(config.store.num_workers, "store.num_workers")
-        with stage.held(), workers:
+        with stage.locked(), workers:
             tasks.clean(spec, settings, folder / "work", folder, executor or workers)
             stage.finish()
             shutil.rmtree(folder / "work")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from input_pipeline.corpus import CorpusStream
 from input_pipeline.sources import CorpusSpec
-from vocap import entries, run_tables
+from vocap import entries, pretoken_tables
 from vocap.building import Progress
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, processes
@@ -89,9 +89,9 @@ def _count(
     out, aside = (folder / name for name in names)
     if not all(map(entries.is_whole, (out, aside))):
         with entries.written(out) as new, entries.written(aside) as new_aside:
-            run_tables.count_groups(
+            pretoken_tables.count_groups(
                 stream.groups(language, sides), new, new_aside, _MAX_RUNS, rules
             )
     with aside.open("rb") as file:
-        header, _ = run_tables.read_entries(file, str(aside))
+        header, _ = pretoken_tables.read_entries(file, str(aside))
     return language, digest, out, aside if header.num_sentences else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from input_pipeline import preparation_plan as plans
 from input_pipeline import selection, text_files
-from vocap import run_tables
+from vocap import pretoken_tables
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, console, executors, places
 from xlm.common.executors import Executor, Workers
@@ -36,7 +36,7 @@ class Counting:
 def count(
     settings: Counting, paths: Iterable[Any], outs: Sequence[pathlib.Path], folder: Any,
     executor: Executor,
-) -> Sequence[run_tables.Size]:  # fmt: skip
+) -> Sequence[pretoken_tables.Size]:  # fmt: skip
     """Count text into a table, and what is held out, if any, into another.
 
     `folder` keeps the tables of parts, which a killed count resumes with. All tables have the same
@@ -79,23 +79,23 @@ def _complete(executor: Executor, function: Any, jobs: Iterable[tuple], name: st
         executors.complete(executor, function, left, is_done, name, folder)
 
 
-def _merged(tables: Sequence[str], out: pathlib.Path, executor: Executor) -> run_tables.Size:
+def _merged(tables: Sequence[str], out: pathlib.Path, executor: Executor) -> pretoken_tables.Size:
     """Merge tables into one; of many, the executor merges groups first."""
     while len(tables) > _MERGED_AT_ONCE:
         groups = [tables[i : i + _MERGED_AT_ONCE] for i in range(0, len(tables), _MERGED_AT_ONCE)]
         tables = [f"{group[0]}-merged" for group in groups]
         _complete(executor, _merge_part, zip(groups, groups, tables, strict=True), "merge")
-    return run_tables.merge_tables(tables, out)
+    return pretoken_tables.merge_tables(tables, out)
 
 
 def _num_sentences(table: str) -> int:
     with places.opened(places.path(table)) as file:
-        return run_tables.read_entries(file, table)[0].num_sentences
+        return pretoken_tables.read_entries(file, table)[0].num_sentences
 
 
 def _merge_part(tables: Sequence[str], _: Any, out: str) -> None:
     with places.written(out) as aside:
-        run_tables.merge_tables(tables, aside)
+        pretoken_tables.merge_tables(tables, aside)
 
 
 def _count_part(settings: Counting, part: plans.Part, *outs: str) -> None:
@@ -106,15 +106,15 @@ def _count_part(settings: Counting, part: plans.Part, *outs: str) -> None:
 
 def _count(
     settings: Counting, pieces: Iterable[plans.Piece], outs: Sequence[pathlib.Path]
-) -> Sequence[run_tables.Size]:
+) -> Sequence[pretoken_tables.Size]:
     limits = settings.max_runs, settings.rules
     if len(outs) == 1:
-        return [run_tables.count_to_table(_sentences(pieces), outs[0], *limits)]
+        return [pretoken_tables.count_to_table(_sentences(pieces), outs[0], *limits)]
     out, aside = outs
-    heldout = run_tables.HeldOut(settings.heldout_fraction, settings.heldout_seed)  # checks it
+    heldout = pretoken_tables.HeldOut(settings.heldout_fraction, settings.heldout_seed)  # checks it
     if settings.heldout_by == "text":
-        return run_tables.count_groups(_blocks(settings, pieces), out, aside, *limits)
-    return run_tables.count_split(_sentences(pieces), heldout, out, aside, *limits)
+        return pretoken_tables.count_groups(_blocks(settings, pieces), out, aside, *limits)
+    return pretoken_tables.count_split(_sentences(pieces), heldout, out, aside, *limits)
 
 
 def _blocks(

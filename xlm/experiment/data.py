@@ -153,7 +153,7 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
     They are named `<lang>.runs.gz` and `<lang>.heldout.runs.gz`. Raises ValueError if a language of
     corpus.languages, or every one, is missing, or there are partial tables.
     """
-    from vocap.run_tables import PART  # training needs no numba
+    from vocap.pretoken_tables import PART  # training needs no numba
 
     folder = places.fetched(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}

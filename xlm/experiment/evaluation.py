@@ -47,7 +47,7 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
     detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
     gain, on_pairs = _on_pairs(config, masked_lm, encoder, store, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
-    with hosts.held(stage, claims=False):
+    with hosts.locked(stage, claims=False):
         logging.info("exact loss of the held-out text in %d languages", len(store.languages))
         found = losses.run(trained.params)
         if store.parallel:

@@ -75,7 +75,7 @@ class Experiment:
         from xlm.experiment import vocabulary
 
         self._check_is_pretraining("build_vocab")
-        with places.held(self._workdir):
+        with places.locked(self._workdir):
             vocabulary.run(self.config, self.folders)
         return self
 
@@ -89,7 +89,7 @@ class Experiment:
         from xlm.experiment import rows
 
         self._check_is_pretraining("prepare")
-        with places.held(self._workdir):
+        with places.locked(self._workdir):
             if self._phased:
                 self._phased.prepare(executor)
             else:
@@ -113,7 +113,7 @@ class Experiment:
                 f"--continue_from is {continue_from}, but the config has phases; change or add one"
             )
         model.check_one_host(self._workdir)
-        with places.held(self._workdir):
+        with places.locked(self._workdir):
             if self.is_task:
                 from xlm.experiment import task_runs
 
@@ -131,7 +131,7 @@ class Experiment:
         from xlm.experiment import model, tuning
 
         model.set_up_compilation(self.config)
-        with places.held(self._workdir):
+        with places.locked(self._workdir):
             self.config, self._notes = tuning.search(self.config, self.folders.workdir, minutes)
         return self
 
@@ -146,7 +146,7 @@ class Experiment:
 
             model.set_up_compilation(self.config)
             model.check_one_host(self._workdir)
-            with places.held(self._workdir) as folder:
+            with places.locked(self._workdir) as folder:
                 return tuning.run_seeds(self.config, folder, seeds, self._notes)
         if self.is_task:
             self.train()
@@ -155,7 +155,7 @@ class Experiment:
         from xlm.training import compilation
 
         compilation.use_cache()
-        with places.held(self._workdir):
+        with places.locked(self._workdir):
             if self._phased:
                 return self._phased.evaluate()
             path = evaluation.run(self.config, self.folders)

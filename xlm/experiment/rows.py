@@ -56,7 +56,7 @@ def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None
     found = preparation.find(job)
     _check_parallel(config, job, found)
     with (
-        artifacts.Stage(job.folder, None, reads=[folders.vocab, folders.text]).held(claims=False),
+        artifacts.Stage(job.folder, None, reads=[folders.vocab, folders.text]).locked(claims=False),
         own,
     ):
         if folders.read_tokenizer() != tokenizer:

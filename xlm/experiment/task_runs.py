@@ -85,7 +85,7 @@ def run(
     work = prepare(config, pretrained, folder, stopping)
     data = run_data.digests(files(options))
     run_data.check_resumed(folder, data)
-    with hosts.held(stage):
+    with hosts.locked(stage):
         run_data.check_resumed(folder, data)  # again: another process may have begun meanwhile
         # Nor has a start that was cut off before its data were recorded any checkpoint.
         is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))

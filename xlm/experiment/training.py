@@ -49,7 +49,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     # Claimed after all checks and before anything is written, which depends on the settings.
     try:
         claims = begins_at is None
-        with hosts.held(stage, claims=claims), StopRequest() as should_stop:
+        with hosts.locked(stage, claims=claims), StopRequest() as should_stop:
             if begins_at is not None and not stage.claimed:
                 by_rows = config.optimizer.embedding_update == "rows"
                 rewind.rewind(folders.train, begins_at, functions, by_rows=by_rows)

@@ -41,7 +41,7 @@ def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -
     }
     stage, pieces = artifacts.open_stage(folder, identity, replace=lambda: True), folder / _PIECES
     if not stage.done and hosts.is_first():
-        with stage.held(claims=False):
+        with stage.locked(claims=False):
             for path in () if stage.claimed else folder.glob("*.[jn]*"):  # .json and .npy
                 path.unlink()
             stage.claim()

@@ -50,7 +50,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
         logging.info("%s is up to date", folders.vocab)
         return
     # A vocabulary of other settings stays as it is until the new one is built.
-    with stage.held(claims=False):
+    with stage.locked(claims=False):
         text = {} if spec is None else text_warnings.look(config, folders, spec)
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
         stage.claim()
@@ -95,7 +95,7 @@ def _take(path: pathlib.Path, folders: builders.Folders) -> None:
     if stage.done and folders.tokenizer.exists():
         logging.info("%s is up to date", folders.vocab)
         return
-    with stage.held():
+    with stage.locked():
         artifacts.write_bytes(folders.tokenizer, model)
         folders.byte_tokenizer.unlink(missing_ok=True)
         report.remove(folders.vocab)

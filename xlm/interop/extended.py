@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vocap import extension, runs
+from vocap import extension, pretokens
 from vocap.allocation import language_probabilities
 from vocap.settings import UNIGRAM
 from xlm.common import artifacts, declarations, packages, tables
@@ -127,8 +127,8 @@ def _choose(
     shares = language_probabilities(amounts, alpha)
     if file.kind == UNIGRAM:
         counted = {
-            one: runs.count_runs(
-                text.replace(runs.SPACE, " ")
+            one: pretokens.count_pretokens(
+                text.replace(pretokens.SPACE, " ")
                 for batch in vocabulary.batches(lines) for text in file.normalized(batch)
             )
             for one, lines in texts.items()

@@ -18,7 +18,7 @@ from xlm.models.layout import embedded, split_batch
 from xlm.models.positions import DistanceBias, DistanceTable, LearnedPositions
 from xlm.models.segments import causal_mask, segment_mask
 from xlm.models.settings import EncoderSettings
-from xlm.models.transformer import Context, LayerCache, Order, layer_loop, make_layer
+from xlm.models.transformer import Context, LayerCache, PositionInfo, layer_loop, make_layer
 
 # Rows [R, E] of token embeddings, or several such tables to be summed.
 Tables = jax.Array | tuple[jax.Array, ...]
@@ -196,7 +196,7 @@ class Encoder(nn.Module):
         x, own = layers(self.layers, x, order, True, Context(None, context_mask), cache)
         return self.final_norm(x) if s.norm_position == "pre" else x, own
 
-    def _order_of_next(self, index: jax.Array, num_sequences: int, capacity: int) -> Order:
+    def _order_of_next(self, index: jax.Array, num_sequences: int, capacity: int) -> PositionInfo:
         """Return position information of one token per sequence, for a cache of `capacity`."""
         s, bias, positions = self.settings, None, None
         if s.has_bias:
@@ -205,9 +205,13 @@ class Encoder(nn.Module):
             bias = jax.lax.dynamic_slice_in_dim(by_distance, first, capacity, axis=1)[None, :, None]
         if s.position == "rotary":
             positions = jnp.broadcast_to(index, (num_sequences, 1))
-        return Order(None, bias, positions, None)  # no mask: the cache has only earlier tokens
+        return PositionInfo(
+            None, bias, positions, None
+        )  # no mask: the cache has only earlier tokens
 
-    def _order(self, segments: jax.Array, positions: jax.Array, positions_restart: bool) -> Order:
+    def _order(
+        self, segments: jax.Array, positions: jax.Array, positions_restart: bool
+    ) -> PositionInfo:
         s, bias = self.settings, None
         if s.has_bias:
             bias = DistanceBias(
@@ -215,7 +219,7 @@ class Encoder(nn.Module):
             )
         rotated_by = positions if s.position == "rotary" else None
         is_long = segments.shape[1] > LONGEST_AT_ONCE and not s.has_bias
-        return Order(None if is_long else segment_mask(segments), bias, rotated_by, segments)
+        return PositionInfo(None if is_long else segment_mask(segments), bias, rotated_by, segments)
 
     def predict(self, hidden: jax.Array) -> jax.Array:
         """Apply the masked-LM head, [..., D] -> [..., E], the input of the output layer."""

@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
         return build(s.hidden_size, ("mlp", "embed"), name="output", depth=s.num_layers)(hidden)
 
 
-class Order(NamedTuple):
+class PositionInfo(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
@@ -87,8 +87,9 @@ class EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, order: Order, deterministic: bool, context: Context | None = None,
-        cache: LayerCache | None = None, is_local: bool = False, is_first: jax.Array | None = None,
+        self, x: jax.Array, order: PositionInfo, deterministic: bool,
+        context: Context | None = None, cache: LayerCache | None = None, is_local: bool = False,
+        is_first: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply the layer to hidden states [B, L, D], as a step of `nn.scan`.
 
@@ -220,7 +221,7 @@ def layer_loop(
 
 
 def _loop_over_periods(
-    settings: EncoderSettings, num_layers: int, layer: nn.Module, x: jax.Array, order: Order,
+    settings: EncoderSettings, num_layers: int, layer: nn.Module, x: jax.Array, order: PositionInfo,
     deterministic: bool, context: Context | None, cache: LayerCache | None,
 ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
     """Apply layers of several kinds: a scan over periods of `settings.period` layers, and the rest.

@@ -59,13 +59,13 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def held(stage: Stage, *, claims: bool = True) -> Iterator[None]:
+def locked(stage: Stage, *, claims: bool = True) -> Iterator[None]:
     """Hold (and claim) a stage's folder on the first host for all; ValueError on all if taken."""
     with contextlib.ExitStack() as stack:
         fault: Exception | None = None
         try:
             if is_first():
-                stack.enter_context(stage.held(claims=claims))
+                stack.enter_context(stage.locked(claims=claims))
         except (ValueError, OSError) as error:
             fault = error
         if not as_on_first([fault is None])[0]:

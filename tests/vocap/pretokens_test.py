@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from fontTools import unicodedata
 
 from tests.vocap.texts import CORPUS, assert_same
-from vocap import runs
+from vocap import pretokens
 from vocap.text_rules import TextRules
 
 # Characters that begin, continue or end runs in all the ways there are.
@@ -38,7 +38,7 @@ def runs_of(normalized: str) -> list[str]:
     found: list[str] = []
     script = None
     for character in normalized:
-        if character == runs.SPACE:
+        if character == pretokens.SPACE:
             found.append(character)
             script = None
             continue
@@ -71,7 +71,7 @@ def counted(sentences) -> tuple[dict[str, tuple[int, int]], int]:
     return {run: (counts[run], merged[run]) for run in counts}, num_sentences
 
 
-def as_dict(table: runs.RunTable) -> dict[str, tuple[int, int]]:
+def as_dict(table: pretokens.PretokenTable) -> dict[str, tuple[int, int]]:
     values = zip(table.counts.tolist(), table.follow.tolist(), strict=True)
     return dict(zip(table.runs(), values, strict=True))
 
@@ -83,7 +83,7 @@ def random_sentences(seed: int, count: int) -> list[str]:
 
 class RunsTest(parameterized.TestCase):
     def assert_as_the_loop(self, sentences):
-        table = runs.count_runs(sentences)
+        table = pretokens.count_pretokens(sentences)
         expected, num_sentences = counted(sentences)
         self.assertEqual(as_dict(table), expected)
         self.assertEqual(table.num_sentences, num_sentences)
@@ -102,38 +102,38 @@ class RunsTest(parameterized.TestCase):
 
     def test_no_text(self):
         for sentences in ([], [""], [" ", "\u200b"]):
-            table = runs.count_runs(sentences)
+            table = pretokens.count_pretokens(sentences)
             self.assertEqual((table.runs(), table.num_sentences, table.num_bytes), ([], 0, 0))
             self.assertLen(table.text, 0)
 
     @parameterized.product(at_once=(1, 7, 20_000), pending=(0, 10, 2_000_000))
     def test_how_text_arrives_does_not_matter(self, at_once, pending):
         sentences = random_sentences(6, 300)
-        counter = runs.RunCounter()
+        counter = pretokens.PretokenCounter()
         with (
-            mock.patch.object(runs, "_SENTENCES_AT_ONCE", at_once),
-            mock.patch.object(runs, "_MAX_PENDING_WORDS", pending),
+            mock.patch.object(pretokens, "_SENTENCES_AT_ONCE", at_once),
+            mock.patch.object(pretokens, "_MAX_PENDING_WORDS", pending),
         ):
             counter.add(sentences[:100])
             counter.add(iter(sentences[100:]))
-        assert_same(counter.table(), runs.count_runs(sentences))
+        assert_same(counter.table(), pretokens.count_pretokens(sentences))
 
     def test_a_counter_can_be_asked_between(self):
-        counter = runs.RunCounter()
+        counter = pretokens.PretokenCounter()
         self.assertEqual(counter.packed(), {})
         counter.add(["a b"])
         for _ in range(2):
-            assert_same(counter.table(), runs.count_runs(["a b"]))
+            assert_same(counter.table(), pretokens.count_pretokens(["a b"]))
         self.assertLen(counter, 2)
         counter.add(["b c", " "])
-        assert_same(counter.table(), runs.count_runs(["a b", "b c"]))
+        assert_same(counter.table(), pretokens.count_pretokens(["a b", "b c"]))
 
     def test_bytes_are_those_of_the_normalised_text(self):
         sentences = [*SENTENCES, *random_sentences(8, 300)]
         normalized = TextRules().processor().normalize(sentences)
         self.assertEqual(
-            runs.count_runs(sentences).num_bytes,
-            sum(len(text.replace(runs.SPACE, " ").encode()) for text in normalized),
+            pretokens.count_pretokens(sentences).num_bytes,
+            sum(len(text.replace(pretokens.SPACE, " ").encode()) for text in normalized),
         )
 
 
@@ -141,13 +141,15 @@ class MixtureTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         texts = {"a": ["a b a"], "b": ["a c", "dd dd, dd"], "c": ["\u6f22 a"] * 9}
-        self.tables = {language: runs.count_runs(text) for language, text in texts.items()}
+        self.tables = {
+            language: pretokens.count_pretokens(text) for language, text in texts.items()
+        }
 
     @parameterized.parameters("abc", "ab", "c")
     def test_shares_of_bytes_are_the_probabilities(self, languages):
         probabilities = {"a": 0.2, "b": 0.7, "c": 0.1}
         chosen = {language: self.tables[language] for language in languages}
-        mixture = runs.mixture(chosen, probabilities)
+        mixture = pretokens.mixture(chosen, probabilities)
         total = sum(table.num_bytes for table in chosen.values())
         self.assertAlmostEqual(mixture.num_bytes, total)
         self.assertEqual(mixture.num_sentences, sum(t.num_sentences for t in chosen.values()))
@@ -169,16 +171,16 @@ class MixtureTest(parameterized.TestCase):
 class MostFrequentTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.table = runs.count_runs(random_sentences(9, 1000))
+        self.table = pretokens.count_pretokens(random_sentences(9, 1000))
         self.num_characters = len(self.table.text.characters)
 
     def test_what_is_left_out_is_rarer_and_as_little_as_can_be(self):
         everything = as_dict(self.table)
         last: set[str] = set()
         for limit in (0, self.num_characters, self.num_characters + 1):
-            self.assertIs(runs.most_frequent(self.table, limit), self.table)
+            self.assertIs(pretokens.most_frequent(self.table, limit), self.table)
         for limit in (1, 2, 30, 500, self.num_characters // 2, self.num_characters - 1):
-            kept = runs.most_frequent(self.table, limit)
+            kept = pretokens.most_frequent(self.table, limit)
             found = as_dict(kept)
             self.assertEqual(kept.runs(), sorted(found))
             self.assertContainsSubset(found.items(), everything.items())
@@ -197,9 +199,11 @@ class MostFrequentTest(parameterized.TestCase):
 
     def test_which_of_equals_stay_does_not_depend_on_their_order(self):
         words = [f"w{chr(0x61 + i % 26)}{chr(0x61 + i // 26)}" for i in range(26 * 26)]
-        kept = set(runs.most_frequent(runs.count_runs(words), 4 * 338).runs())
+        kept = set(pretokens.most_frequent(pretokens.count_pretokens(words), 4 * 338).runs())
         self.assertLen(kept, 338)
         first_half = {"\u2581" + word for word in sorted(words)[:338]}
         self.assertAlmostEqual(len(kept & first_half), 169, delta=50)
-        more = set(runs.most_frequent(runs.count_runs([*words, "zzz zzz"]), 4 * 339).runs())
+        more = set(
+            pretokens.most_frequent(pretokens.count_pretokens([*words, "zzz zzz"]), 4 * 339).runs()
+        )
         self.assertContainsSubset(kept, more)

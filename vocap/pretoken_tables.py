@@ -2,7 +2,7 @@
 
 A table `<lang>.runs.gz` is gzip'ed UTF-8 text. Its first line names the format, the rules of text
 and the number of sentences. Then comes one line per distinct run, `run TAB count TAB follow` (see
-`runs.RunTable`), in code point order. No rules leave tabs or line feeds in a run.
+`pretokens.PretokenTable`), in code point order. No rules leave tabs or line feeds in a run.
 
 Tables of parts of a text merge into the table of the whole text, byte for byte, in any order and
 grouping: counts add up, and `follow` becomes `MIXED` where the parts differ.
@@ -26,18 +26,18 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from vocap import runs
+from vocap import pretokens
 from vocap.text_rules import TextRules
 from xlm.common import artifacts, places
 
 Path = str | os.PathLike[str]
-Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `runs.pack_count`
+Entry = tuple[bytes, int]  # a run in UTF-8, and its packed count; see `pretokens.pack_count`
 
 DEFAULT_MAX_RUNS = 5_000_000
 
 _HEADER = "vocap-runs=1\tnormalizer={}\tsentences={}\n"
 _HEADER_PATTERN = re.compile(rb"vocap-runs=1\tnormalizer=([a-z_0-9-]+)\tsentences=([0-9]{1,15})\n")
-# A count must fit into 64 bits when packed; follow is at most `runs.MIXED`.
+# A count must fit into 64 bits when packed; follow is at most `pretokens.MIXED`.
 _LINE = re.compile(
     rb"([^\t\n]+)\t([1-9][0-9]{0,15})\t(0|[1-9][0-9]?|1[0-9][0-9]|2[0-4][0-9]|25[0-6])\n"
 )
@@ -71,14 +71,14 @@ class Size(NamedTuple):
     num_runs: int
 
 
-def write_table(path: Path, table: runs.RunTable) -> None:
-    packed = map(runs.pack_count, table.counts.tolist(), table.follow.tolist())
+def write_table(path: Path, table: pretokens.PretokenTable) -> None:
+    packed = map(pretokens.pack_count, table.counts.tolist(), table.follow.tolist())
     entries = zip(map(str.encode, table.text.strings()), packed, strict=True)
     with artifacts.atomic_path(path) as aside, aside.open("wb") as file:
         write_entries(file, Header(table.num_sentences, table.rules), entries)
 
 
-def read_table(path: Path) -> runs.RunTable:
+def read_table(path: Path) -> pretokens.PretokenTable:
     """Read a table; raise ValueError, with the line, if it is damaged or of another version."""
     # Growing buffers, since lists of Python objects would take several times the table's memory.
     characters, lengths = bytearray(), array.array("q")
@@ -90,11 +90,11 @@ def read_table(path: Path) -> runs.RunTable:
             characters += "".join(batch_runs).encode("utf-32-le")
             lengths.extend(map(len, batch_runs))
             for _, value in batch:
-                count, following = runs.unpack_count(value)
+                count, following = pretokens.unpack_count(value)
                 counts.append(count)
                 follow.append(following)
-    return runs.RunTable(
-        text=runs.Text(
+    return pretokens.PretokenTable(
+        text=pretokens.Text(
             np.frombuffer(characters, np.int32), np.concatenate([[0], np.cumsum(lengths)])
         ),
         counts=np.frombuffer(counts, np.int64),
@@ -197,7 +197,7 @@ class BoundedCounter(contextlib.ExitStack):
         self._out = pathlib.Path(out)
         self._max_runs = max_runs
         self._rules = rules or TextRules()
-        self._counter = runs.RunCounter(self._rules)
+        self._counter = pretokens.PretokenCounter(self._rules)
         self._parts: list[pathlib.Path] = []
         self._folder: pathlib.Path | None = None
 
@@ -228,7 +228,7 @@ class BoundedCounter(contextlib.ExitStack):
         part = self._folder / f"counted-{len(self._parts)}"
         _write_packed(part, self._header, packed, _PART_COMPRESSION)
         self._parts.append(part)
-        self._counter = runs.RunCounter(self._rules)
+        self._counter = pretokens.PretokenCounter(self._rules)
 
 
 class HeldOut:
@@ -276,7 +276,9 @@ def write_entries(
     with gzip.GzipFile("", "wb", compression, file, mtime=0) as compressed:
         compressed.write(_HEADER.format(header.rules, header.num_sentences).encode())
         while batch := list(itertools.islice(remaining, _LINES_AT_ONCE)):
-            lines = [b"%b\t%d\t%d\n" % (run, *runs.unpack_count(value)) for run, value in batch]
+            lines = [
+                b"%b\t%d\t%d\n" % (run, *pretokens.unpack_count(value)) for run, value in batch
+            ]
             compressed.write(b"".join(lines))
             num_runs += len(batch)
     return Size(header.num_sentences, num_runs)
@@ -334,7 +336,7 @@ def _parsed(lines: Iterator[bytes], name: str) -> Iterator[Entry]:
                 f"{name}, line {number}: {run.decode()!r} behind {last.decode()!r}; runs must be "
                 f"distinct and in code point order: {_AGAIN}"
             )
-        yield run, runs.pack_count(int(count), int(follow))
+        yield run, pretokens.pack_count(int(count), int(follow))
         last = run
 
 
@@ -359,7 +361,7 @@ def _sum_of_equals(entries: Iterator[Entry]) -> Iterator[Entry]:
     run, value = next(entries, (b"", 0))
     for next_run, next_value in entries:
         if next_run == run:
-            value = runs.merge_counts(value, next_value)
+            value = pretokens.merge_counts(value, next_value)
         else:
             yield run, value
             run, value = next_run, next_value

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from tests.folders import FolderTest
 from tests.vocap.texts import CORPUS, assert_same
-from vocap import run_tables, runs
+from vocap import pretoken_tables, pretokens
 from vocap.text_rules import TextRules
 
 CORPORA = [(CORPUS / f"{one}.txt").read_text(encoding="utf-8") for one in ("en", "hi", "zh")]
@@ -26,7 +26,7 @@ class _FolderTest(FolderTest):
 
     def table_of(self, sentences, name: str) -> pathlib.Path:
         path = self.folder / name
-        run_tables.write_table(path, runs.count_runs(sentences))
+        pretoken_tables.write_table(path, pretokens.count_pretokens(sentences))
         return path
 
     def parts(self, count: int, seed: int = 0) -> list[pathlib.Path]:
@@ -39,7 +39,7 @@ class _FolderTest(FolderTest):
 
 class FormatTest(_FolderTest):
     def test_the_file_is_lines_of_text_as_documented(self):
-        table = runs.count_runs(TEXT)
+        table = pretokens.count_pretokens(TEXT)
         lines = [f"vocap-runs=1\tnormalizer=nmt_nfkc\tsentences={table.num_sentences}"]
         for run, count, follow in zip(table.runs(), table.counts, table.follow, strict=True):
             lines.append(f"{run}\t{count}\t{follow}")
@@ -51,8 +51,8 @@ class FormatTest(_FolderTest):
 
     @parameterized.parameters([TEXT], [["a"]], [[]])
     def test_what_was_written_is_read(self, sentences):
-        table = runs.count_runs(sentences)
-        read = run_tables.read_table(self.table_of(sentences, "a"))
+        table = pretokens.count_pretokens(sentences)
+        read = pretoken_tables.read_table(self.table_of(sentences, "a"))
         assert_same(read, table)
         self.assertEqual((read.counts.dtype, read.follow.dtype), (np.int64, np.int16))
 
@@ -77,9 +77,9 @@ class MergeTest(_FolderTest):
         self.out = self.folder / "merged"
 
     def assert_merges(self, paths, expected: bytes):
-        size = run_tables.merge_tables(paths, self.out)
+        size = pretoken_tables.merge_tables(paths, self.out)
         self.assertEqual(self.out.read_bytes(), expected)
-        table = run_tables.read_table(self.out)
+        table = pretoken_tables.read_table(self.out)
         self.assertEqual(size, (table.num_sentences, len(table.text)))
 
     def test_order_and_grouping_do_not_matter(self):
@@ -87,10 +87,10 @@ class MergeTest(_FolderTest):
         a, b, c, d = self.parts(4)
         for order in itertools.permutations((a, b, c, d)):
             self.assert_merges(order, whole)
-        run_tables.merge_tables([a, c], self.folder / "ac")
-        run_tables.merge_tables([self.folder / "ac", d], self.folder / "acd")
+        pretoken_tables.merge_tables([a, c], self.folder / "ac")
+        pretoken_tables.merge_tables([self.folder / "ac", d], self.folder / "acd")
         self.assert_merges([b, self.folder / "acd"], whole)
-        run_tables.merge_tables([d, b], self.folder / "bd")
+        pretoken_tables.merge_tables([d, b], self.folder / "bd")
         self.assert_merges([self.folder / "ac", self.folder / "bd"], whole)
 
     def test_a_table_without_runs_changes_nothing(self):
@@ -105,8 +105,10 @@ class MergeTest(_FolderTest):
         whole = self.table_of(TEXT + ["x"] * 70, "whole").read_bytes()
         before = self.files()
         with (
-            mock.patch.object(run_tables, "_MAX_OPEN_FILES", limit),
-            mock.patch.object(run_tables, "_merge", side_effect=run_tables._merge) as merge,
+            mock.patch.object(pretoken_tables, "_MAX_OPEN_FILES", limit),
+            mock.patch.object(
+                pretoken_tables, "_merge", side_effect=pretoken_tables._merge
+            ) as merge,
         ):
             self.assert_merges(parts, whole)
         opened = [len(call.args[0]) for call in merge.call_args_list]
@@ -124,9 +126,9 @@ class MergeTest(_FolderTest):
         other = self.table_of(["a"], "other.gz")
         message = rf"part[{separator}]NNNNN-of-00003.*parts \[1\] are missing"
         with self.assertRaisesRegex(ValueError, message):
-            run_tables.merge_tables([paths[0], other, paths[2]], self.out)
+            pretoken_tables.merge_tables([paths[0], other, paths[2]], self.out)
         with self.assertRaisesRegex(ValueError, "no tables to merge"):
-            run_tables.merge_tables([], self.out)
+            pretoken_tables.merge_tables([], self.out)
 
     def test_what_was_held_out_is_merged_alone(self):
         for i in range(2):
@@ -134,7 +136,7 @@ class MergeTest(_FolderTest):
             self.table_of(TEXT[i + 2 :: 4], f"en-{i}.heldout.runs.gz")
         message = r"en-0.heldout.runs.gz is of text that was held out, .*en-0.runs.gz is not; merge"
         with self.assertRaisesRegex(ValueError, message):
-            run_tables.merge_tables(sorted(self.folder.glob("*.runs.gz")), self.out)
+            pretoken_tables.merge_tables(sorted(self.folder.glob("*.runs.gz")), self.out)
         aside = sorted(self.folder.glob("*.heldout.runs.gz"))
         expected = self.table_of([*TEXT[2::4], *TEXT[3::4]], "whole").read_bytes()
         self.assert_merges(aside, expected)
@@ -152,12 +154,14 @@ class CountToTableTest(_FolderTest):
         expected = self.table_of(TEXT, "expected").read_bytes()
         out = self.folder / "new" / name
         with (
-            mock.patch.object(run_tables, "_BATCH_SENTENCES", 20),
-            mock.patch.object(run_tables, "_write_packed", wraps=run_tables._write_packed) as write,
+            mock.patch.object(pretoken_tables, "_BATCH_SENTENCES", 20),
+            mock.patch.object(
+                pretoken_tables, "_write_packed", wraps=pretoken_tables._write_packed
+            ) as write,
         ):
-            size = run_tables.count_to_table(iter(TEXT), out, max_runs)
+            size = pretoken_tables.count_to_table(iter(TEXT), out, max_runs)
         self.assertEqual(out.read_bytes(), expected)
-        table = run_tables.read_table(out)
+        table = pretoken_tables.read_table(out)
         self.assertEqual(size, (table.num_sentences, len(table.text)))
         self.assertEqual(self.files(), ["expected", "new", f"new/{name}"])
         if max_runs < 2000:
@@ -169,9 +173,9 @@ class CountToTableTest(_FolderTest):
     def test_batches_are_the_text_in_pieces_that_fit(self):
         rng = random.Random(0)
         sentences = ["a" * rng.randrange(60) for _ in range(500)]
-        self.enterContext(mock.patch.object(run_tables, "_BATCH_SENTENCES", 8))
-        self.enterContext(mock.patch.object(run_tables, "_BATCH_CHARACTERS", 200))
-        batches = list(run_tables.batches(iter(sentences)))
+        self.enterContext(mock.patch.object(pretoken_tables, "_BATCH_SENTENCES", 8))
+        self.enterContext(mock.patch.object(pretoken_tables, "_BATCH_CHARACTERS", 200))
+        batches = list(pretoken_tables.batches(iter(sentences)))
         self.assertEqual(list(itertools.chain(*batches)), sentences)
         for batch in batches[:-1]:
             full = len(batch) == 8 or sum(map(len, batch)) >= 200
@@ -180,7 +184,7 @@ class CountToTableTest(_FolderTest):
 
 class HeldOutTest(_FolderTest):
     def test_repetitions_of_a_sentence_are_on_one_side(self):
-        heldout = run_tables.HeldOut(0.3)
+        heldout = pretoken_tables.HeldOut(0.3)
         sentences = sorted({*TEXT, *(f"Sentence {i}." for i in range(1000))})
         kept, aside = map(set, heldout.split(sentences))
         self.assertEqual(kept | aside, set(sentences))
@@ -191,7 +195,7 @@ class HeldOutTest(_FolderTest):
             self.assertEqual(batch_aside, [s for s in batch if s in aside])
 
     def test_sentences_that_look_alike_to_the_trainer_are_one(self):
-        heldout = run_tables.HeldOut(0.5)
+        heldout = pretoken_tables.HeldOut(0.5)
         for i in range(50):
             same = [f"\uff21 {i} \ufb01", f" A  {i} fi ", f"A\t{i}\u200bfi"]
             self.assertIn(same, heldout.split(same))
@@ -201,9 +205,9 @@ class HeldOutTest(_FolderTest):
         last: set[str] = set()
         for wrong in (-0.1, 1.0):
             with self.assertRaisesRegex(ValueError, f"heldout_fraction is {wrong}, must be"):
-                run_tables.HeldOut(wrong)
+                pretoken_tables.HeldOut(wrong)
         for fraction in (0.0, 0.01, 0.1, 0.99):
-            aside = set(run_tables.HeldOut(fraction).split(sentences)[1])
+            aside = set(pretoken_tables.HeldOut(fraction).split(sentences)[1])
             # Six standard deviations.
             self.assertAlmostEqual(
                 len(aside), 1e4 * fraction, delta=600 * (fraction * (1 - fraction)) ** 0.5
@@ -212,20 +216,20 @@ class HeldOutTest(_FolderTest):
             last = aside
 
         # Seeds choose independently.
-        a, b = (set(run_tables.HeldOut(0.1, seed).split(sentences)[1]) for seed in (0, 1))
+        a, b = (set(pretoken_tables.HeldOut(0.1, seed).split(sentences)[1]) for seed in (0, 1))
         self.assertAlmostEqual(len(a & b), 100, delta=60)
 
     @parameterized.parameters(100, 10**6)
     def test_both_tables_are_those_of_their_text(self, max_runs):
-        heldout = run_tables.HeldOut(0.3)
+        heldout = pretoken_tables.HeldOut(0.3)
         kept, aside = heldout.split(TEXT)
         out, out_aside = self.folder / "kept", self.folder / "aside"
-        with mock.patch.object(run_tables, "_BATCH_SENTENCES", 20):
-            sizes = run_tables.count_split(iter(TEXT), heldout, out, out_aside, max_runs)
+        with mock.patch.object(pretoken_tables, "_BATCH_SENTENCES", 20):
+            sizes = pretoken_tables.count_split(iter(TEXT), heldout, out, out_aside, max_runs)
         self.assertEqual(out.read_bytes(), self.table_of(kept, "1").read_bytes())
         self.assertEqual(out_aside.read_bytes(), self.table_of(aside, "2").read_bytes())
         for size, path in zip(sizes, (out, out_aside), strict=True):
-            self.assertEqual(size.num_sentences, run_tables.read_table(path).num_sentences)
+            self.assertEqual(size.num_sentences, pretoken_tables.read_table(path).num_sentences)
             self.assertGreater(size.num_runs, 0)
         self.assertEqual(self.files(), ["1", "2", "aside", "kept"])
 
@@ -238,9 +242,9 @@ class FaultsTest(_FolderTest):
         fine = self.table_of(["a"], "fine")
         pattern = "(?s)" + ".*".join(["en[.]runs[.]gz", *words])
         with self.assertRaisesRegex(ValueError, pattern):
-            run_tables.read_table(path)
+            pretoken_tables.read_table(path)
         with self.assertRaisesRegex(ValueError, pattern):
-            run_tables.merge_tables([fine, path], self.folder / "out")
+            pretoken_tables.merge_tables([fine, path], self.folder / "out")
         self.assertEqual(self.files(), ["en.runs.gz", "fine"])
 
     @parameterized.parameters(
@@ -283,10 +287,10 @@ class FaultsTest(_FolderTest):
     )  # fmt: skip
     def test_what_unpacks_to_far_more_than_text_is_not_read(self, limit, lines, message):
         data = gzip.compress(HEADER + lines)
-        with mock.patch.object(run_tables, limit, 1 << 12):
+        with mock.patch.object(pretoken_tables, limit, 1 << 12):
             self.assert_fault(data, message, "the text again")
         (self.folder / "en.runs.gz").write_bytes(data)
-        run_tables.read_table(self.folder / "en.runs.gz")
+        pretoken_tables.read_table(self.folder / "en.runs.gz")
 
     def test_the_line_before_the_damage_is_named(self):
         lines = (b"%06d\t1\t2\n" % i for i in range(50_000))

@@ -32,7 +32,7 @@ TRAINER: dict[str, Any] = {
     "num_threads": 1,  # with more, scores would depend on the machine by the order of float sums
     "minloglevel": 2,
 }
-MIXED = 256  # `RunTable.follow` of a run that is followed by different bytes
+MIXED = 256  # `PretokenTable.follow` of a run that is followed by different bytes
 
 _SENTENCES_AT_ONCE = 20_000
 _MAX_PENDING_WORDS = 2_000_000
@@ -68,7 +68,7 @@ def pack(strings: Sequence[str]) -> Text:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunTable:
+class PretokenTable:
     """Distinct normalised script runs with their counts.
 
     Attributes:
@@ -104,7 +104,9 @@ class RunTable:
         return list(self.text.strings())
 
 
-def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) -> RunTable:
+def mixture(
+    tables: Mapping[str, PretokenTable], probabilities: Mapping[str, float]
+) -> PretokenTable:
     """Mix the text of all languages so that language i makes up the share q_i of the bytes.
 
     The total number of bytes is preserved, so rare runs stay rare. Counts are float64. A run of
@@ -117,7 +119,7 @@ def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) 
     scales = [probabilities[lang] / norm * total / tables[lang].num_bytes for lang in languages]
     chosen = [tables[language] for language in languages]
     lengths = np.concatenate([np.diff(table.text.offsets) for table in chosen])
-    return RunTable(
+    return PretokenTable(
         text=Text(
             np.concatenate([table.text.characters for table in chosen]),
             np.concatenate([[0], np.cumsum(lengths)]),
@@ -130,7 +132,7 @@ def mixture(tables: Mapping[str, RunTable], probabilities: Mapping[str, float]) 
     )
 
 
-def most_frequent(table: RunTable, max_characters: int) -> RunTable:
+def most_frequent(table: PretokenTable, max_characters: int) -> PretokenTable:
     """Return the most frequent runs of a table, up to `max_characters` in all; 0 for all runs.
 
     A hash breaks ties, since most runs occur once in scripts without spaces. The number of
@@ -156,14 +158,14 @@ def most_frequent(table: RunTable, max_characters: int) -> RunTable:
     return dataclasses.replace(part, num_sentences=math.ceil(share * table.num_sentences))
 
 
-def count_runs(sentences: Iterable[str], rules: TextRules | None = None) -> RunTable:
+def count_pretokens(sentences: Iterable[str], rules: TextRules | None = None) -> PretokenTable:
     """Count sentences under `rules`, by default those of SentencePiece's trainer."""
-    counter = RunCounter(rules)
+    counter = PretokenCounter(rules)
     counter.add(sentences)
     return counter.table()
 
 
-class RunCounter:
+class PretokenCounter:
     """Incremental counter of script runs."""
 
     def __init__(self, rules: TextRules | None = None) -> None:
@@ -202,7 +204,7 @@ class RunCounter:
         self._split_words()
         return self._runs
 
-    def table(self) -> RunTable:
+    def table(self) -> PretokenTable:
         return table_of(self.packed(), self.num_sentences, self._rules.name)
 
     def _split_words(self) -> None:
@@ -280,11 +282,13 @@ def merge_counts(a: int, b: int) -> int:
     return ((a >> _FOLLOW_BITS) + (b >> _FOLLOW_BITS)) << _FOLLOW_BITS | follow
 
 
-def table_of(packed: dict[str, int], num_sentences: int, rules: str = TextRules().name) -> RunTable:
+def table_of(
+    packed: dict[str, int], num_sentences: int, rules: str = TextRules().name
+) -> PretokenTable:
     """Build the table of runs with packed counts, in code point order."""
     runs = sorted(packed)
     values = np.fromiter(map(packed.__getitem__, runs), np.int64, len(runs))
-    return RunTable(
+    return PretokenTable(
         text=pack(runs),
         counts=values >> _FOLLOW_BITS,
         follow=(values & _FOLLOW_MASK).astype(np.int16),
