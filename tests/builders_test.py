@@ -139,7 +139,7 @@ class ConfigsTest(folders.FolderTest):
             found = of.get_config(run)
             self.assertBetween(found.corpus.parallel_heldout_fraction, 1e-4, 0.02)
             self.assertEqual(found.evaluation.retrieval_max_sentences, 1000)
-        for run in (*of.SMALL, "runlocal"):
+        for run in ("small", "runlocal"):
             self.assertEqual(of.get_config(run).evaluation.retrieval_max_sentences, 0)
 
     def test_of_text_of_ones_own_no_block_is_on_both_sides(self):
