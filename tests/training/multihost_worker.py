@@ -106,7 +106,7 @@ def no_files():
     error = AssertionError("another host than the first has written a file")
     with (
         mock.patch.object(artifacts, "atomic_path", side_effect=error),
-        mock.patch.object(artifacts.Stage, "held", side_effect=error),
+        mock.patch.object(artifacts.Stage, "locked", side_effect=error),
     ):
         yield
 
