@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from input_pipeline.dataset import StreamedData
 from input_pipeline.packed_dataset import tokenizer_hash
 from input_pipeline.tasks import loading, pair_columns
-from input_pipeline.tasks.batches import TokenStream
+from input_pipeline.tasks.batches import TokenStream, batch_sizes
 from xlm.common import artifacts
 from xlm.experiment import translation
 from xlm.experiment.pretrained import Pretrained
@@ -23,6 +23,14 @@ from xlm.training.sharding import host_parts, num_batch_shards
 
 PAIRS = "pairs"  # the folder, in that of the run
 _PIECES = "pieces.json"
+
+
+def check_batches(config: ConfigDict, mesh: Mesh) -> None:
+    """Raise ValueError if batches to train or to search have too few tokens for a row of each."""
+    lengths, shards = task_settings(config).lengths, num_batch_shards(mesh)
+    parts = shards * config.train.accumulation_steps
+    batch_sizes("train.batch_tokens", config.train.batch_tokens, lengths, parts)
+    batch_sizes("evaluation.batch_tokens", config.evaluation.batch_tokens, lengths, shards)
 
 
 def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:

@@ -42,6 +42,8 @@ def prepare(
     builders.sources(options, "train")  # here, and the model below, for errors before long work
     examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
     builders.model(config, pretrained)
+    mesh = fine_tuning.mesh()
+    translation_pairs.check_batches(config, mesh)
     pretrained = translation_pairs.prepared(config, pretrained, where)
     model = builders.model(config, pretrained)
     data: Data = {
@@ -51,7 +53,7 @@ def prepare(
     ceilings = {split: translated_text.ceilings(model, data[split]) for split in SPLITS[1:]}
     for note in ceiling_notes({"ceilings": ceilings}):
         logging.warning("%s", note)
-    mesh, settings = fine_tuning.mesh(), builders.train_settings(config)
+    settings = builders.train_settings(config)
     batches = translation_pairs.training_data(config, where, model, mesh)
     objective = builders.objective(config, model)
     functions = builders.train_functions(config, objective, mesh)
