@@ -21,6 +21,9 @@ class PageTest(pages.PageTest):
         pairs = "".join(f"{text}\t{text[::-1]}\n" for text in texts)
         for name in ("train.de", "train.fi", "test.de"):
             tiny_tasks.write(self.folder / f"mine/{name}.tsv.xz", pairs)
+        scored = [f"{text}\t{text[::-1]}\t{len(text)}\n" for text in texts]
+        for name, some in (("train.de", scored[:30]), ("dev.de", scored[20:]), ("test.de", scored)):
+            tiny_tasks.write(self.folder / f"sts/{name}.tsv.xz", "".join(some))
         for code, lines in (("de", texts[:9]), ("en", [text[::-1] for text in texts[:9]])):
             tiny_tasks.write(self.folder / f"mine/test.de-en.{code}.xz", "\n".join(lines) + "\n")
         self.write("questions.txt", "".join(f"{text}\n" for text in texts[:3]))
@@ -28,8 +31,9 @@ class PageTest(pages.PageTest):
 
     def test_its_commands(self):
         with tiny_tasks.quick():
-            finetune, search, *_ = self.run_page("embeddings.md")
+            finetune, scored, search, *_ = self.run_page("embeddings.md")
         self.assertIn("mrr", finetune)
+        self.assertIn("spearman", scored)
         hits = [json.loads(line)["hits"] for line in search.splitlines() if line[0] == "{"]
         self.assertEqual([len(one) for one in hits], [3, 3, 3])
         vectors = np.load(self.folder / "runs/english.npy")

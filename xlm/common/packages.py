@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -27,9 +28,14 @@ def embedded(name: str) -> pathlib.Path:
 
 
 def find_recipes() -> None:
-    """Make `configs` importable if this package is installed: recipes build on each other."""
-    if "configs" not in sys.modules and (embedded("configs").parent.name == "xlm"):
+    """Make `configs` importable where this package is installed: recipes build on each other."""
+    if "configs" in sys.modules:
+        return
+    root = embedded("configs").resolve().parent
+    if root.name == "xlm":
         sys.modules["configs"] = importlib.import_module("xlm.configs")
+    elif importlib.util.find_spec("configs") is None:  # of an editable installation
+        sys.path.append(str(root))
 
 
 def recipe(path: str) -> str:

@@ -19,9 +19,9 @@ _RESAMPLES = 2000
 _ROUNDING = 1e-6
 _NOTE = f"""\
 Each of {_RESAMPLES:,} resamples draws as many test examples as there are, with replacement, and the
-same for both runs. *p* is two-sided. Languages with equally many examples are drawn alike, as
-translations need. The test knows nothing of other seeds: train some (`--seeds=3`) before you
-conclude that one setting is better."""
+same for both runs. *p* is two-sided. Languages with equally many examples have the same draws,
+since their examples may be translations of each other. The test knows nothing of other seeds: train
+some (`--seeds=3`) before you conclude that one setting is better."""
 
 Samples = np.ndarray  # [1 + R] float64: a score, and the score of each resample
 
@@ -44,7 +44,7 @@ def section(folders: Mapping[str, pathlib.Path]) -> list[str]:
     if not others or not (start / "results.json").exists():
         return []
     metric = TASKS[read_results(start / "results.json")["task"]].metrics[0]
-    parts = [f"## Difference in {metric}"]
+    parts, has_rows = [f"## Difference in {metric}"], False
     for other, folder in others:
         names = [tables.escaped(one) for one in (first, other)]
         try:
@@ -54,7 +54,8 @@ def section(folders: Mapping[str, pathlib.Path]) -> list[str]:
         else:
             formats = {**dict.fromkeys(names, ".1f"), "difference": "+.1f", "p": ".3f"}
             parts.append(tables.markdown(rows, formats))
-    return [*parts, _NOTE]
+            has_rows = True
+    return [*parts, *[_NOTE] * has_rows]
 
 
 class _NotComparable(Exception):

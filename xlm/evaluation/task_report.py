@@ -32,6 +32,9 @@ A calibrated model is right in 80 % of the cases to which it gives 80 %. The err
 distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
 the softmax, or the sigmoid of several labels, to get the second column. The development data chose
 it."""
+_UNCHOSEN = """\
+**No temperature could be chosen**: the model is right on all development data. Give it harder or
+more of them."""
 _CURVES = """\
 Dashed lines are the loss without any text (the entropy of the training labels) and the checkpoint
 that was chosen.
@@ -55,7 +58,10 @@ def write(
     if labelled:
         pooled = label_analysis.pooled(list(labelled.values()))
         parts += [_SCORES, *_classes(folder, task.labels, results["classes"], pooled)]
-        parts += ["## Calibration", _CALIBRATION, _calibration(**results["calibration"])]
+        parts += ["## Calibration", _CALIBRATION]
+        if results["calibration"]["temperature"] == 1:
+            parts.append(_UNCHOSEN)
+        parts.append(_calibration(**results["calibration"]))
         parts += _errors(task.labels, data, labelled)
     charts.save(_curves(folder, task.metrics[0], results), folder / "curves.svg")
     return html_report.write(folder, tables.page(*parts, "## Learning curves", _CURVES))

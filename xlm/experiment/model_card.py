@@ -138,16 +138,21 @@ def text(facts: Facts) -> str:
         "## How to use it\n\n" + _usage(facts),
         "## Scores\n\n" + _choice(results.get("selected") or {}),
         task_results.table(options.task, results),
-        _CALIBRATED.format(**found) if (found := results.get("calibration")) else "",
+        _calibrated(results.get("calibration", {}).get("temperature", 1.0)),
         "## Training\n\n" + _training(facts),
         cards.LICENCE,
     ]
     return tables.page(*(section.strip() for section in sections))
 
 
-_CALIBRATED = """\
-Divide the scores by {temperature:.3g} before the softmax, or the sigmoid of several labels, to get
-calibrated probabilities."""
+def _calibrated(temperature: float) -> str:
+    """Say how probabilities are calibrated; 1 is that of a model without errors to learn from."""
+    if temperature == 1:
+        return ""
+    return (
+        f"Divide the scores by {temperature:.3g} before the softmax, or the sigmoid of several "
+        "labels, to get calibrated probabilities."
+    )
 
 
 def of_encoder(

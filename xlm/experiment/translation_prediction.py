@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from input_pipeline.tasks import files, pair_columns, translation
 from input_pipeline.tasks.examples import TranslationExample
 from input_pipeline.tasks.features import TranslationFeature
+from input_pipeline.tasks.tasks import TASKS
 from xlm.common import artifacts, console, declarations, outputs
 from xlm.experiment import fine_tuning, objectives, schema, task_schema, translated_text
 from xlm.experiment import translation as builders
@@ -38,6 +39,11 @@ class TranslationRun:
         Raises ValueError if it has no parameters yet, or its files do not belong together.
         """
         config = run_config(workdir, is_finished=False)
+        if not TASKS[config.task.name].is_translation:
+            raise ValueError(
+                f"{workdir} is a run of {config.task.name}, which does not translate; give a run "
+                "of configs/finetune/translation.py, or predict with xlm predict"
+            )
         config.decoding.update(decoding or {})
         self._options, mesh = task_settings(config), fine_tuning.mesh()
         with declarations.of_file(workdir / SETTINGS):
