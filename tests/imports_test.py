@@ -1,8 +1,11 @@
 """What each command imports at most, in a process of its own: imports follow use."""
 
+import pathlib
+import tempfile
+
 from absl.testing import parameterized
 
-from tests import processes
+from tests import commands, processes
 from xlm.cli.main import VERBS
 
 # Packages that take long to import, or that an installation may lack.
@@ -39,3 +42,16 @@ class ImportsTest(parameterized.TestCase):
         done = processes.run_python("-c", code)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEmpty(set(done.stdout.split()) & set(_HEAVY) - allowed)
+
+    def test_recipes_are_found_where_only_packages_are_on_the_path(self):
+        """As of the command `xlm` after pip install -e."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("xlm", "vocap", "knn_sampling", "input_pipeline"):
+                pathlib.Path(folder, name).symlink_to(commands.ROOT / name)
+            code = (
+                "import sys; sys.path[:0] = sys.argv[1:]; import xlm.experiment; "
+                "import configs.quickstart; print(configs.__path__[0])"
+            )
+            done = processes.run_python("-P", "-c", code, folder, cwd=folder, PYTHONPATH="")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.strip(), str(commands.ROOT / "configs"))

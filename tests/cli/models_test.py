@@ -325,8 +325,10 @@ class EntryPointsTest(FolderTest):
         # One of them on other devices than those of the checkpoint.
         result = (commands.execute if warning else run)("export_model", *flags)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual("transformers loads this model with trust" in result.stderr, bool(warning))
-        self.assertIn(warning, result.stderr)
+        self.assertEqual("load it with trust_remote_code=True" in result.stderr, bool(warning))
+        card = (output / "README.md").read_text(encoding="utf-8")
+        self.assertEqual("compared with XLMRoberta" in card, bool(warning))
+        self.assertIn(warning, card)
         sizes, found = model_folder.read_model(output)
         self.assertEqual((sizes["num_layers"], sizes["vocab_size"]), (2, VOCAB))
         table, bias = model_folder.table_of(params)

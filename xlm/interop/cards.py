@@ -80,6 +80,7 @@ def of_model(
         f"{sizes['num_layers']} layers of {sizes['hidden_size']}, {pieces:,} pieces, "
         f"sequences of {sizes['max_length']} tokens. {origin}",
         f"## How to use it\n\n{usage}```",
+        *([f"{reason}."] if reason else []),
         *before,
         *after,
         LIMITS,
