@@ -77,6 +77,19 @@ class StopRequestTest(parameterized.TestCase):
         says = "the run ends the step" if kind == "run" else "stops when compiled code returns"
         self.assertRegex(done.stderr, rf"\A\S*SIGINT: {says}.* second Ctrl-C stops it hard.*\n\Z")
 
+    def test_a_command_with_handlers_of_its_own_is_left_alone(self):
+        code = (
+            "import os, signal, time; from xlm.common import interruption\n"
+            "interruption._PATIENCE = 0.1; interruption.listen(); came = []\n"
+            "signal.signal(signal.SIGINT, lambda *_: came.append(1))\n"
+            "for _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.5)\n"
+            "print(len(came))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=commands.ROOT, capture_output=True, text=True
+        )
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "2\n", ""))
+
     def test_several_hosts_agree_on_the_step(self):
         asked = []
 

@@ -23,7 +23,7 @@ def listen() -> None:
     """
     global _received, _watch
     _received = 0
-    _watch = _watch or Watch(_tell)
+    _watch = _watch or Watch(_tell, _receive)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _receive)
     signal.signal(signal.SIGTERM, _receive)
@@ -34,12 +34,13 @@ def listen() -> None:
 class Watch:
     """Calls `tell` with a signal at once, where Python's handlers wait for compiled code to return.
 
-    A second Ctrl-C ends a command whose handlers wait for longer than `_PATIENCE`.
+    A second Ctrl-C ends a command whose handler waits for longer than `_PATIENCE`. While another
+    than `handler` is in place, signals are its own.
     """
 
-    def __init__(self, tell: Callable[[int], None]):
+    def __init__(self, tell: Callable[[int], None], handler: Callable[..., None]):
         """Start to watch, in the main thread."""
-        self.taken = 0  # by handlers
+        self._handler, self.taken = handler, 0  # by the handler
         read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -53,10 +54,15 @@ class Watch:
         came = 0
         with open(read, "rb", buffering=0) as file:
             while found := file.read(1):
-                came += found[0] in (signal.SIGINT, signal.SIGTERM)
+                number = found[0]
+                if number not in (signal.SIGINT, signal.SIGTERM) or (
+                    signal.getsignal(number) != self._handler
+                ):
+                    continue
+                came += 1
                 if came == 1:
-                    tell(found[0])
-                elif found[0] == signal.SIGINT:
+                    tell(number)
+                elif number == signal.SIGINT:
                     time.sleep(_PATIENCE)
                     if _watch and self.taken < came:
                         os._exit(128 + signal.SIGINT)

@@ -57,7 +57,7 @@ class StopRequest:
         if jax.process_count() == 1:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
-            self._watch = Watch(_tell)
+            self._watch = Watch(_tell, self._receive)
         return self
 
     def __exit__(self, *exception) -> None:
