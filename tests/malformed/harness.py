@@ -30,7 +30,7 @@ _REMEDY = re.compile(
     r"finish|give|install|leave out|lower|lists?|make|map|mount|move|must|name|needs?|put|raise|"
     r"remove|rename|run|set|take|train|wait|write|expected)\b"
 )
-_PREFIX = "error (-v 1 for the traceback): "
+_PREFIX = "error (--verbose for the traceback): "
 
 
 @dataclasses.dataclass(frozen=True)

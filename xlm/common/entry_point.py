@@ -275,7 +275,7 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
-    hint = " (-v 1 for the traceback)" if status < EXIT_INTERRUPTED else ""
+    hint = " (--verbose for the traceback)" if status < EXIT_INTERRUPTED else ""
     print(f"error{hint}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 
