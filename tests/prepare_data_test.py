@@ -208,14 +208,14 @@ class WorkingDirectoryTest(folders.FolderTest):
                 self.execute(self.folder, "build_vocab", vocab__target_size="110")
         with artifacts.locked(vocab), busy:
             self.execute(self.folder, "prepare_data")
-        held = artifacts.Stage.locked
+        locked = artifacts.Stage.locked
 
-        def held_late(stage: artifacts.Stage, **options):  # behind another's preparation
+        def locked_late(stage: artifacts.Stage, **options):  # behind another's preparation
             artifacts.write_text(self.folder / "work/rows/meta.json", "{}")
-            return held(stage, **options)
+            return locked(stage, **options)
 
         with (
-            mock.patch.object(artifacts.Stage, "held", held_late),
+            mock.patch.object(artifacts.Stage, "locked", locked_late),
             self.assertRaisesRegex(AssertionError, "target_size: there 120, now 110"),
         ):
             self.execute(self.folder, "build_vocab", vocab__target_size="110")
