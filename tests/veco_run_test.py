@@ -73,7 +73,8 @@ class RunTest(absltest.TestCase):
     def test_translation_starts_from_the_run_and_from_its_export(self):
         result = self.export("both", "--part=encoder_decoder")
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("cross_attention is True", result.stderr)
+        card = (self.parent / "both" / "README.md").read_text(encoding="utf-8")
+        self.assertIn("cross_attention is True", card)
         _, exported = model_folder.read_model(self.parent / "both")
         jax.tree.map(np.testing.assert_array_equal, exported, self.params)
         for place, end in enumerate(("first", "last")):
