@@ -173,8 +173,11 @@ def of_encoder(
             "losses": {
                 name: {key: of[key] for key in _METRICS} for name, of in sorted(losses.items())
             },
-            "before": [*seen.section(run.config, run.store, run.step), *_evaluation(losses)],
-            "after": text_warnings.section(run.folders),
+            "sections": [
+                *seen.section(run.config, run.store, run.step),
+                *_evaluation(losses),
+                *text_warnings.section(run.folders),
+            ],
         }
     else:
         origin = f"Converted from {start}."

@@ -53,7 +53,7 @@ def of_model(
     sizes: Mapping[str, Any], tokenizer: bytes, form: str = "transformers", *, has_head: bool,
     origin: str, base: str | Sequence[str] = "", task_head: TaskHead | None = None,
     title: str = "Encoder", languages: Sequence[str] = (), losses: Mapping[str, Any] | None = None,
-    before: Iterable[str] = (), after: Iterable[str] = (),
+    sections: Iterable[str] = (),
 ) -> str:  # fmt: skip
     """Write the card of an encoder in one of `FORMATS`.
 
@@ -64,7 +64,7 @@ def of_model(
       origin: a sentence on what the model was made from, as Markdown.
       base: names of the models that it was made from, for the hub.
       losses: by language, metrics by name, for the hub.
-      before, after: sections before and after the limits.
+      sections: further ones, before the limits.
     """
     reason = model_folder.why_not_transformers(sizes, has_head=has_head, task_head=task_head)
     suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
@@ -80,9 +80,8 @@ def of_model(
         f"{sizes['num_layers']} layers of {sizes['hidden_size']}, {pieces:,} pieces, "
         f"sequences of {sizes['max_length']} tokens. {origin}",
         f"## How to use it\n\n{usage}```",
-        *([f"{reason}."] if reason else []),
-        *before,
-        *after,
+        *([f"{reason}."] if reason and form != "onnx" else []),
+        *sections,
         LIMITS,
         LICENCE,
     )
