@@ -10,7 +10,7 @@ Hardware: one CPU core and some minutes a run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -160,12 +160,18 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """Return the config of a run or of "RUN,DATA"; by default of reference."""
+    return changed(_base(), "xlm_r", RUNS, arg)
+
+
+def changed(
+    config: ConfigDict, name: str, runs: Mapping[str, Mapping[str, Any]], arg: str
+) -> ConfigDict:
+    """Return `config` with what differs in a run of a recipe, of "RUN,DATA" or "" for reference."""
     run, _, data = (arg or "reference").partition(",")
-    if run not in RUNS:
-        raise ValueError(f"xlm_r has no run {run!r}; there are {', '.join(RUNS)}")
-    config = _base()
+    if run not in runs:
+        raise ValueError(f"{name} has no run {run!r}; there are {', '.join(runs)}")
     config.corpus.root = data
-    config.update_from_flattened_dict(RUNS[run])
+    config.update_from_flattened_dict(runs[run])
     return config
 
 

@@ -26,6 +26,7 @@ from research.configs.xlm_r import (
     BPE,
     FIFTEEN,
     SEVEN,
+    changed,
     named,
     of_width,
     vocabularies,
@@ -81,13 +82,7 @@ GRIDS: dict[str, tuple[str, ...]] = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """Return the config of a run or of "RUN,DATA"; by default of reference."""
-    run, _, data = (arg or "reference").partition(",")
-    if run not in RUNS:
-        raise ValueError(f"xlm_r_full has no run {run!r}; there are {', '.join(RUNS)}")
-    config = _base()
-    config.corpus.root = data
-    config.update_from_flattened_dict(RUNS[run])
-    return config
+    return changed(_base(), "xlm_r_full", RUNS, arg)
 
 
 def _base() -> ConfigDict:
