@@ -27,7 +27,7 @@ Three phases, by the configs there, with the tokens of its README: 2T of 1,024 a
 exponent of the languages' shares (0.7, 0.5, 0.3). There, the base model's first mask is 0.25, the
 output of attention alone has dropout, 0.1, and the decay is run three times and merged.
 
-Hardware: GPUs or TPUs. Nothing of this size was run here; runs in small are of
+Hardware: GPUs or TPUs. Nothing of this size was run here; small runs are of
 `research/configs/mmbert.py`.
 """
 

@@ -36,7 +36,7 @@ Tables 2 to 4, 500,000 updates on VoCap's 500K pieces: XNLI, POS, MLQA F1, speed
 Table 4 also has NER and MLQA of the beta runs, and beta = 0.7, which is short_full. Beyond the
 paper is vocap_1m_knn, a million pieces. None of these has been run here.
 
-`GRIDS` has the runs of each table. Vocabularies in small are in `research/configs/vocap.py`.
+`GRIDS` has the runs of each table. Small vocabularies are in `research/configs/vocap.py`.
 
 Hardware: 8 GPUs of 80 GB for the 500K runs at 32 rows each; see `xlm estimate` for others.
 """

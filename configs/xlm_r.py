@@ -13,7 +13,7 @@ config is only for looking at.
 | xl | XLM-R XL (Goyal et al. 2021), whose size and schedule are unchecked | 82.3 (the same) |
 
 None of these has been run here. `configs/xlm_r.py:runlocal` is the embedded corpus in miniature.
-The study of Section 5.1 is in `research/configs/xlm_r_full.py`, and in small in `xlm_r.py` there.
+The study of Section 5.1 is in `research/configs/xlm_r_full.py`, its small form in `xlm_r.py` there.
 
 Hardware: 500 GPUs of 32 GB (the paper, Large).
 """

@@ -1,4 +1,4 @@
-"""ModernBERT's blocks, its optimizers and mmBERT's phases in small.
+"""ModernBERT's blocks, its optimizers and mmBERT's phases at a small size.
 
     python -m xlm.launch.start --config=research/configs/mmbert.py:modern,DATA --grid=blocks \\
         --workdir=DIR

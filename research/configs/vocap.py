@@ -1,4 +1,4 @@
-"""Vocabularies in small, alpha = 0.7, for the encoders of `research/configs/xlm_r.py`.
+"""Small vocabularies, alpha = 0.7, for the encoders of `research/configs/xlm_r.py`.
 
     python -m xlm.launch.start --config=research/configs/vocap.py:vocap,DATA --grid=methods \\
         --workdir=DIR

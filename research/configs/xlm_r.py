@@ -1,4 +1,4 @@
-"""XLM-R's analysis (Conneau et al., arXiv 1911.02116, Section 5.1) in small.
+"""XLM-R's analysis (Conneau et al., arXiv 1911.02116, Section 5.1) at a small size.
 
     python -m xlm.launch.start --config=research/configs/xlm_r.py:reference,DATA --grid=alpha \\
         --workdir=DIR
