@@ -256,11 +256,11 @@ def compiled(
     backend = "gpu" if platform == "cuda" else platform
     with mock.patch.object(jax, "default_backend", return_value=backend):
         mesh = make_mesh(settings(MeshSettings, config.mesh), devices)
-        store = memory.absent_rows(config)
-        objective = objectives.objective(config, store, mesh)
+        dataset = memory.absent_rows(config)
+        objective = objectives.objective(config, dataset, mesh)
         functions = model.train_functions(config, objective, mesh)
         estimate = sum(memory.estimate(config, len(devices)).bytes().values())
-        for kind, batch in batches_of(config, store.length, mesh).items():
+        for kind, batch in batches_of(config, dataset.length, mesh).items():
             start = time.perf_counter()
             traced = functions.train_step.trace(objective, functions.abstract_state, batch)
             facts: dict[str, Any] = {
@@ -286,7 +286,7 @@ def compiled(
             if measure:
                 # CPU seconds, as other processes share the core.
                 found = costs.seconds(
-                    program, functions, batch, store.vocab_size, time.process_time, 10
+                    program, functions, batch, dataset.vocab_size, time.process_time, 10
                 )
                 facts["measured_ms"] = 1e3 * statistics.median(found)
             yield kind, facts, program.as_text()

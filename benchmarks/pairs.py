@@ -63,7 +63,7 @@ def write(folder: pathlib.Path, num_pairs: int) -> PackedDataset:
     for split in SPLITS:
         np.save(folder / f"l00.{split}.npy", np.zeros((1, 512), np.uint32))
     array_files.save(folder / "l00.counts.npy", np.zeros(500_000, np.int64))
-    store = PackedDataset(
+    dataset = PackedDataset(
         folder, 500_000, 512, "0" * 64, _SPECIAL, {"l00": dict.fromkeys(SPLITS, counted)}, {},
         {name: name.split("-") for name in pairs}, pairs,
     )  # fmt: skip
@@ -72,8 +72,8 @@ def write(folder: pathlib.Path, num_pairs: int) -> PackedDataset:
         for path in folder.glob("*.npy")
     }
     artifacts.write_json(folder / manifest.MANIFEST, {"files": files})
-    store.write_meta()
-    return store
+    dataset.write_meta()
+    return dataset
 
 
 def private() -> float:
@@ -86,11 +86,11 @@ def measure(folder: str, batches: int) -> tuple[float, ...]:
     """Return seconds and CPU seconds to start, bytes then, rows/s twice, bytes, pairs a row."""
     before, start, cpu = private(), time.perf_counter(), time.process_time()
     config = xy_lent.get_config("base")
-    store = PackedDataset.open(pathlib.Path(folder))
-    shares = data.pair_shares(config, store)
+    dataset = PackedDataset.open(pathlib.Path(folder))
+    shares = data.pair_shares(config, dataset)
     pool = concurrent.futures.ThreadPoolExecutor(config.data.read_threads)
     settings = streams.bitext_settings(config, is_separate=False)
-    stream = bitext.pair_stream(store, settings, 0, shares, pool)
+    stream = bitext.pair_stream(dataset, settings, 0, shares, pool)
     loaded = StreamedData(stream, "threads", num_parts=_HOSTS, read_ahead=config.data.read_ahead)
     steps = loaded.batches(range(1 + 2 * batches))
     next(steps)

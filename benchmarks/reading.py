@@ -101,16 +101,16 @@ def made_up_rows(folder: pathlib.Path) -> PackedDataset:
 class _Reading:
     """A way to read the stream, with the reads that it takes."""
 
-    def __init__(self, store: PackedDataset, settings: BlockSettings, threads: int):
+    def __init__(self, packed: PackedDataset, settings: BlockSettings, threads: int):
         self.num_reads = self.num_rows = 0
-        self._rows = training_rows(store)
+        self._rows = training_rows(packed)
         pool = concurrent.futures.ThreadPoolExecutor(threads)
         cache = BlockCache(self._load, pool, settings.window_blocks)
         shares = {
             language: len(rows) ** 0.3
-            for language, rows in zip(store.languages, self._rows, strict=True)
+            for language, rows in zip(packed.languages, self._rows, strict=True)
         }
-        self.stream = TrainingStream(store, shares, 8192, 0, settings, cache)
+        self.stream = TrainingStream(packed, shares, 8192, 0, settings, cache)
 
     def _load(self, language: int, first: int, stop: int) -> np.ndarray:
         time.sleep(_DELAY.value / 1e3)
@@ -145,9 +145,9 @@ def reading(report: machine.Report, num_hosts: int, need: float) -> None:
                "ms of CPU a 1,000 rows": ".0f", "rows read a row used": ".1f"}  # fmt: skip
     report.table(f"{_DELAY.value:g} ms a read, host 0 of {num_hosts}", columns)
     with tempfile.TemporaryDirectory() as folder:
-        store = made_up_rows(pathlib.Path(folder))
+        packed = made_up_rows(pathlib.Path(folder))
         for name, settings, threads, ahead, count in ways(num_hosts):
-            one = _Reading(store, settings, threads)
+            one = _Reading(packed, settings, threads)
             data = dataset.StreamedData(
                 one.stream, "threads", num_parts=num_hosts, read_ahead=ahead
             )

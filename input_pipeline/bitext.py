@@ -52,20 +52,20 @@ class PairStream(OrderedStream):
 
     def __init__(
         self,
-        store: PackedDataset,
+        dataset: PackedDataset,
         rows: Sequence[PairRows],
         shares: np.ndarray,
         settings: BitextSettings,
         seed: int,
         pool: Executor | None = None,
     ):
-        index = {pair: number for number, pair in enumerate(language_pairs(store))}
+        index = {pair: number for number, pair in enumerate(language_pairs(dataset))}
         self._index = np.array([index[one.pair] for one in rows], np.int32)
-        self._special, self._settings, self._seed = store.special, settings, seed
+        self._special, self._settings, self._seed = dataset.special, settings, seed
         self._names = [(one.name, one.pair) for one in rows]
         self._pairs_a_row = np.array([one.num_pairs / len(one) for one in rows])
         cache = block_cache(rows, pool, settings.blocks) if pool else None
-        super().__init__(store, rows, shares, settings.batch_size, seed, settings.blocks, cache)
+        super().__init__(dataset, rows, shares, settings.batch_size, seed, settings.blocks, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return batch `step`, or part `part` of its `num_parts` equal parts.
@@ -156,44 +156,44 @@ def join_pair(
     return np.concatenate([bos, one, eos, eos, two, eos]), len(one) + 2
 
 
-def count_pairs(store: PackedDataset) -> Mapping[tuple[str, Pair], int]:
+def count_pairs(dataset: PackedDataset) -> Mapping[tuple[str, Pair], int]:
     """Return the sentence pairs of each set and language pair (a, b), a < b, that has any.
 
     Raise ValueError if a version wrote the dataset that made no rows of pairs.
     """
-    if missing := sorted(set(store.bitexts) - set(store.pairs)):
+    if missing := sorted(set(dataset.bitexts) - set(dataset.pairs)):
         raise ValueError(
-            f"{store.folder}: the pairs of {missing[0]} are in no rows, as versions before these "
-            f"wrote them; remove {store.folder}/meta.json and run prepare_data.py again"
+            f"{dataset.folder}: the pairs of {missing[0]} are in no rows, as versions before these "
+            f"wrote them; remove {dataset.folder}/meta.json and run prepare_data.py again"
         )
-    return {key: sum(pairs for *_, pairs in parts) for key, parts in parts_of(store).items()}
+    return {key: sum(pairs for *_, pairs in parts) for key, parts in parts_of(dataset).items()}
 
 
-def pair_sizes(store: PackedDataset) -> dict[Pair, list[int]]:
+def pair_sizes(dataset: PackedDataset) -> dict[Pair, list[int]]:
     """Return the counts of `count_pairs` of all sets, by language pair."""
-    counts = count_pairs(store)
+    counts = count_pairs(dataset)
     found: dict[Pair, list[int]] = {pair: [] for pair in _languages_of(counts)}
     for (_, pair), count in counts.items():
         found[pair].append(count)
     return found
 
 
-def language_pairs(store: PackedDataset) -> list[Pair]:
+def language_pairs(dataset: PackedDataset) -> list[Pair]:
     """Return the sorted language pairs (a, b), a < b, that have sentence pairs in any set."""
-    return _languages_of(count_pairs(store))
+    return _languages_of(count_pairs(dataset))
 
 
 def _languages_of(keys: Iterable[tuple[str, Pair]]) -> list[Pair]:
     return sorted({pair for _, pair in keys})
 
 
-def pair_names(store: PackedDataset) -> list[str]:
+def pair_names(dataset: PackedDataset) -> list[str]:
     """Return the names of `language_pairs`, such as "de-en"."""
-    return ["-".join(pair) for pair in language_pairs(store)]
+    return ["-".join(pair) for pair in language_pairs(dataset)]
 
 
 def pair_stream(
-    store: PackedDataset,
+    dataset: PackedDataset,
     settings: BitextSettings,
     seed: int,
     shares: Mapping[Pair, float] | None = None,
@@ -205,35 +205,35 @@ def pair_stream(
     uniformly. The shares of `language_pairs` need not sum to one. Without them, two languages of a
     set with n sentence pairs weigh n^alpha. Raise ValueError if there is no bitext.
     """
-    weights = _sentence_weights(count_pairs(store), settings.alpha, shares)
+    weights = _sentence_weights(count_pairs(dataset), settings.alpha, shares)
     if not weights:
         raise ValueError(
             "data.pair_share or data.contrast_share is not 0, but the rows hold no bitext; set "
             "both to 0, or name parallel text in corpus.parallel and run prepare_data.py again"
         )
-    rows = [PairRows(store, *key) for key, weight in weights.items() if weight]
+    rows = [PairRows(dataset, *key) for key, weight in weights.items() if weight]
     # So that a sentence pair of weight w is drawn w times as often, however many share its row.
     weighted = np.array([len(one) * weights[one.name, one.pair] for one in rows])
-    return PairStream(store, rows, weighted, settings, seed, pool)
+    return PairStream(dataset, rows, weighted, settings, seed, pool)
 
 
 def token_counts(
-    store: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
+    dataset: PackedDataset, alpha: float, shares: Mapping[Pair, float] | None = None
 ) -> np.ndarray:
     """Count the tokens of the rows of `pair_stream`: [V] float64, with the sum of all rows' tokens.
 
     Of a set's language pair with more, the rows counted are evenly spaced, some 262,144 tokens.
     """
-    weights = _sentence_weights(count_pairs(store), alpha, shares)
-    counts, total = np.zeros(store.vocab_size), 0.0
-    special = np.array(store.special.special_ids())
-    at_once = max(_COUNTED_TOKENS // store.length // _RANGES, 1)
+    weights = _sentence_weights(count_pairs(dataset), alpha, shares)
+    counts, total = np.zeros(dataset.vocab_size), 0.0
+    special = np.array(dataset.special.special_ids())
+    at_once = max(_COUNTED_TOKENS // dataset.length // _RANGES, 1)
     for key, weight in weights.items():
-        rows, found, read = PairRows(store, *key), np.zeros(store.vocab_size), 0
+        rows, found, read = PairRows(dataset, *key), np.zeros(dataset.vocab_size), 0
         bounds = np.linspace(0, len(rows), _RANGES + 1).astype(int).tolist()
         for first, end in itertools.pairwise(bounds):
             some = rows.read(first, min(first + at_once, end)) if first < end else ()
-            found += np.bincount(np.ravel(some).astype(int), minlength=store.vocab_size)
+            found += np.bincount(np.ravel(some).astype(int), minlength=dataset.vocab_size)
             read += len(some)
         found[special] = 0
         counts += weight * len(rows) / read * found

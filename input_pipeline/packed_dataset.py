@@ -244,12 +244,12 @@ class PackedDataset:
                 "--config and --workdir first"
             )
         meta = declarations.read(folder / META, Meta, remedy=manifest.remedy(folder))
-        store = cls(folder, **msgspec.structs.asdict(meta))
-        for fault in store._faults():
+        dataset = cls(folder, **msgspec.structs.asdict(meta))
+        for fault in dataset._faults():
             raise ValueError(f"{folder / META}: {fault}; {manifest.remedy(folder)}")
         if (folder / manifest.MANIFEST).exists():  # not in a dataset of an older version
-            manifest.check_sample(folder, store._file_names(), store.vocab_size)
-        return store
+            manifest.check_sample(folder, dataset._file_names(), dataset.vocab_size)
+        return dataset
 
     def _faults(self) -> Iterator[str]:
         """Yield the contradictions in meta.json."""

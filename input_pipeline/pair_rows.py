@@ -134,11 +134,11 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def parts_of(
-    store: PackedDataset,
+    dataset: PackedDataset,
 ) -> Mapping[tuple[str, tuple[str, str]], Sequence[tuple[int, int, int, int]]]:
     """Return part, first row in its file, rows and pairs, by set and language pair."""
     found = collections.defaultdict[Any, list[tuple[int, int, int, int]]](list)
-    for name, parts in store.pairs.items():
+    for name, parts in dataset.pairs.items():
         for number, counts in enumerate(parts):
             before = 0
             for one, two, num_pairs, num_rows in counts:
@@ -148,12 +148,12 @@ def parts_of(
 
 
 class PairRows:
-    """Rows of a language pair of a set, [rows, L] ids of the store's type, read on demand."""
+    """Rows of a language pair of a set, [rows, L] ids of the dataset's type, read on demand."""
 
-    def __init__(self, store: PackedDataset, name: str, pair: tuple[str, str]):
-        self._store, self.name, self.pair = store, name, pair
-        self.dtype = manifest.id_dtype(store.vocab_size)
-        self._parts = parts_of(store).get((name, pair), ())
+    def __init__(self, dataset: PackedDataset, name: str, pair: tuple[str, str]):
+        self._dataset, self.name, self.pair = dataset, name, pair
+        self.dtype = manifest.id_dtype(dataset.vocab_size)
+        self._parts = parts_of(dataset).get((name, pair), ())
         self._ends = list(itertools.accumulate(rows for _, _, rows, _ in self._parts))
         self.num_pairs = sum(pairs for *_, pairs in self._parts)
 
@@ -185,12 +185,12 @@ class PairRows:
 
     def _of_part(self, part: int, first: int, stop: int) -> np.ndarray:
         """Return rows of a part."""
-        store, length = self._store, self._store.length
-        of_pairs, of_rows = store.pair_files(self.name, part)
+        dataset, length = self._dataset, self._dataset.length
+        of_pairs, of_rows = dataset.pair_files(self.name, part)
         ends = of_rows.read(max(first - 1, 0), stop).astype(np.int64)
         ends = ends if first else np.append(0, ends)
         numbers = of_pairs.read(int(ends[0]), int(ends[-1])).astype(np.int64)
-        columns = [store.bitext(self.name, language, part) for language in self.pair]
+        columns = [dataset.bitext(self.name, language, part) for language in self.pair]
         is_whole = len(numbers) > 0 and numbers.max() < min(len(one.ends) for one in columns)
         (ids, begins, one), (others, other_begins, two) = (
             column.gather(numbers) if is_whole else (numbers, numbers, numbers)
@@ -203,13 +203,13 @@ class PairRows:
         places += row * length - np.repeat(places[ends[:-1] - ends[0]], counts)
         if not is_whole or counts.min() < 1 or (places + sizes > (row + 1) * length).any():
             raise ValueError(
-                f"{store.folder}: rows {first} to {stop} of {self.name} {'-'.join(self.pair)} do "
-                f"not fit its sentences; the files are damaged: {manifest.remedy(store.folder)}"
+                f"{dataset.folder}: rows {first} to {stop} of {self.name} {'-'.join(self.pair)} do "
+                f"not fit its sentences; the files are damaged: {manifest.remedy(dataset.folder)}"
             )
-        found = np.full((stop - first) * length, store.special.pad, self.dtype)
-        found[places] = store.special.bos
+        found = np.full((stop - first) * length, dataset.special.pad, self.dtype)
+        found[places] = dataset.special.bos
         for end in (places + one + 1, places + one + 2, places + sizes - 1):
-            found[end] = store.special.eos
+            found[end] = dataset.special.eos
         for start, source, begin, lengths in (
             (places + 1, ids, begins, one), (places + one + 3, others, other_begins, two),
         ):  # fmt: skip

@@ -380,7 +380,7 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     tasks = (("source", found.tasks), ("rows", parts), ("count", languages), ("pairs", pairs))
     notes = [job.read_note(kind, task.id) for kind, some in tasks for task in some]
     files = {name: one for note in notes for name, one in note.files.items()}
-    store = _dataset(job, found, languages)
+    dataset = _dataset(job, found, languages)
     if job.spec.clean_pairs:
         taken = {task.name: job.read_note("source", task.id).taken for task in found.tasks}
         artifacts.write_json(job.folder / "clean_pairs.json", taken)
@@ -399,8 +399,8 @@ def finish(job: Job, found: plans.Found) -> PackedDataset:
     artifacts.write_json(job.folder / manifest.MANIFEST, record)
     manifest.read(job.folder, files)  # what the tasks have noted is there
     artifacts.write_json(job.folder / plans.INPUTS, _inputs(job, found))
-    store.write_meta()
-    return store
+    dataset.write_meta()
+    return dataset
 
 
 def _dataset(job: Job, found: plans.Found, languages: Sequence[LanguageTask]) -> PackedDataset:

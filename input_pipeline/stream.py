@@ -274,7 +274,7 @@ class OrderedStream(Stream):
 
     def __init__(
         self,
-        store: PackedDataset,
+        dataset: PackedDataset,
         rows: Sequence[Any],
         shares: np.ndarray,
         batch_size: int,
@@ -282,8 +282,8 @@ class OrderedStream(Stream):
         settings: BlockSettings,
         cache: BlockCache | None,
     ):
-        self._rows, self._length, self._vocab_size = rows, store.length, store.vocab_size
-        row_bytes = [one.dtype.itemsize * store.length for one in rows]
+        self._rows, self._length, self._vocab_size = rows, dataset.length, dataset.vocab_size
+        row_bytes = [one.dtype.itemsize * dataset.length for one in rows]
         self._order = BatchOrder(seed, [*map(len, rows)], shares, batch_size, row_bytes, settings)
         self._cache, self.batch_size = cache, batch_size
         self._requested: dict[tuple[int, ...], _Read] = {}
@@ -324,16 +324,16 @@ class TrainingStream(OrderedStream):
 
     def __init__(
         self,
-        store: PackedDataset,
+        dataset: PackedDataset,
         probabilities: Mapping[str, float],
         batch_size: int,
         seed: int,
         settings: BlockSettings = NO_BLOCKS,
         cache: BlockCache | None = None,
     ):
-        self.languages = store.languages
+        self.languages = dataset.languages
         shares = np.array([probabilities[language] for language in self.languages])
-        super().__init__(store, training_rows(store), shares, batch_size, seed, settings, cache)
+        super().__init__(dataset, training_rows(dataset), shares, batch_size, seed, settings, cache)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> dict[str, np.ndarray]:
         """Return the batch of `step`, or part `part` of its `num_parts` equal parts.
@@ -358,9 +358,9 @@ class TrainingStream(OrderedStream):
         return list(zip(names, places.row.tolist(), strict=True))
 
 
-def training_rows(store: PackedDataset) -> list[ShardedRows]:
+def training_rows(dataset: PackedDataset) -> list[ShardedRows]:
     """Return the training sequences of each language, [sequences, L], read from disk."""
-    return [store.rows(language, "train") for language in store.languages]
+    return [dataset.rows(language, "train") for language in dataset.languages]
 
 
 def block_cache(rows: Sequence[Any], pool: Executor, settings: BlockSettings) -> BlockCache:

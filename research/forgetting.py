@@ -81,8 +81,8 @@ def compare(
     names = [pathlib.Path(path).name for path in stores]
     names = names if len(set(names)) == len(names) else list(stores)
     changes: dict[tuple[str, str], Change] = {}
-    for name, store in zip(names, stores.values(), strict=True):
-        found = [scores(model, store) for model in models]
+    for name, dataset in zip(names, stores.values(), strict=True):
+        found = [scores(model, dataset) for model in models]
         changes |= {(name, of): _both(found[0][of], found[1][of]) for of in found[0]}
     title = " and ".join(f"{model.name}, step {model.trained.step}," for model in models)
     return write_report(changes | of_task, title.removesuffix(","), folder)
@@ -110,7 +110,7 @@ def read_model(flag: str, workdir: pathlib.Path, max_sequences: int, objective: 
 def check_comparable(before: Model, after: Model, stores: dict[str, PackedDataset]) -> None:
     """Raise ValueError unless vocabularies are the same, and both models are of one kind."""
     found = [("--after", after.name, after.tokenizer)]
-    found += [(f"--rows {name}", name, store.tokenizer) for name, store in stores.items()]
+    found += [(f"--rows {name}", name, dataset.tokenizer) for name, dataset in stores.items()]
     for flag, name, tokenizer in found:
         if tokenizer != before.tokenizer:
             raise ValueError(
@@ -133,15 +133,15 @@ def check_comparable(before: Model, after: Model, stores: dict[str, PackedDatase
         )
 
 
-def scores(model: Model, store: PackedDataset) -> dict[str, dict[str, float]]:
+def scores(model: Model, dataset: PackedDataset) -> dict[str, dict[str, float]]:
     """Score a model on held-out rows: a value by measure and language."""
     objective, params = model.trained.objective, model.trained.params
     mesh = make_mesh(_ONE_DEVICE, jax.devices()[:1])
     exact = evaluators.exact_masked_lm(
-        model.config, masked_lm_of(objective), store, mesh, in_training=False
+        model.config, masked_lm_of(objective), dataset, mesh, in_training=False
     )
     found = {LOSS: {language: one.loss for language, one in exact.run(params).items()}}
-    detection = evaluators.detection(model.config, objective, store, mesh, in_training=False)
+    detection = evaluators.detection(model.config, objective, dataset, mesh, in_training=False)
     if detection is not None:
         by_language = detection.run(params)[UNIGRAM]
         found[AUC] = {language: one.auc for language, one in by_language.items()}

@@ -52,7 +52,7 @@ def shares(
 
 
 def measure(
-    objective: MaskedLM, params, store: PackedDataset, classes: np.ndarray, max_sequences: int
+    objective: MaskedLM, params, dataset: PackedDataset, classes: np.ndarray, max_sequences: int
 ) -> np.ndarray:
     """Sum the `shares` of up to `max_sequences` held-out sequences per language, [3, classes]."""
     number, of_words = int(classes.max()) + 1, jnp.asarray(classes)
@@ -65,14 +65,14 @@ def measure(
         hidden = objective.predictions(params, masked.inputs, masked.positions)
         table, bias = objective.output_table(params)
         logits = hidden.reshape(-1, hidden.shape[-1]) @ table.T + bias[None, :]
-        is_word = jnp.arange(logits.shape[1]) < store.vocab_size
+        is_word = jnp.arange(logits.shape[1]) < dataset.vocab_size
         probabilities = jax.nn.softmax(jnp.where(is_word[None, :], logits, -jnp.inf))
         flat = masked.targets.reshape(-1), masked.weights.reshape(-1)
         return shares(probabilities, *flat, of_words, number)
 
     total = np.zeros((3, number))
-    for language in store.languages:
-        rows = store.rows(language, "heldout")[:max_sequences]
+    for language in dataset.languages:
+        rows = dataset.rows(language, "heldout")[:max_sequences]
         for start in range(0, len(rows), _BATCH):
             tokens = jnp.asarray(rows[start : start + _BATCH].astype(np.int32))
             total += np.asarray(of_batch(params, tokens, jax.random.key(start)))

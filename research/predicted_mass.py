@@ -35,17 +35,17 @@ def main(_) -> None:
     print("|---|---|" + "---:|" * (len(names) + 1))
     for run in _RUNS.value:
         folders = data.Folders(workdir / "runs" / run)
-        store = data.open_packed_dataset(folders)
+        dataset = data.open_packed_dataset(folders)
         trained = artifacts.read_json(folders.train / "settings.json")
         config.output_layer.update(trained["output_layer"])
-        trained_run = model.restore(config, store, folders)
+        trained_run = model.restore(config, dataset, folders)
         masked_lm = masked_lm_of(trained_run.objective)
         counts = np.zeros(masked_lm.encoder.settings.vocab_size)
-        for language in store.languages:
-            counts[: store.vocab_size] += store.token_counts(language)
-        counts[list(store.special.special_ids())] = 0
-        classes = classes_of(counts, ranks, store.vocab_size)
-        found = measure(masked_lm, trained_run.params, store, classes, max_sequences=_ROWS.value)
+        for language in dataset.languages:
+            counts[: dataset.vocab_size] += dataset.token_counts(language)
+        counts[list(dataset.special.special_ids())] = 0
+        classes = classes_of(counts, ranks, dataset.vocab_size)
+        found = measure(masked_lm, trained_run.params, dataset, classes, max_sequences=_ROWS.value)
         targets, given, losses = found[:, : len(names)]
         for label, values, whole in (
             ("targets, %", 100 * targets / targets.sum(), ""),

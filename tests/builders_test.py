@@ -36,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROOMS = ("xlm", "input_pipeline", "knn_sampling", "vocap")
 
 
-def write_store(vocab_size: int = 600, length: int = 128) -> PackedDataset:
+def write_dataset(vocab_size: int = 600, length: int = 128) -> PackedDataset:
     """Two languages with a few rows."""
     folder, statistics = tiny_tasks.scratch() / "builders", {}
     folder.mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def runlocal(**changes) -> ConfigDict:
 
 def objective_of(config: ConfigDict, mesh=None):
     """Of rows as long as the config's."""
-    return objectives.objective(config, write_store(length=config.store.length), mesh)
+    return objectives.objective(config, write_dataset(length=config.store.length), mesh)
 
 
 def section_of(config: ConfigDict, name: str, kind: type):
@@ -117,21 +117,21 @@ class ConfigsTest(folders.FolderTest):
                 build(config)
         config.mesh.data = 4  # of the eight devices here
         config.mesh.model = 2
-        store = write_store(config.vocab.target_size, config.store.length)
+        dataset = write_dataset(config.vocab.target_size, config.store.length)
         mesh = builders.mesh(config)
-        objective = objectives.objective(config, store, mesh)
+        objective = objectives.objective(config, dataset, mesh)
         functions = builders.train_functions(config, objective, mesh)
         one = masked_lm.masked_lm_of(objective)
         table, _ = one.output_table(functions.abstract_state.params)
         self.assertEqual(table.shape[1], config.model.embedding_size)
         self.assertGreaterEqual(table.shape[0], config.vocab.target_size)
-        _, batch = next(streams.training_data(config, store, mesh).batches(range(1)))
+        _, batch = next(streams.training_data(config, dataset, mesh).batches(range(1)))
         tokens = config.train.batch_size * config.store.length
         self.assertEqual(batch["tokens"].size, tokens)  # of rows, or of shorter pairs
-        found = evaluators.training_evaluators(config, objective, store, mesh)
+        found = evaluators.training_evaluators(config, objective, dataset, mesh)
         self.assertLen(found, 3 if config.objective == "replaced_token" else 2)
-        evaluators.exact_masked_lm(config, one, store, mesh, in_training=False)
-        evaluation.retrieval(config, one, store, mesh)
+        evaluators.exact_masked_lm(config, one, dataset, mesh, in_training=False)
+        evaluation.retrieval(config, one, dataset, mesh)
 
     @parameterized.parameters(veco, xy_lent)
     def test_nearly_all_pairs_are_trained_on_and_retrieval_ends(self, of):
@@ -169,13 +169,13 @@ def runlocals() -> dict[str, tuple[str, ConfigDict]]:
 class RunlocalTest(folders.FolderTest):
     @parameterized.named_parameters(runlocals().values())
     def test_it_takes_two_steps(self, config):
-        store = write_store(config.vocab.target_size, config.store.length)
+        dataset = write_dataset(config.vocab.target_size, config.store.length)
         mesh = factories.one_device(config)
-        objective = objectives.objective(config, store, mesh)
+        objective = objectives.objective(config, dataset, mesh)
         state = train(
             builders.train_functions(config, objective, mesh), builders.train_settings(config),
-            self.folder, streams.training_data(config, store, mesh),
-            evaluators.training_evaluators(config, objective, store, mesh)[:1],
+            self.folder, streams.training_data(config, dataset, mesh),
+            evaluators.training_evaluators(config, objective, dataset, mesh)[:1],
         )  # fmt: skip
         records = read_metrics(self.folder / "metrics.jsonl")
         self.assertGreaterEqual(state.step, 2)

@@ -52,13 +52,13 @@ def write_rows(
     return statistics
 
 
-def with_pair_rows(store: PackedDataset) -> PackedDataset:
+def with_pair_rows(dataset: PackedDataset) -> PackedDataset:
     """Write the rows of the pairs of a dataset's columns."""
     pairs = {
-        name: [write_rows_of_pairs(store.folder, languages, store.length, name)]
-        for name, languages in store.bitexts.items()
+        name: [write_rows_of_pairs(dataset.folder, languages, dataset.length, name)]
+        for name, languages in dataset.bitexts.items()
     }
-    return dataclasses.replace(store, pairs=pairs)
+    return dataclasses.replace(dataset, pairs=pairs)
 
 
 ONE_DEVICE = MeshSettings(data=1, fsdp=1, model=1, vocab_multiple=1, rules=())

@@ -178,8 +178,8 @@ def _run_of_train(folder: pathlib.Path) -> Any:
 
 
 def _rows(folder: pathlib.Path) -> Any:
-    store = data.open_packed_dataset(Folders(folder))
-    store.verify()
+    dataset = data.open_packed_dataset(Folders(folder))
+    dataset.verify()
     return {path.name: path.read_bytes() for path in sorted((folder / "rows").glob("*.npy"))}
 
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from configs import one_gpu, quickstart, veco, vocap_paper, xlm_r, xy_lent
 from tests import commands, factories
 from tests.folders import FolderTest
-from tests.input_pipeline.reading import training_store
+from tests.input_pipeline.reading import training_dataset
 from tests.models import sharded
 from tests.models.factories import boxed_shapes, encoder_settings
 from xlm.cli import main
@@ -225,11 +225,11 @@ class StateBytesTest(absltest.TestCase):
         config = quickstart.get_config("runlocal")
         config.mesh.update(data=2, fsdp=2, model=2)
         abstract = memory.estimate(config, 8)
-        store = memory.absent_rows(config)
+        dataset = memory.absent_rows(config)
         settings = MeshSettings(2, 2, 2, config.mesh.vocab_multiple, config.mesh.rules)
         mesh = make_mesh(settings)
         self.assertEqual(make_abstract_mesh(settings, 8).shape, mesh.shape)
-        objective = memory.objectives.objective(config, store, mesh)
+        objective = memory.objectives.objective(config, dataset, mesh)
         functions = memory.model.train_functions(config, objective, mesh)
         state = functions.init(np.int32(0))
         found = state_bytes(functions.abstract_state, functions.stage)
@@ -336,18 +336,18 @@ class SeenTest(FolderTest):
         {"train__num_steps": 32_768}, {"train__num_epochs": 31.2}, {"train__num_tokens": 2**21}
     )
     def test_steps_and_epochs_are_those_of_the_stream(self, **keys):
-        store = training_store(self.folder, ROWS)
+        dataset = training_dataset(self.folder, ROWS)
         config = config_of(**{"train__num_steps": 0, "data__alpha": 0.3, **keys})
-        config.store.length = store.length
-        tokens = {one: count * store.length for one, count in ROWS.items()}
+        config.store.length = dataset.length
+        tokens = {one: count * dataset.length for one, count in ROWS.items()}
         statistics = {  # every token of a row is one of text
             one: {"train": {"rows": ROWS[one], "tokens": count}} for one, count in tokens.items()
         }
-        store = dataclasses.replace(store, statistics=statistics)
+        dataset = dataclasses.replace(dataset, statistics=statistics)
         steps, epochs = costs.seen(config, tokens)
-        there = seen.with_steps(config, store)
+        there = seen.with_steps(config, dataset)
         self.assertAlmostEqual(steps, there.train.num_steps, delta=2)
-        found = streams.training_stream(config, store).seen(there.train.num_steps)
+        found = streams.training_stream(config, dataset).seen(there.train.num_steps)
         for one, count in ROWS.items():
             self.assertAlmostEqual(epochs[one], found[one] / count, delta=0.01 * epochs[one])
 

@@ -13,7 +13,7 @@ from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.stream import PACKED
 from knn_sampling.noise import cumulative_thresholds
-from tests.builders_test import objective_of, runlocal, write_store
+from tests.builders_test import objective_of, runlocal, write_dataset
 from tests.factories import SPECIAL_IDS, with_pair_rows
 from tests.training import program_test
 from xlm.common.schema import settings as settings_of
@@ -104,8 +104,8 @@ class FitTest(parameterized.TestCase):
 
         def start(**changes) -> None:
             config = runlocal(**{**keys, **changes})
-            store = write_store(length=config.store.length)
-            builders.log_choices(config, objective_of(config), store)
+            dataset = write_dataset(length=config.store.length)
+            builders.log_choices(config, objective_of(config), dataset)
 
         with self.assertLogs(level="WARNING") as logs:
             start()
@@ -140,17 +140,17 @@ class FitTest(parameterized.TestCase):
 
     @parameterized.parameters("pair_share", "contrast_share")
     def test_every_batch_and_every_part_of_it_must_split_over_the_devices(self, share):
-        store, mesh = write_store(), builders.mesh(runlocal())
+        dataset, mesh = write_dataset(), builders.mesh(runlocal())
         for changes, message in (
             ({"train.accumulation_steps": 2}, r"train.batch_size: 4 .* 8: .* each of the 2 parts"),
             ({"data.block_bytes": 256, "data.lanes": 3}, "train.batch_size: 4 .* data.lanes, 3"),
         ):
             config = runlocal()
             config.data[share] = 0.1
-            streams.training_data(config, store, mesh)
+            streams.training_data(config, dataset, mesh)
             config.update_from_flattened_dict(changes)
             with self.assertRaisesRegex(ValueError, message):
-                streams.training_data(config, store, mesh)
+                streams.training_data(config, dataset, mesh)
 
     def test_rows_must_fit_the_positions(self):
         config = runlocal(model__max_length=127)
@@ -158,18 +158,18 @@ class FitTest(parameterized.TestCase):
         self.assert_refused(config, message)
 
     def test_parallel_sentences_must_fit_the_positions(self):
-        config, store = runlocal(), write_store()
-        one = masked_lm.masked_lm_of(objectives.objective(config, store))
-        store = dataclasses.replace(store, parallel={"set": ("en", "sw")})
-        path = store.folder / "set.en.parallel.npy"
+        config, dataset = runlocal(), write_dataset()
+        one = masked_lm.masked_lm_of(objectives.objective(config, dataset))
+        dataset = dataclasses.replace(dataset, parallel={"set": ("en", "sw")})
+        path = dataset.folder / "set.en.parallel.npy"
         np.save(path, np.full((2, 128), 7, np.uint16))
-        evaluation.retrieval(config, one, store, None)
+        evaluation.retrieval(config, one, dataset, None)
         np.save(path, np.full((2, 129), 7, np.uint16))
         message = r"model.max_length is 128, but .* 129 tokens in .* \(store.parallel_length"
         with self.assertRaisesRegex(ValueError, message):
-            evaluation.retrieval(config, one, store, None)
+            evaluation.retrieval(config, one, dataset, None)
         with self.assertRaisesRegex(ValueError, message):
-            evaluators.training_evaluators(config, one, store, None)
+            evaluators.training_evaluators(config, one, dataset, None)
 
     def test_a_part_that_fits_the_candidates_is_what_evaluation_plans(self):
         config = runlocal(
@@ -181,7 +181,7 @@ class FitTest(parameterized.TestCase):
         objective = objective_of(config, mesh)
         functions = builders.train_functions(config, objective, mesh)
         state, _ = functions.refresh(objective.due(0), functions.init(np.int32(0)))
-        _, sampled = evaluators.training_evaluators(config, objective, write_store(), mesh)
+        _, sampled = evaluators.training_evaluators(config, objective, write_dataset(), mesh)
         found = sampled(state)
         self.assertBetween(found["sampling/candidates"], 20, 200)
         self.assertBetween(found["sampling/sampled_loss"], 1, found["sampling/exact_loss"])
@@ -194,26 +194,26 @@ def tokens_term(term: Term) -> MaskedLM:
 
 
 class PairSamplingTest(parameterized.TestCase):
-    def store_and_config(self, **changes) -> tuple[PackedDataset, ConfigDict]:
+    def dataset_and_config(self, **changes) -> tuple[PackedDataset, ConfigDict]:
         """Pairs of English with three languages, each language with a token of its own."""
-        store = write_store()
+        dataset = write_dataset()
         sizes = {"am": 40, "sw": 8, "yo": 2}
         for number, (name, size) in enumerate(sizes.items()):
             for language, token in (("en", 10), (name, 11 + number)):
-                path = store.folder / f"{name}.{language}.bitext.npy"
+                path = dataset.folder / f"{name}.{language}.bitext.npy"
                 np.save(path, np.full(3 * size, token, np.uint16))
-                np.save(store.folder / f"{name}.{language}.ends.npy", 3 * np.arange(1, size + 1))
+                np.save(dataset.folder / f"{name}.{language}.ends.npy", 3 * np.arange(1, size + 1))
         bitexts = {name: ("en", name) for name in sizes}
         config = runlocal(data__pair_share=0.4, data__loader="threads")
         config.data.update(changes)
-        return with_pair_rows(dataclasses.replace(store, bitexts=bitexts)), config
+        return with_pair_rows(dataclasses.replace(dataset, bitexts=bitexts)), config
 
     @parameterized.parameters("proportional", "uniform", "pivot", "m2m", "sinkhorn")
     def test_targets_and_stream_follow_the_sampling(self, method):
-        store, config = self.store_and_config(pair_sampling=method, pair_temperature=1.0)
+        dataset, config = self.dataset_and_config(pair_sampling=method, pair_temperature=1.0)
         weights = [1, 1, 1] if method == "uniform" else [40, 8, 2]
         shares = np.array(weights) / sum(weights)
-        objective = objectives.objective(config, store)
+        objective = objectives.objective(config, dataset)
         expected = np.ones(640)
         # Half of the tokens are English; 300 tokens of bitext.
         expected[10:14] += 300 * np.array([0.5, *shares / 2])
@@ -221,7 +221,7 @@ class PairSamplingTest(parameterized.TestCase):
         statistics = objective.terms[PAIRS].objective.statistics
         np.testing.assert_allclose(statistics.probabilities, expected / expected.sum(), rtol=1e-5)
 
-        data = streams.training_data(config, store, builders.mesh(config))
+        data = streams.training_data(config, dataset, builders.mesh(config))
         found = np.zeros(3)
         for kind, batch in data.batches(range(2400)):
             if kind == PAIRS:
@@ -229,14 +229,14 @@ class PairSamplingTest(parameterized.TestCase):
         np.testing.assert_allclose(found / found.sum(), shares, atol=0.04)
 
     def test_lanes_that_hosts_share_are_told(self):
-        store, config = self.store_and_config(block_bytes=256, lanes=2)
+        dataset, config = self.dataset_and_config(block_bytes=256, lanes=2)
         mesh = builders.mesh(config)
         for num_parts, logs in ((2, self.assertNoLogs), (4, self.assertLogs)):
             with (
                 mock.patch.object(streams, "host_parts", return_value=((1,), num_parts)),
                 logs(level="WARNING") as logged,
             ):
-                data = streams.training_data(config, store, mesh)
+                data = streams.training_data(config, dataset, mesh)
             self.assertEqual((data.parts, data.num_parts), ((1,), num_parts))
         self.assertIn("data.lanes is 2, no multiple", logged.output[0])
 
@@ -246,12 +246,12 @@ class PairSamplingTest(parameterized.TestCase):
         ({"pair_sampling": "pivot", "pair_pivot": "xx"}, "data.pair_pivot is 'xx'"),
     )
     def test_keys_that_cannot_be(self, changes, message):
-        store, config = self.store_and_config(**changes)
+        dataset, config = self.dataset_and_config(**changes)
         if "pair_pivot" in changes:
             with self.assertRaisesRegex(ValueError, message):
-                objectives.objective(config, store)
+                objectives.objective(config, dataset)
         with self.assertRaisesRegex(ValueError, message):
-            streams.training_data(config, store, builders.mesh(config))
+            streams.training_data(config, dataset, builders.mesh(config))
 
     def test_the_certificate_is_logged_when_training_starts(self):
         endings = {
@@ -259,26 +259,26 @@ class PairSamplingTest(parameterized.TestCase):
             9.0: r"WARNING:.* \(en, wanted 0.2...\); no distribution has these marginals: lower",
         }
         for temperature, message in endings.items():
-            store, config = self.store_and_config(
+            dataset, config = self.dataset_and_config(
                 pair_sampling="sinkhorn", pair_temperature=temperature
             )
             with self.assertLogs(level="DEBUG") as logs:
-                streams.training_data(config, store, builders.mesh(config))
+                streams.training_data(config, dataset, builders.mesh(config))
             self.assertLen(logs.output, 1)
             self.assertRegex(logs.output[0], message)
             config.update(objective="replaced_token")
             config.robust.num_phases = 1
             with self.assertLogs(level="DEBUG") as logs:
-                robust.training_data(config, store, builders.mesh(config), store.folder)
+                robust.training_data(config, dataset, builders.mesh(config), dataset.folder)
             self.assertRegex(logs.output[0], message)
 
     def test_without_bitext_only_the_stream_refuses(self):
         """A memory estimate builds objectives without data."""
-        store, config = self.store_and_config(pair_sampling="sinkhorn")
-        store = dataclasses.replace(store, bitexts={}, pairs={})
-        self.assertIn(PAIRS, objectives.objective(config, store).terms)
+        dataset, config = self.dataset_and_config(pair_sampling="sinkhorn")
+        dataset = dataclasses.replace(dataset, bitexts={}, pairs={})
+        self.assertIn(PAIRS, objectives.objective(config, dataset).terms)
         with self.assertRaisesRegex(ValueError, "rows hold no bitext"):
-            streams.training_data(config, store, builders.mesh(config))
+            streams.training_data(config, dataset, builders.mesh(config))
 
 
 class ObjectiveTest(parameterized.TestCase):
@@ -286,7 +286,7 @@ class ObjectiveTest(parameterized.TestCase):
     def test_distances_of_a_pair_in_one_segment_are_those_of_its_positions(self, positions: str):
         config = program_test.config("pairs")
         config.data.pair_positions = positions
-        terms = objectives.objective(config, program_test.store()).terms
+        terms = objectives.objective(config, program_test.small_dataset()).terms
         restart = {kind: tokens_term(term).positions_restart for kind, term in terms.items()}
         expected = {PACKED: False, PAIRS: positions == "restart", SEPARATE_PAIRS: False}
         self.assertEqual(restart, expected)
@@ -306,16 +306,16 @@ class ObjectiveTest(parameterized.TestCase):
         self.assertEqual(objective.output_layer.num_valid, 600)
 
     def test_the_targets_of_pairs_and_of_later_phases_have_probabilities_of_their_own(self):
-        config, store = program_test.config("pairs"), program_test.store()
-        terms = objectives.objective(config, store).terms
+        config, dataset = program_test.config("pairs"), program_test.small_dataset()
+        terms = objectives.objective(config, dataset).terms
         packed, pairs = terms[PACKED].objective, terms[PAIRS].objective
         separate = terms[SEPARATE_PAIRS].objective.masked_lm
         self.assertIs(separate.statistics, pairs.statistics)
 
         # One set in two languages: each of its sentences is in one pair.
-        ids = np.concatenate([store.bitext("set", one).ids for one in ("aa", "bb")])
+        ids = np.concatenate([dataset.bitext("set", one).ids for one in ("aa", "bb")])
         counts = np.bincount(ids, minlength=packed.encoder.settings.vocab_size) + 1.0
-        counts[[*store.special.special_ids(), *range(store.vocab_size, len(counts))]] = 0
+        counts[[*dataset.special.special_ids(), *range(dataset.vocab_size, len(counts))]] = 0
         expected = counts / counts.sum()
         np.testing.assert_allclose(pairs.statistics.probabilities, expected, rtol=1e-5)
         self.assertGreater(np.abs(expected - packed.statistics.probabilities).max(), 1e-3)
@@ -323,12 +323,12 @@ class ObjectiveTest(parameterized.TestCase):
         # From the second step on packed sequences on, some two in five of all steps.
         ((first, later),) = packed.later_statistics
         self.assertEqual(first, 5)
-        shares = masked_lm.language_shares(config, store, 0.0)
-        expected = masked_lm.token_statistics(store, shares, len(counts)).probabilities
+        shares = masked_lm.language_shares(config, dataset, 0.0)
+        expected = masked_lm.token_statistics(dataset, shares, len(counts)).probabilities
         np.testing.assert_array_equal(later.probabilities, expected)
 
     def test_statistics_are_those_of_all_counts_at_once(self):
-        store, rng = write_store(vocab_size=200), np.random.default_rng(0)
+        dataset, rng = write_dataset(vocab_size=200), np.random.default_rng(0)
         shares = dict(zip("abcdefghijk", rng.dirichlet(np.ones(11)), strict=True))
         shares["a"] = shares["c"] = 0.3
         counts = {name: rng.integers(0, 4, 200) for name in shares}
@@ -351,7 +351,7 @@ class ObjectiveTest(parameterized.TestCase):
 
         given: list[weakref.ref] = []
         with mock.patch.object(PackedDataset, "token_counts", token_counts):
-            found = masked_lm.token_statistics(store, shares, 256)
+            found = masked_lm.token_statistics(dataset, shares, 256)
         np.testing.assert_array_equal(found.probabilities, mixed.astype(np.float32))
         np.testing.assert_array_equal(found.thresholds, cumulative_thresholds(mixed))
         expected = np.where(seen, rows.argmax(axis=0), -1)
@@ -359,10 +359,10 @@ class ObjectiveTest(parameterized.TestCase):
         self.assertGreater(np.sum(expected == 0), 10)
         self.assertLessEqual(max(open_at_once), 1)
         # By hand: 16 and 11 tokens counted, so a smaller text makes equal counts weigh more.
-        store = write_store(vocab_size=10)
-        np.save(store.folder / "en.counts.npy", [9, 9, 9, 9, 9, 4, 0, 1, 5, 0])
-        np.save(store.folder / "sw.counts.npy", [9, 9, 9, 0, 9, 0, 3, 1, 4, 0])
-        found = masked_lm.token_statistics(store, {"en": 0.5, "sw": 0.5}, vocab_size=12)
+        dataset = write_dataset(vocab_size=10)
+        np.save(dataset.folder / "en.counts.npy", [9, 9, 9, 9, 9, 4, 0, 1, 5, 0])
+        np.save(dataset.folder / "sw.counts.npy", [9, 9, 9, 0, 9, 0, 3, 1, 4, 0])
+        found = masked_lm.token_statistics(dataset, {"en": 0.5, "sw": 0.5}, vocab_size=12)
         self.assertEqual(found.languages.tolist(), [-1, -1, -1, 0, -1, 0, 1, 1, 1, -1, -1, -1])
 
     @parameterized.parameters(

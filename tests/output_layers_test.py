@@ -19,7 +19,7 @@ class AutoTest(FolderTest):
     def resolved(self, fastest: str):
         cheapest = mock.patch.object(output_layers.costs, "cheapest", return_value=fastest)
         with cheapest, self.assertLogs(level="INFO") as logs:
-            found = output_layers.resolved(self.config, program_test.store(), self.folders)
+            found = output_layers.resolved(self.config, program_test.small_dataset(), self.folders)
         return found.output_layer, "\n".join(logs.output)
 
     def test_the_fastest_with_its_reasons(self):
@@ -36,13 +36,13 @@ class AutoTest(FolderTest):
         chosen.output_layer.kind = "knn"  # without log Q
         data.open_train_stage(chosen, self.folders).claim()
         with mock.patch.object(output_layers.costs, "cheapest", return_value="full"):
-            again = output_layers.resolved(self.config, program_test.store(), self.folders)
+            again = output_layers.resolved(self.config, program_test.small_dataset(), self.folders)
         self.assertEqual(again.output_layer, chosen.output_layer)
         data.open_train_stage(again, self.folders)  # which refuses another one
 
     def test_nothing_is_built_before_the_choice(self):
         with self.assertRaisesRegex(ValueError, "'auto', which no layer is built for"):
-            objectives.objective(self.config, program_test.store())
+            objectives.objective(self.config, program_test.small_dataset())
 
     def test_memory_is_that_of_the_layer_chosen_for_gpus(self):
         found = {}

@@ -36,15 +36,15 @@ class OwnObjectiveTest(folders.FolderTest):
     def functions(self, config, axes=(1, 1, 1)):
         settings = MeshSettings(*axes, vocab_multiple=8, rules=config.mesh.rules)
         mesh = make_mesh(settings, jax.devices()[: np.prod(axes)])
-        objective = objectives.objective(config, program_test.store(), mesh)
+        objective = objectives.objective(config, program_test.small_dataset(), mesh)
         self.assertEmpty(
-            evaluators.training_evaluators(config, objective, program_test.store(), mesh)
+            evaluators.training_evaluators(config, objective, program_test.small_dataset(), mesh)
         )
         return builders.train_functions(config, objective, mesh)
 
     def train(self, functions, config, folder, num_steps=8):
         settings = dataclasses.replace(builders.train_settings(config), num_steps=num_steps)
-        data = streams.training_data(config, program_test.store(), functions.mesh)
+        data = streams.training_data(config, program_test.small_dataset(), functions.mesh)
         return train(functions, settings, folder, data)
 
     def test_two_tables_and_what_it_learns_besides_go_through_the_engine(self):
@@ -72,17 +72,17 @@ class OwnObjectiveTest(folders.FolderTest):
             ("tests.toy_objective:make", "'tests.toy_objective:make' cannot be imported: .*make"),
         ):
             with self.assertRaisesRegex(ValueError, message):
-                objectives.objective(config_of(objective=name), program_test.store())
+                objectives.objective(config_of(objective=name), program_test.small_dataset())
         config = config_of()
         del config.skip_gram
         with self.assertRaisesRegex(ValueError, "no section 'skip_gram', which objective 'tests.t"):
-            objectives.objective(config, program_test.store())
+            objectives.objective(config, program_test.small_dataset())
 
     def test_a_search_path_among_data_that_does_not_hold_the_module(self):
         (self.folder / "cache").mkdir()
         with mock.patch.object(sys, "path", [*sys.path, str(self.folder / "cache")]):
-            store = dataclasses.replace(program_test.store(), folder=self.folder / "rows")
-            objectives.objective(config_of(), store)
+            dataset = dataclasses.replace(program_test.small_dataset(), folder=self.folder / "rows")
+            objectives.objective(config_of(), dataset)
 
 
 class CodeOfFoldersTest(folders.FolderTest):
@@ -131,7 +131,7 @@ class CodeOfFoldersTest(folders.FolderTest):
         ("fine_tuning", fine_tune),
         ("initial", read_initial),
         ("frozen_generator", lambda self: evaluators._frozen_generator(
-            str(self.workdir), "replaced_token", program_test.store())),
+            str(self.workdir), "replaced_token", program_test.small_dataset())),
         ("predict", search),
         ("forgetting", lambda self: forgetting.read_model("--before", self.workdir, 1)),
     )  # fmt: skip
@@ -143,9 +143,11 @@ class CodeOfFoldersTest(folders.FolderTest):
     @parameterized.parameters("runs.canary:build", "work.own.canary:build", "own.canary:build")
     def test_a_module_among_runs_or_data_is_never_imported(self, name):
         config = config_of(objective=name, **{"corpus.root": str(self.folder / "own")})
-        store = dataclasses.replace(program_test.store(), folder=self.folder / "work/rows")
+        dataset = dataclasses.replace(
+            program_test.small_dataset(), folder=self.folder / "work/rows"
+        )
         with self.assertRaisesRegex(ValueError, f"{name}', which would be imported from .*folder"):
-            objectives.objective(config, store)
+            objectives.objective(config, dataset)
 
     def test_the_objective_that_a_user_names_is_taken_from_a_folder(self):
         recorded = config_of().to_dict()

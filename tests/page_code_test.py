@@ -29,11 +29,11 @@ class PagesTest(folders.FolderTest):
 
     def train(self, config) -> list[dict[str, float]]:
         """Train with the objective that the config names, and return the records of training."""
-        store, mesh = program_test.store(), builders.mesh(config)
+        dataset, mesh = program_test.small_dataset(), builders.mesh(config)
         functions = builders.train_functions(
-            config, objectives.objective(config, store, mesh), mesh
+            config, objectives.objective(config, dataset, mesh), mesh
         )
-        data = streams.training_data(config, store, mesh)
+        data = streams.training_data(config, dataset, mesh)
         train(functions, builders.train_settings(config), self.folder / "run", data)
         records = read_metrics(self.folder / "run" / "metrics.jsonl")
         return [one for one in records if "train/loss" in one]

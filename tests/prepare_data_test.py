@@ -70,9 +70,9 @@ class PrepareDataTest(folders.FolderTest):
         )
         with self.assert_told(*told, level="INFO"):
             self.assert_ends_well(corpus__parallel_eval="('flores.en-sw.tsv',)", **changes)
-        store = PackedDataset.open(self.rows)
-        self.assertEqual(list(store.bitexts), ["en-sw"])
-        self.assertEqual(list(store.parallel), ["en-sw", "flores.en-sw"])
+        dataset = PackedDataset.open(self.rows)
+        self.assertEqual(list(dataset.bitexts), ["en-sw"])
+        self.assertEqual(list(dataset.parallel), ["en-sw", "flores.en-sw"])
         shutil.rmtree(self.rows)
         refusal = r"left out are .*text/en-sw\.tsv.* \(corpus\.parallel_eval\).*: correct"
         self.assert_refused(refusal, corpus__parallel_eval="('*.tsv',)", **changes)

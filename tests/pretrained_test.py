@@ -7,7 +7,7 @@ import numpy as np
 
 from configs import quickstart
 from tests import folders, tiny_tasks
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from tests.factories import write_rows
 from xlm.experiment import data as data_builders
 from xlm.experiment import model, objectives
@@ -47,14 +47,14 @@ class PretrainedTest(folders.FolderTest):
         np.save(folders.rows / "aa.counts.npy", np.arange(tiny_tasks.VOCAB))
         length, tokenizer = config.store.length, tiny_tasks.tokenizer()
         statistics = write_rows(folders.rows, ("aa",), length, 1, 1000, 3000)
-        store = write_store(folders.workdir, tokenizer, tiny_tasks.VOCAB, length, statistics)
+        dataset = write_dataset(folders.workdir, tokenizer, tiny_tasks.VOCAB, length, statistics)
         data_builders.open_train_stage(config, folders).claim()
         with self.assertRaisesRegex(ValueError, "holds no checkpoint; run train.py"):
             read_pretrained(str(folders.workdir))
 
         config.train.batch_size = 8  # of the devices here; that of the run need not fit them
         mesh = model.mesh(config)
-        objective = objectives.objective(config, store, mesh)
+        objective = objectives.objective(config, dataset, mesh)
         state = model.train_functions(config, objective, mesh).init(np.int32(3))
         with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
             checkpoints.save(7, state)

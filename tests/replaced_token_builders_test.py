@@ -36,7 +36,7 @@ def config(**changes) -> ConfigDict:
 
 
 def objective_of(**changes) -> Mixture | ReplacedToken:
-    return objectives.objective(config(**changes), program_test.store())
+    return objectives.objective(config(**changes), program_test.small_dataset())
 
 
 class ObjectiveTest(parameterized.TestCase):
@@ -129,7 +129,7 @@ class ObjectiveTest(parameterized.TestCase):
             )
         settings = config(**{"data.kinds": "joint", "data.pair_share": 0.25})
         with self.assertRaisesRegex(ValueError, "rows of each task: 6 must be a multiple of 4"):
-            streams.check_batches(settings, program_test.store(), model.mesh(settings))
+            streams.check_batches(settings, program_test.small_dataset(), model.mesh(settings))
 
     @parameterized.parameters("full", "blockwise")
     def test_an_exact_generator_reads_no_counts_that_it_does_not_use(self, kind):
@@ -200,7 +200,9 @@ class RobustTest(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, message):
             robust_settings(found)
         with self.assertRaisesRegex(ValueError, message):
-            robust.training_data(found, program_test.store(), model.mesh(found), self.folder)
+            robust.training_data(
+                found, program_test.small_dataset(), model.mesh(found), self.folder
+            )
         self.assertEmpty(list(self.folder.iterdir()))
         robust_settings(config(**{"robust.num_phases": 0}, **changes))
 
@@ -208,24 +210,24 @@ class RobustTest(folders.FolderTest):
 class FrozenGeneratorTest(folders.FolderTest):
     def detection(self) -> ReplacedTokenDetection:
         settings = config(**{"evaluation.frozen_generator": str(self.folder)})
-        objective = objectives.objective(settings, program_test.store())
+        objective = objectives.objective(settings, program_test.small_dataset())
         mesh = model.mesh(settings)
         return evaluators.detection(
-            settings, encoder_of(objective), program_test.store(), mesh, in_training=True
+            settings, encoder_of(objective), program_test.small_dataset(), mesh, in_training=True
         )
 
-    def trained(self, store: PackedDataset) -> None:
+    def trained(self, dataset: PackedDataset) -> None:
         """Have a run in the folder, on rows."""
         (self.folder / "train").mkdir()
         (self.folder / "train" / "settings.json").write_text(json.dumps({}))
         found = model.Trained(objective_of(), {}, 3)
         self.enter_context(mock.patch.object(pretrained, "read_run", lambda *_: found))
-        self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: store))
+        self.enter_context(mock.patch.object(evaluators, "open_packed_dataset", lambda _: dataset))
 
     def test_runs_that_cannot_be(self):
         with self.assertRaisesRegex(ValueError, "frozen_generator is .*, which is no --workdir"):
             self.detection()
-        self.trained(dataclasses.replace(program_test.store(), tokenizer="other"))
+        self.trained(dataclasses.replace(program_test.small_dataset(), tokenizer="other"))
         with self.assertRaisesRegex(ValueError, "whose vocabulary differs from this run's"):
             self.detection()
         found = model.Trained(objective_of(objective="masked_lm"), {}, 3)

@@ -93,15 +93,15 @@ class PhasesTest(folders.FolderTest):
             baseline_losses(self.path)
 
 
-class StoreCase(folders.FolderTest):
+class DatasetCase(folders.FolderTest):
     def setUp(self):
         super().setUp()
-        self.store = program_test.write_store(self.folder, ("aa", "bb", "cc"))
+        self.dataset = program_test.write_dataset(self.folder, ("aa", "bb", "cc"))
         self.config = program_test.config("rows")
         self.config.data.pair_share = 0.4
 
 
-class RecordTest(StoreCase):
+class RecordTest(DatasetCase):
     def setUp(self):
         super().setUp()
         self.config.objective, self.config.robust.num_phases = "replaced_token", 2
@@ -111,17 +111,17 @@ class RecordTest(StoreCase):
         (3, (), [2]), (4, (5,), [2]), (6, (), [2, 5]), (6, (2,), [5]), (7, (5,), [2])
     )
     def test_a_run_does_not_go_on_without_a_phase_that_it_has_used(self, step, kept, missing):
-        folder, store, config = self.folder, self.store, self.config
+        folder, dataset, config = self.folder, self.dataset, self.config
 
         def resumed(kept: tuple[int, ...]) -> None:
             """Go on from a checkpoint of `step` with the phases of these steps on record."""
-            new = robust.training_data(config, store, model.mesh(config), folder / "none")
+            new = robust.training_data(config, dataset, model.mesh(config), folder / "none")
             base = new.record.base
             unseen = dict.fromkeys(base)
             phases = tuple(Phase(first, base, unseen, 0.0, None) for first in kept)
             if kept:
                 write_pair_record(folder / robust.RECORD, PairRecord(base, phases))
-            data = robust.training_data(config, store, model.mesh(config), folder)
+            data = robust.training_data(config, dataset, model.mesh(config), folder)
             data.renew(step, self.fail)  # nothing is learned from this state
 
         message = rf"{robust.RECORD} has no phases of steps {re.escape(str(missing))}, .*; restore"
@@ -130,7 +130,7 @@ class RecordTest(StoreCase):
         resumed((2, 5))
 
     def test_a_baseline_of_other_pairs(self):
-        folder, store, config = self.folder, self.store, self.config
+        folder, dataset, config = self.folder, self.dataset, self.config
         config.robust.baseline = str(folder / "theirs.json")
         one, two, three = pairs = ["aa-bb", "aa-cc", "bb-cc"]
 
@@ -141,7 +141,7 @@ class RecordTest(StoreCase):
             write_pair_record(
                 folder / "theirs.json", PairRecord(base, (Phase(5, base, losses, 0.0, None),))
             )
-            robust.training_data(config, store, model.mesh(config), folder / "mine")
+            robust.training_data(config, dataset, model.mesh(config), folder / "mine")
 
         for count, seen in enumerate(((), ("xx-yy",), (two,), (two, "xx-yy"))):
             message = (
@@ -156,16 +156,16 @@ class RecordTest(StoreCase):
             started(*pairs)
 
 
-class StreamTest(StoreCase):
+class StreamTest(DatasetCase):
     def test_pairs_follow_the_phases_and_text_goes_on_as_without_them(self):
-        store, config = self.store, self.config
-        pairs = language_pairs(store)
+        dataset, config = self.dataset, self.config
+        pairs = language_pairs(dataset)
         weights = {
             first: {pair: float(pair == pairs[only]) for pair in pairs}
             for first, only in ((0, 2), (20, 0), (40, 1))  # one pair a phase
         }
         phased, plain = (
-            streams.training_data(config, store, model.mesh(config), one).batches(range(60))
+            streams.training_data(config, dataset, model.mesh(config), one).batches(range(60))
             for one in (weights, None)
         )
         seen = set()

@@ -13,7 +13,7 @@ from configs import xy_lent
 from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories
 from tests.cli.models_test import OTHER, TOKENIZER, VOCAB
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from xlm.experiment import data as data_builders
 from xlm.experiment import evaluators, model, objectives
 from xlm.experiment.initial import initial_params
@@ -47,16 +47,16 @@ def write_rows(folders: data_builders.Folders, tokenizer: bytes = TOKENIZER) -> 
         np.save(folders.rows / f"aa.{split}.npy", rows)
     one = {"rows": 6, "tokens": 96, "unknown": 0, "characters": 300}
     statistics = {"aa": {"train": one, "heldout": one}}
-    return write_store(folders.workdir, tokenizer, VOCAB, length, statistics)
+    return write_dataset(folders.workdir, tokenizer, VOCAB, length, statistics)
 
 
 def mesh():
     return factories.one_device(config())
 
 
-def write_run(folders: data_builders.Folders, settings: ConfigDict, store: PackedDataset):
+def write_run(folders: data_builders.Folders, settings: ConfigDict, dataset: PackedDataset):
     """A run with a checkpoint of random parameters; returns its objective and parameters."""
-    objective = objectives.objective(settings, store, mesh())
+    objective = objectives.objective(settings, dataset, mesh())
     data_builders.open_train_stage(settings, folders).claim()
     params = factories.random_params(objective)
     functions = model.train_functions(settings, objective, mesh())
@@ -71,8 +71,8 @@ class TestCase(parameterized.TestCase):
         super().setUpClass()
         cls.parent = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         cls.folders = data_builders.Folders(cls.parent / "work")
-        cls.store = write_rows(cls.folders)
-        cls.objective, cls.params = write_run(cls.folders, config(), cls.store)
+        cls.dataset = write_rows(cls.folders)
+        cls.objective, cls.params = write_run(cls.folders, config(), cls.dataset)
         # Each has a table of its own, so that none of these is taken for another.
         assert cls.objective.settings.embeddings == "disentangled"
 
@@ -84,7 +84,7 @@ class InitialTest(TestCase):
     def start(self, source: pathlib.Path, folders: data_builders.Folders | None = None, **changes):
         """Reader of the initial parameters of another run, on the same rows by default."""
         settings = config(**{"train.init_from": str(source), **changes})
-        objective = objectives.objective(settings, self.store)
+        objective = objectives.objective(settings, self.dataset)
         folders = folders or data_builders.Folders(self.new_folder())
         if not folders.rows.exists():
             write_rows(folders)
@@ -177,17 +177,17 @@ class ExportTest(TestCase):
         narrow = {"model.hidden_size": 4, "model.num_heads": 1, "model.mlp_size": 4}
         changes = {"objective": "masked_lm", "model.num_layers": 1, **narrow}
         settings = config(**changes, **{"train.init_from": str(self.generator)})
-        alone = objectives.objective(settings, self.store)
+        alone = objectives.objective(settings, self.dataset)
         folders = data_builders.Folders(self.new_folder())
         write_rows(folders)
         start = initial_params(settings, alone, folders)()
         without = config(objective="masked_lm", **{"train.init_from": str(self.discriminator)})
-        wide = objectives.objective(without, self.store)
+        wide = objectives.objective(without, self.dataset)
         with self.assertRaisesRegex(ValueError, "without a masked-LM head, .* --part=generator"):
             initial_params(without, wide, folders)
         found, expected = (
             evaluators.exact_masked_lm(
-                settings, masked_lm_of(one), self.store, mesh(), in_training=False
+                settings, masked_lm_of(one), self.dataset, mesh(), in_training=False
             ).run(params)
             for one, params in ((alone, start), (self.objective, self.params))
         )

@@ -15,7 +15,7 @@ from input_pipeline.stream import MixedStream, PhasedStream, Seen, Stream, Train
 from tests.factories import SPECIAL_IDS
 from tests.folders import FolderTest
 from tests.input_pipeline import bitext_test
-from tests.input_pipeline.reading import training_store
+from tests.input_pipeline.reading import training_dataset
 from xlm.experiment import schema, seen, streams
 
 ROWS = {"en": 300, "sw": 20, "de": 100}
@@ -31,8 +31,8 @@ def counted(stream: Stream, steps: int) -> Seen:
 
 class CountsTest(FolderTest):
     def texts(self, seed: int = 0, batch_size: int = 512, blocks=NO_BLOCKS) -> TrainingStream:
-        store = training_store(self.folder, ROWS)
-        return TrainingStream(store, SHARES, batch_size, seed, blocks)
+        dataset = training_dataset(self.folder, ROWS)
+        return TrainingStream(dataset, SHARES, batch_size, seed, blocks)
 
     @parameterized.product(blocks=(NO_BLOCKS, BLOCKS), steps=(0, 1, 130, 300))
     def test_sequences_are_those_of_the_batches(self, blocks, steps):
@@ -44,9 +44,9 @@ class CountsTest(FolderTest):
         phases = PhasedStream({4: self.texts(1, 8), 0: self.texts(2, 8)})
         self.assertEqual(+phases.seen(steps), counted(phases, steps))
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        store = bitext_test.write_store(folder)
-        pairs = pair_stream(store, bitext_test.SETTINGS, 3, bitext_test.SHARES)
-        rows = [PairRows(store, *key) for key in count_pairs(store)]
+        dataset = bitext_test.write_dataset(folder)
+        pairs = pair_stream(dataset, bitext_test.SETTINGS, 3, bitext_test.SHARES)
+        rows = [PairRows(dataset, *key) for key in count_pairs(dataset)]
         for in_turns in (False, True):
             mixed = MixedStream([phases, pairs], np.array([1, 2]), 5, in_turns)
             found = mixed.seen(steps)
@@ -76,12 +76,12 @@ class LengthTest(FolderTest):
             np.save(self.folder / f"{language}.train.npy", rows)
             train = {"rows": count, "tokens": count * fill, "unknown": 0, "characters": 1}
             statistics[language] = {"train": train, "heldout": train}
-        self.store = PackedDataset(self.folder, 1000, 16, "", SPECIAL_IDS, statistics, {})
+        self.dataset = PackedDataset(self.folder, 1000, 16, "", SPECIAL_IDS, statistics, {})
 
     def test_a_later_phase_begins_with_other_sequences_than_the_first(self):
         config = self.config(num_steps=8)
         config.data.alpha_phases = ((4, config.data.alpha),)
-        stream = streams.training_stream(config, self.store)
+        stream = streams.training_stream(config, self.dataset)
         first, later = (map(stream.describe_batch, range(start, start + 4)) for start in (0, 4))
         self.assertNotEqual(list(first), list(later))
 
@@ -91,13 +91,13 @@ class LengthTest(FolderTest):
         return config
 
     def rows(self, config, steps: int):
-        found = streams.training_stream(config, self.store).seen(steps)
-        return seen.rows_of(config, self.store, found)
+        found = streams.training_stream(config, self.dataset).seen(steps)
+        return seen.rows_of(config, self.dataset, found)
 
     @parameterized.parameters(0, 1, 7, 100)
     def test_tokens_epochs_and_shares_are_those_of_the_batches(self, steps):
         config = self.config(num_steps=steps or 1)
-        stream, tokens, rows = streams.training_stream(config, self.store), Seen(), Seen()
+        stream, tokens, rows = streams.training_stream(config, self.dataset), Seen(), Seen()
         for batch in map(stream.batch, range(steps)):
             for language, row in zip(batch["language"], batch["tokens"], strict=True):
                 tokens[stream.languages[language]] += int((row == 9).sum())
@@ -113,7 +113,7 @@ class LengthTest(FolderTest):
     @parameterized.parameters(("num_epochs", 0.3), ("num_epochs", 5.0), ("num_tokens", 12_345))
     def test_steps_are_the_fewest_that_see_so_much(self, key, wanted):
         config = self.config(**{key: wanted})
-        found = seen.with_steps(config, self.store).train
+        found = seen.with_steps(config, self.dataset).train
 
         def amount(steps: int) -> float:
             rows = self.rows(config, steps)
@@ -134,11 +134,13 @@ class LengthTest(FolderTest):
     )
     def test_one_length_must_be_given(self, train, message):
         with self.assertRaisesRegex(ValueError, f"train.num_steps, .* {message}"):
-            seen.with_steps(self.config(**train), self.store)
+            seen.with_steps(self.config(**train), self.dataset)
 
     def test_text_seen_more_than_sixteen_times_is_told(self):
         config, told = self.config(num_steps=1), []
-        parts = seen.section(config, self.store, 1000, lambda form, line: told.append(form % line))
+        parts = seen.section(
+            config, self.dataset, 1000, lambda form, line: told.append(form % line)
+        )
         epochs = {row["language"]: row["epochs"] for row in self.rows(config, 1000)}
         expected = [one for one, number in epochs.items() if number > 16]
         self.assertEqual([one.split(" is seen")[0] for one in told], expected)

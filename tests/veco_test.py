@@ -11,7 +11,7 @@ from configs import veco
 from input_pipeline.bitext import PAIRS, SEPARATE_PAIRS
 from input_pipeline.stream import PACKED
 from tests import factories
-from tests.builders_test import write_store
+from tests.builders_test import write_dataset
 from tests.interop.xlm_roberta_test import SETTINGS, FolderTest, params_of, tokenizer
 from xlm.experiment import masked_lm, objectives
 from xlm.experiment.initial import _check_same_parameters
@@ -42,7 +42,7 @@ def config(arg: str = "runlocal", **changes):
 
 
 def objective_of(found):
-    return objectives.objective(found, write_store(found.vocab.target_size, found.store.length))
+    return objectives.objective(found, write_dataset(found.vocab.target_size, found.store.length))
 
 
 class PaperTest(parameterized.TestCase):

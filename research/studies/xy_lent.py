@@ -190,8 +190,8 @@ def learned(folder: pathlib.Path) -> dict[str, Any]:
 def _pairs_seen(config: Any, seed: int, folder: pathlib.Path) -> dict[str, float]:
     """Return the mean number of sentence pairs of a run: equal tokens of shorter ones are more."""
     config.train.seed = seed
-    store = PackedDataset.open(folder / "rows")
-    of_step = streams.pairs_per_step(config, store, data.pair_shares(config, store))
+    dataset = PackedDataset.open(folder / "rows")
+    of_step = streams.pairs_per_step(config, dataset, data.pair_shares(config, dataset))
     return {"pairs": config.train.num_steps * of_step}
 
 

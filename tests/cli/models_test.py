@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset
 from tests import commands, factories, processes
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from tests.folders import FolderTest
 from vocap import merge, model_proto
 from xlm.cli.main import VERBS
@@ -243,18 +243,18 @@ class EntryPointsTest(FolderTest):
         statistics = factories.write_rows(folders.rows, ("aa",), config.store.length, 8, 1000, 3000)
         rows = np.random.default_rng(0).integers(5, VOCAB, (8, config.store.length))
         np.save(folders.rows / "aa.train.npy", rows.astype(np.uint16))
-        store = write_store(
+        dataset = write_dataset(
             folders.workdir, TOKENIZER, VOCAB, config.store.length, statistics, bitexts
         )
         data_builders.open_train_stage(config, folders).claim()
-        return folders, store
+        return folders, dataset
 
     def save_checkpoint(
-        self, config: ConfigDict, folders: data_builders.Folders, store: PackedDataset
+        self, config: ConfigDict, folders: data_builders.Folders, dataset: PackedDataset
     ) -> dict[str, Any]:
         config.mesh.update(data=4, model=2)  # of the eight devices here; there is one there
         mesh = builders.mesh(config)
-        objective = objectives.objective(config, store, mesh)
+        objective = objectives.objective(config, dataset, mesh)
         functions = builders.train_functions(config, objective, mesh)
         params = factories.random_params(objective)
         with Checkpoints(folders.train / "checkpoints", keep=1) as checkpoints:
@@ -263,9 +263,9 @@ class EntryPointsTest(FolderTest):
 
     def test_the_last_checkpoints_are_merged(self):
         config = quickstart.get_config("runlocal")
-        folders, store = self.write_workdir(config)
-        params = self.save_checkpoint(config, folders, store)
-        objective = objectives.objective(config, store, builders.mesh(config))
+        folders, dataset = self.write_workdir(config)
+        params = self.save_checkpoint(config, folders, dataset)
+        objective = objectives.objective(config, dataset, builders.mesh(config))
         functions = builders.train_functions(config, objective, builders.mesh(config))
         doubled = jax.tree.map(lambda x: 3 * x, params)
         with Checkpoints(folders.train / "checkpoints", keep=2) as checkpoints:
@@ -318,8 +318,8 @@ class EntryPointsTest(FolderTest):
     def test_the_last_checkpoint_is_exported(self, overrides, warning):
         config = quickstart.get_config("runlocal")
         config.update_from_flattened_dict(overrides)
-        folders, store = self.write_workdir(config)
-        params = self.save_checkpoint(config, folders, store)
+        folders, dataset = self.write_workdir(config)
+        params = self.save_checkpoint(config, folders, dataset)
         output = self.folder / "exported"
         flags = (f"--workdir={folders.workdir}", f"--output={output}")
         # One of them on other devices than those of the checkpoint.
@@ -345,8 +345,8 @@ class EntryPointsTest(FolderTest):
         config = quickstart.get_config("runlocal")
         config.train.init_from, config.data.pair_share = "/home/someone/mini_lm", 0.5
         pairs = {"news": {"aa": [[7, 8]] * 9, "bb": [[9]] * 9}}
-        folders, store = self.write_workdir(config, pairs)
-        self.save_checkpoint(config, folders, store)
+        folders, dataset = self.write_workdir(config, pairs)
+        self.save_checkpoint(config, folders, dataset)
         loss = {"loss": 3.25, "unigram": 3.0, "bits_per_character": 1.5, "tokens": 9}
         artifacts.write_json(folders.report / "results.json", {"step": 7, "losses": {"aa": loss}})
         artifacts.write_json(folders.text_record, {"made_from": "", "warnings": ["aa: odd text"]})

@@ -13,7 +13,7 @@ from configs import quickstart
 from input_pipeline.packed_dataset import PackedDataset
 from input_pipeline.pair_sampling import METHODS, PairSamplingSettings, sample_pairs
 from tests import commands, golden
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from tests.factories import write_rows
 from tests.folders import FolderTest
 from xlm.evaluation import pair_sampling_report
@@ -103,10 +103,10 @@ class PairSamplingToolTest(FolderTest):
         statistics = write_rows(self.folder / "rows", ("en",), 128)
         sides = {lang: [[7] * n] * 20 for lang, n in (("de", 5), ("en", 9), ("sw", 30))}
         sides["sw"] = sides["sw"][:8] + [[]] * 12  # sentences that are missing
-        return write_store(self.folder, b"model", 600, 128, statistics, {"set": sides})
+        return write_dataset(self.folder, b"model", 600, 128, statistics, {"set": sides})
 
     def test_the_examples_of_rows_are_those_that_the_stream_draws(self):
-        store = self.write_rows()
+        dataset = self.write_rows()
         changes = {"pair_share": 0.25, "contrast_share": 0.25}
         self.report(f"--workdir={self.folder}", **changes)
         found = json.loads((self.folder / "pair_sampling" / "report.json").read_text("utf-8"))
@@ -117,7 +117,7 @@ class PairSamplingToolTest(FolderTest):
             pairs = {"de-en": 20, "de-sw": 8, "en-sw": 8}
             self.assertEqual(list(found[method]["pairs"]), list(pairs))
             shares = {tuple(k.split("-")): p["share"] for k, p in found[method]["pairs"].items()}
-            stream, counts = streams.pair_stream(store, settings, 0, shares), np.zeros(3)
+            stream, counts = streams.pair_stream(dataset, settings, 0, shares), np.zeros(3)
             for step in range(500):
                 batch = stream.batch(step)
                 counts += np.bincount(batch["pair"], batch["segments"].max(axis=1), minlength=3)

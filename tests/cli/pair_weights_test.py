@@ -10,7 +10,7 @@ import sentencepiece as spm
 from configs import xy_lent
 from input_pipeline.pair_phases import PairRecord, Phase, write_pair_record
 from tests import commands, tiny_tasks
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from tests.folders import FolderTest
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
@@ -40,7 +40,7 @@ class PairWeightsTest(FolderTest):
             for name, one in TEXT.items()
         }
         tokenizer = tiny_tasks.tokenizer()
-        self.store = write_store(self.folder, tokenizer, tiny_tasks.VOCAB, 32, bitexts=bitexts)
+        self.dataset = write_dataset(self.folder, tokenizer, tiny_tasks.VOCAB, 32, bitexts=bitexts)
         data_builders.open_train_stage(self.config, self.folders).claim()
         self.record = self.folders.train / "pair_weights.json"
 
@@ -73,10 +73,12 @@ class PairWeightsTest(FolderTest):
         )
 
     def test_examples_are_drawn_by_the_seed_from_all_sets(self):
-        draw = [pair_weights.pair_examples(self.store, self.processor, seed) for seed in range(12)]
+        draw = [
+            pair_weights.pair_examples(self.dataset, self.processor, seed) for seed in range(12)
+        ]
         drawn = [examples("aa-bb", 1)[0] for examples in draw]
         self.assertLen(set(drawn), 3)
-        again = pair_weights.pair_examples(self.store, self.processor, 5)
+        again = pair_weights.pair_examples(self.dataset, self.processor, 5)
         again("bb-cc", 1)  # what is drawn before changes nothing
         self.assertEqual(again("aa-bb", 1), [drawn[5]])
 

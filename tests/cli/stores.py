@@ -11,7 +11,7 @@ from xlm.common import artifacts
 from xlm.experiment.data import Folders
 
 
-def write_store(
+def write_dataset(
     workdir: pathlib.Path, tokenizer: bytes, vocab_size: int, length: int, statistics=None,
     bitexts: Mapping[str, Mapping[str, Sequence[Sequence[int]]]] | None = None,
 ) -> PackedDataset:  # fmt: skip
@@ -28,10 +28,10 @@ def write_store(
             path = folders.rows / f"{name}.{language}"
             np.save(f"{path}.ends.npy", np.cumsum([*map(len, ids)]))
             np.save(f"{path}.bitext.npy", np.concatenate(ids).astype(np.uint16))
-    store = with_pair_rows(PackedDataset(
+    dataset = with_pair_rows(PackedDataset(
         folders.rows, vocab_size, length, tokenizer_hash(tokenizer), SPECIAL_IDS, statistics or {},
         {}, {name: tuple(columns) for name, columns in bitexts.items()},
     ))  # fmt: skip
-    store.write_meta()
+    dataset.write_meta()
     artifacts.open_stage(folders.rows, {"made": "up"}).finish()
-    return store
+    return dataset

@@ -33,7 +33,7 @@ def params():
     return factories.random_params(OBJECTIVE, 0.5)
 
 
-def write_store(folder: pathlib.Path, num_heldout: dict[str, int]) -> PackedDataset:
+def write_dataset(folder: pathlib.Path, num_heldout: dict[str, int]) -> PackedDataset:
     """Languages of so many held-out documents, each with text the others lack."""
     statistics = {}
     for place, (language, count) in enumerate(num_heldout.items()):
@@ -57,13 +57,13 @@ class TestCase(parameterized.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.store = write_store(cls.folder, {"aa": 5, "bb": 3, "none": 0})
-        cls.rows = {lang: cls.store.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
+        cls.dataset = write_dataset(cls.folder, {"aa": 5, "bb": 3, "none": 0})
+        cls.rows = {lang: cls.dataset.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
         cls.text = {lang: x[~np.isin(x, SPECIAL.special_ids())] for lang, x in cls.rows.items()}
 
     def evaluator(self, objective: MaskedLM = OBJECTIVE, **kwargs) -> ExactMaskedLM:
         settings = {"num_folds": FOLDS, "batch_size": 4, "max_sequences": 0, "seed": 0, **kwargs}
-        return ExactMaskedLM(objective, self.store, **settings)
+        return ExactMaskedLM(objective, self.dataset, **settings)
 
     def assert_close(self, found: dict[str, LanguageLoss], expected: dict[str, LanguageLoss]):
         self.assertEqual(list(found), list(expected))
@@ -122,7 +122,7 @@ class LossTest(TestCase):
             count = (~np.isin(rows[0], SPECIAL.special_ids())).sum()
             self.assertEqual(found[language].tokens, count)
         folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        none = write_store(folder, {"aa": 0})
+        none = write_dataset(folder, {"aa": 0})
         with self.assertRaisesRegex(ValueError, "no held-out rows .* corpus.heldout_fraction"):
             ExactMaskedLM(OBJECTIVE, none, num_folds=2, batch_size=4, max_sequences=0, seed=0)
 
@@ -134,7 +134,7 @@ class LossTest(TestCase):
             found, count = self.results[language], len(text)
             bits = found.loss * count / math.log(2) / (3 * count + place)
             self.assertAlmostEqual(found.bits_per_character, bits, places=6)
-            counts = self.store.token_counts(language).tolist()
+            counts = self.dataset.token_counts(language).tolist()
             for special in SPECIAL.special_ids():
                 counts[special] = 0
             num_tokens, num_types = sum(counts), sum(count > 0 for count in counts)

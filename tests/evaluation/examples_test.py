@@ -42,7 +42,7 @@ def sentence(rng: np.random.Generator, length: int) -> list[int]:
     return [11, *rng.choice(others, length - 2), STOP]
 
 
-def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> PackedDataset:
+def write_dataset(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> PackedDataset:
     """Languages of these held-out documents."""
     counts = np.full(VOCAB, examples.MIN_COUNT)
     counts[RARE] -= 1
@@ -55,40 +55,40 @@ def write_store(folder: pathlib.Path, documents: dict[str, list[list[int]]]) -> 
 
 class TestCase(parameterized.TestCase):
     @classmethod
-    def store(cls, documents: dict[str, list[list[int]]]) -> PackedDataset:
+    def small_dataset(cls, documents: dict[str, list[list[int]]]) -> PackedDataset:
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        return write_store(folder, documents)
+        return write_dataset(folder, documents)
 
     @classmethod
     def many(cls, num_languages: int) -> PackedDataset:
         rng = np.random.default_rng(0)
         lengths = [[rng.integers(3, 20) for _ in range(8)] for _ in range(num_languages)]
-        return cls.store({f"l{i:02}": [sentence(rng, length) for length in of_language]
+        return cls.small_dataset({f"l{i:02}": [sentence(rng, length) for length in of_language]
                           for i, of_language in enumerate(lengths)})  # fmt: skip
 
 
 class ChooseTest(TestCase):
     def test_of_held_out_text_only_pieces_with_letters_that_are_frequent(self):
-        store = self.many(3)
+        dataset = self.many(3)
         positions = set()
         for seed in range(40):
-            for cloze in choose(store, PIECES, seed):
+            for cloze in choose(dataset, PIECES, seed):
                 self.assertGreaterEqual(cloze.tokens[cloze.position], FIRST)
                 positions.add(cloze.position)
                 self.assertBetween(len(cloze.tokens), examples.SHORTEST, L - 2)
-                rows = np.ravel(store.rows(cloze.language, "heldout")).astype(np.int32)
+                rows = np.ravel(dataset.rows(cloze.language, "heldout")).astype(np.int32)
                 self.assertIn(cloze.tokens.tobytes(), rows.tobytes())
                 self.assertEmpty(set(cloze.tokens.tolist()) & set(SPECIAL.special_ids()))
         self.assertGreater(len(positions), 5)
 
     def test_a_seed_draws_for_each_language_on_its_own(self):
-        store = self.many(6)
-        first, again, other = (str(choose(store, PIECES, seed)) for seed in (0, 0, 1))
+        dataset = self.many(6)
+        first, again, other = (str(choose(dataset, PIECES, seed)) for seed in (0, 0, 1))
         self.assertEqual(first, again)
         self.assertNotEqual(first, other)
-        before = choose(store, PIECES, 0)
-        np.save(store.folder / "l01.heldout.npy", store.rows("l01", "heldout")[:1])
-        self.assertEqual(str(before[0]), str(choose(store, PIECES, 0)[0]))
+        before = choose(dataset, PIECES, 0)
+        np.save(dataset.folder / "l01.heldout.npy", dataset.rows("l01", "heldout")[:1])
+        self.assertEqual(str(before[0]), str(choose(dataset, PIECES, 0)[0]))
 
     def test_whole_sentences_before_torn_ones(self):
         whole = [11, *range(FIRST, FIRST + 8), STOP]
@@ -96,12 +96,12 @@ class ChooseTest(TestCase):
         # The middle one of a row; what is first or last in it may be a part of more.
         document = [*torn, STOP, *whole, *torn]
         for seed in range(10):
-            (cloze,) = choose(self.store({"aa": [document]}), PIECES, seed)
+            (cloze,) = choose(self.small_dataset({"aa": [document]}), PIECES, seed)
             self.assertEqual(cloze.tokens.tolist(), whole)
-        (cloze,) = choose(self.store({"aa": [torn]}), PIECES, 0)
+        (cloze,) = choose(self.small_dataset({"aa": [torn]}), PIECES, 0)
         self.assertEqual(cloze.tokens.tolist(), torn)
         # They are cut at the length of a row.
-        (cloze,) = choose(self.store({"aa": [[FIRST] * 100]}), PIECES, 0)
+        (cloze,) = choose(self.small_dataset({"aa": [[FIRST] * 100]}), PIECES, 0)
         self.assertLen(cloze.tokens, L - 2)
 
     def test_pieces_of_bytes_are_shown_as_what_they_spell(self):
@@ -118,8 +118,8 @@ class ChooseTest(TestCase):
         ):
             ids = np.array([SPECIAL.unk + 2 + [*pieces, "a"].index(p) for p in text.split()])
             every = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *pieces, "a"]
-            store = self.store({"aa": [[11]]})
-            found = examples._sentences(np.array([SPECIAL.bos, *ids, SPECIAL.eos]), store, every)
+            dataset = self.small_dataset({"aa": [[11]]})
+            found = examples._sentences(np.array([SPECIAL.bos, *ids, SPECIAL.eos]), dataset, every)
             self.assertEqual(np.cumsum([len(one) for one, _ in found])[:-1].tolist(), ends)
 
     def test_languages_without_a_sentence(self):
@@ -129,9 +129,9 @@ class ChooseTest(TestCase):
             "others": [[NUMBER, BYTE, RARE, SPECIAL.unk, COMMA] * 4],
             "some": [[FIRST] * examples.SHORTEST],
         }
-        store = self.store(documents)
-        self.assertEqual([cloze.language for cloze in choose(store, PIECES, 0)], ["some"])
-        none = Examples(OBJECTIVE, self.store({"none": []}), PIECES, seed=0)
+        dataset = self.small_dataset(documents)
+        self.assertEqual([cloze.language for cloze in choose(dataset, PIECES, 0)], ["some"])
+        none = Examples(OBJECTIVE, self.small_dataset({"none": []}), PIECES, seed=0)
         self.assertEqual(none.run(params()), [])
 
 
@@ -144,10 +144,10 @@ class PredictTest(TestCase):
         cls.found = cls.twelve.run(params())
 
     def test_equals_a_slow_softmax(self):
-        store = self.many(2 * examples._BATCH + 1)  # the last batch is nearly empty
-        chosen = Examples(OBJECTIVE, store, PIECES, seed=0)
+        dataset = self.many(2 * examples._BATCH + 1)  # the last batch is nearly empty
+        chosen = Examples(OBJECTIVE, dataset, PIECES, seed=0)
         found = chosen.run(params())
-        self.assertEqual([one.language for one in found], list(store.languages))
+        self.assertEqual([one.language for one in found], list(dataset.languages))
         predict = jax.jit(OBJECTIVE.predictions)
 
         @jax.jit

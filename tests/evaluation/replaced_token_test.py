@@ -13,7 +13,7 @@ from absl.testing import parameterized
 
 from input_pipeline.packed_dataset import PackedDataset, pad_sentences
 from tests import factories
-from tests.evaluation.exact_masked_lm_test import write_store
+from tests.evaluation.exact_masked_lm_test import write_dataset
 from tests.factories import EOS, MASK, SPECIAL, SPECIAL_IDS, UNK
 from xlm.evaluation import replaced_token
 from xlm.evaluation.replaced_token import FROZEN, OWN, UNIGRAM, Detection
@@ -141,14 +141,14 @@ class RunTest(parameterized.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        cls.store: PackedDataset = write_store(folder, {"aa": 9, "bb": 4, "none": 0})
-        cls.rows = {lang: cls.store.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
+        cls.dataset: PackedDataset = write_dataset(folder, {"aa": 9, "bb": 4, "none": 0})
+        cls.rows = {lang: cls.dataset.rows(lang, "heldout")[:].astype(int) for lang in ("aa", "bb")}
         cls.evaluator = cls().of(frozen=(OBJECTIVE, params()))
         cls.results = cls.evaluator.run(params())
 
     def of(self, **changes) -> replaced_token.ReplacedTokenDetection:
         settings = {"rate": 0.3, "batch_size": 4, "max_sequences": 0, "seed": 0, **changes}
-        return replaced_token.ReplacedTokenDetection(OBJECTIVE, self.store, **settings)
+        return replaced_token.ReplacedTokenDetection(OBJECTIVE, self.dataset, **settings)
 
     def texts(self, corruption: str) -> dict[str, np.ndarray]:
         return self.evaluator._fixed[corruption]  # samples are the evaluator's own
@@ -260,9 +260,9 @@ class PairsTest(parameterized.TestCase):
 
     def run_on(self, restart: bool, objective: ReplacedToken, batch_size: int = 7):
         sets = {"core": ("en", "ka", "sw")}
-        store = PackedDataset(self.folder, 30, 16, "", SPECIAL_IDS, {}, sets)
+        dataset = PackedDataset(self.folder, 30, 16, "", SPECIAL_IDS, {}, sets)
         evaluator = replaced_token.PairReplacedTokenDetection(
-            objective, store, pivot="en", positions_restart=restart, batch_size=batch_size,
+            objective, dataset, pivot="en", positions_restart=restart, batch_size=batch_size,
             max_sentences=0, seed=3,
         )  # fmt: skip
         return evaluator, evaluator.run(params())

@@ -67,7 +67,7 @@ METRICS = [
 ]  # fmt: skip
 
 
-def store(**measured) -> PackedDataset:
+def small_dataset(**measured) -> PackedDataset:
     counts = {"en": (9000, 2), "ka": (2000, 0), "sw": (1000, 1)}
     statistics = {
         language: {
@@ -89,11 +89,11 @@ class ReportTest(absltest.TestCase):
         found = report.Results(10, **{key: changes.pop(key, one) for key, one in given.items()})
         settings = {"allocation": ALLOCATION, "metrics": METRICS, "full_softmax_from": None}
         output_layer = factories.output_layer_settings(kind=kind, full_softmax_fraction=0.1)
-        dataset = changes.pop("dataset", store())
+        dataset = changes.pop("dataset", small_dataset())
 
         def write(folder: pathlib.Path) -> None:
             path = report.write_report(
-                folder, found, store=dataset, output_layer=output_layer, **settings | changes
+                folder, found, dataset=dataset, output_layer=output_layer, **settings | changes
             )
             assert path == folder / "report.md"
 
@@ -118,7 +118,7 @@ class ReportTest(absltest.TestCase):
             "ka": "2.10% is held out for 0.10% asked: a reason",
             "sw": "0.05% is held out for 0.10% asked: of two: parts",
         }
-        dataset = store(overlap=overlap, shares=shares)
+        dataset = small_dataset(overlap=overlap, shares=shares)
         self.check("report", "knn", full_softmax_from=3, dataset=dataset, translations=TRANSLATIONS)
 
     def test_a_discriminator_that_learned_nothing(self):

@@ -25,14 +25,14 @@ OBJECTIVE = factories.masked_lm(
 @functools.cache
 def encoder_of(layer: int):
     """The compiled vectors of a batch, which depend on nothing else of an evaluator."""
-    store = PackedDataset(pathlib.Path(), VOCAB, L, "", SPECIAL, {}, {})
+    dataset = PackedDataset(pathlib.Path(), VOCAB, L, "", SPECIAL, {}, {})
     settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0}
-    return Retrieval(OBJECTIVE, store, layer=layer, **settings)._encode
+    return Retrieval(OBJECTIVE, dataset, layer=layer, **settings)._encode
 
 
-def evaluator(store: PackedDataset, *, layer: int = 0, **changes) -> Retrieval:
+def evaluator(dataset: PackedDataset, *, layer: int = 0, **changes) -> Retrieval:
     settings = {"pivot": "en", "batch_size": 8, "max_sentences": 0, **changes}
-    found = Retrieval(OBJECTIVE, store, layer=layer, **settings)
+    found = Retrieval(OBJECTIVE, dataset, layer=layer, **settings)
     found._encode = encoder_of(layer)  # or each would compile its own
     return found
 
@@ -55,15 +55,15 @@ class RetrievalTest(folders.FolderTest):
         for language, column in columns.items():
             rows = pad_sentences(column, length, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"{name}.{language}.parallel.npy", rows)
-        store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
-        return evaluator(store, **kwargs).run(params())[name]
+        dataset = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {name: tuple(columns)})
+        return evaluator(dataset, **kwargs).run(params())[name]
 
     def vectors(
         self, column: list[np.ndarray], length: int, batch_size: int, layer: int = 0
     ) -> np.ndarray:
-        store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {})
+        dataset = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {})
         rows = pad_sentences(column, length, SPECIAL, np.dtype(np.int32))
-        return evaluator(store, layer=layer, batch_size=batch_size)._vectors(params(), rows)
+        return evaluator(dataset, layer=layer, batch_size=batch_size)._vectors(params(), rows)
 
     def test_translations_that_are_the_same_are_found(self):
         same, none = sentences(0), np.array([], int)

@@ -42,10 +42,10 @@ def params():
 
 
 @functools.cache
-def store() -> PackedDataset:
+def small_dataset() -> PackedDataset:
     """Held-out rows of two languages, and a language without."""
     folder = tempfile.TemporaryDirectory()
-    store.folder = folder  # removed when the process ends
+    small_dataset.folder = folder  # removed when the process ends
     for place, (language, count) in enumerate({"aa": 9, "bb": 4, "none": 0}.items()):
         rng = np.random.default_rng(place)
         documents = [rng.integers(5, VOCAB, rng.integers(6, 20)) for _ in range(count)]
@@ -112,7 +112,7 @@ class Watching(MaskedLM):
 
 @functools.cache
 def values_of(layer: OutputLayerSettings) -> dict[str, float]:
-    return evaluate(objective_with(layer), store())
+    return evaluate(objective_with(layer), small_dataset())
 
 
 class SampledLossTest(parameterized.TestCase):
@@ -141,11 +141,11 @@ class SampledLossTest(parameterized.TestCase):
     @parameterized.parameters("full", "blockwise")
     def test_nothing_where_nothing_is_sampled(self, kind: str):
         self.assertEqual(values_of(dataclasses.replace(LAYER, kind=kind)), {})
-        none = dataclasses.replace(store(), statistics={"none": {}})  # held out
+        none = dataclasses.replace(small_dataset(), statistics={"none": {}})  # held out
         self.assertEqual(evaluate(objective_with(LAYER), none), {})
 
     def test_there_is_no_dropout(self):
-        without = evaluate(objective_with(LAYER, dropout_rate=0.0), store())
+        without = evaluate(objective_with(LAYER, dropout_rate=0.0), small_dataset())
         self.assertEqual(without, values_of(LAYER))
 
     def test_statistics_and_mask_rate_are_those_of_the_step(self):
@@ -154,19 +154,21 @@ class SampledLossTest(parameterized.TestCase):
         skewed = first.statistics.probabilities * jnp.arange(1, PADDED + 1)
         later = first.statistics._replace(probabilities=skewed / skewed.sum())
         both = dataclasses.replace(first, later_statistics=((5, later),))
-        before, after = (evaluate(both, store(), step=step) for step in (4, 5))
-        self.assertEqual(before, evaluate(first, store()))
+        before, after = (evaluate(both, small_dataset(), step=step) for step in (4, 5))
+        self.assertEqual(before, evaluate(first, small_dataset()))
         always = dataclasses.replace(first, statistics=later)
-        self.assertEqual(after, evaluate(always, store(), extra_of=first))
+        self.assertEqual(after, evaluate(always, small_dataset(), extra_of=first))
         self.assertNotEqual(before["sampling/sampled_loss"], after["sampling/sampled_loss"])
         mask = dataclasses.replace(first.mask, rate=0.5, final_rate=0.125)
         long, short = (dataclasses.replace(first, mask=mask, num_steps=n) for n in (8, 4))
-        last = evaluate(long, store(), step=7)
-        self.assertEqual(last, evaluate(short, store(), step=3))
-        self.assertNotEqual(last, evaluate(long, store(), step=3))
+        last = evaluate(long, small_dataset(), step=7)
+        self.assertEqual(last, evaluate(short, small_dataset(), step=3))
+        self.assertNotEqual(last, evaluate(long, small_dataset(), step=3))
 
     def test_batches_and_masks_are_those_of_the_seed(self):
-        one, other = (compiled(objective_with(LAYER)).evaluator(store(), seed=n) for n in (0, 1))
+        one, other = (
+            compiled(objective_with(LAYER)).evaluator(small_dataset(), seed=n) for n in (0, 1)
+        )
         self.assertTrue((one._batches != other._batches).any())
         alike = self.one_row(4)  # in any order
         one, other = (evaluate(objective_with(LAYER), alike, seed=n) for n in (0, 1))
@@ -182,9 +184,9 @@ class SampledLossTest(parameterized.TestCase):
     def one_row(self, times: int) -> PackedDataset:
         """Rows of one language, all the same."""
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-        row = store().rows("aa", "heldout")[:1]
+        row = small_dataset().rows("aa", "heldout")[:1]
         np.save(folder / "aa.heldout.npy", np.repeat(row, times, axis=0))
-        return dataclasses.replace(store(), folder=folder, statistics={"aa": {}})
+        return dataclasses.replace(small_dataset(), folder=folder, statistics={"aa": {}})
 
     @parameterized.parameters((0, 4), (2, 4), (1, 4), (0, 32))
     def test_the_rows_are_all_or_some_of_each_language(self, max_sequences: int, batch_size: int):
@@ -193,13 +195,15 @@ class SampledLossTest(parameterized.TestCase):
         layer = dataclasses.replace(LAYER, kind="target_sampling")
         objective = objective_with(layer, kind=Watching)
         changes = {"max_sequences": max_sequences, "batch_size": batch_size}
-        values = evaluate(objective, store(), **changes)
+        values = evaluate(objective, small_dataset(), **changes)
         jax.effects_barrier()
         found = collections.Counter(tuple(row) for batch in seen for row in batch.tolist())
         expected = {
             tuple(row)
             for language in ("aa", "bb")
-            for row in spread_rows(store().rows(language, "heldout"), max_sequences).tolist()
+            for row in spread_rows(
+                small_dataset().rows(language, "heldout"), max_sequences
+            ).tolist()
         }
         # Once sampled, once exact, in batches like those of training: what fills none is left out.
         num_batches = max(len(expected) // batch_size, 1)

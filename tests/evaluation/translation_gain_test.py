@@ -33,12 +33,12 @@ class TranslationGainTest(folders.FolderTest, parameterized.TestCase):
         for language, column in columns.items():
             rows = pad_sentences(column, 12, SPECIAL, np.dtype(np.uint16))
             np.save(self.folder / f"core.{language}.parallel.npy", rows)
-        store = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {"core": tuple(columns)})
+        dataset = PackedDataset(self.folder, VOCAB, L, "", SPECIAL, {}, {"core": tuple(columns)})
         settings = {
             "pivot": "en", "positions_restart": False, "num_folds": FOLDS, "batch_size": 4,
             "max_sentences": 0, "seed": 3, **changes,
         }  # fmt: skip
-        return TranslationGain(OBJECTIVE, store, **settings).run(PARAMS)["core"]
+        return TranslationGain(OBJECTIVE, dataset, **settings).run(PARAMS)["core"]
 
     def loss(self, tokens: list[int], places: list[int], positions: list[int]) -> float:
         """Of the tokens at `places` of one segment, masked."""

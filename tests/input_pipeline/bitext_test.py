@@ -46,7 +46,7 @@ def length_of(language: str, sentence: int) -> int:
     return 1 + (5 * sentence + LANGUAGES.index(language)) % 12
 
 
-def write_store(folder: pathlib.Path, parts: int = 1) -> PackedDataset:
+def write_dataset(folder: pathlib.Path, parts: int = 1) -> PackedDataset:
     """Sets of `parts` files, each of consecutive sentences."""
     pairs = {}
     for name, (languages, count) in SETS.items():
@@ -114,14 +114,14 @@ def all_pairs() -> set[Pair]:
     }
 
 
-class _StoreTest(parameterized.TestCase):
-    store: PackedDataset
+class _DatasetTest(parameterized.TestCase):
+    dataset: PackedDataset
 
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-        cls.store = write_store(pathlib.Path(folder))
+        cls.dataset = write_dataset(pathlib.Path(folder))
 
 
 class PackTest(parameterized.TestCase):
@@ -150,15 +150,15 @@ class PackTest(parameterized.TestCase):
             self.assertLess(1 - sum(sizes) / (len(found) * length), 0.03)
 
 
-class PairStreamTest(_StoreTest):
+class PairStreamTest(_DatasetTest):
     @parameterized.parameters(1, 3)
     def test_an_epoch_has_every_pair_once(self, parts: int):
         folder = self.enterContext(tempfile.TemporaryDirectory())
-        store = write_store(pathlib.Path(folder), parts)
+        dataset = write_dataset(pathlib.Path(folder), parts)
         found = collections.Counter()
         for name, (languages, _) in SETS.items():
             for pair in itertools.combinations(languages, 2):
-                rows = pair_rows.PairRows(store, name, pair)
+                rows = pair_rows.PairRows(dataset, name, pair)
                 tokens = rows.read(0, len(rows)).astype(np.int32)
                 flips = np.zeros(len(rows), np.uint64)
                 found.update(flat(read(bitext.lay_out(tokens, flips, SPECIAL, SETTINGS))))
@@ -175,16 +175,16 @@ class PairStreamTest(_StoreTest):
         np.testing.assert_array_equal(order // 1024, np.arange(3000) // 1024)
         self.assertLess(np.mean(np.diff(order) == 1), 0.01)
         for name in SETS:
-            numbers = self.store.pair_files(name, 0)[0].read(0, 30).astype(int)
+            numbers = self.dataset.pair_files(name, 0)[0].read(0, 30).astype(int)
             self.assertLess(np.mean(np.diff(numbers) == 1), 0.2)
 
     @parameterized.parameters(1, 2)
     def test_blocks_and_threads_change_the_order_only(self, lanes: int):
         blocks = BlockSettings(block_bytes=400, window_blocks=1, lanes=lanes)
-        plain = pair_stream(self.store, of_batch(4, blocks=blocks), seed=0)
-        by_rows = pair_stream(self.store, SETTINGS, seed=0)
+        plain = pair_stream(self.dataset, of_batch(4, blocks=blocks), seed=0)
+        by_rows = pair_stream(self.dataset, SETTINGS, seed=0)
         with ThreadPoolExecutor(2) as pool:
-            threaded = pair_stream(self.store, of_batch(4, blocks=blocks), seed=0, pool=pool)
+            threaded = pair_stream(self.dataset, of_batch(4, blocks=blocks), seed=0, pool=pool)
             visits, of_rows = collections.Counter(), {}
             for step in range(200):
                 batch = plain.batch(step)
@@ -207,7 +207,7 @@ class PairStreamTest(_StoreTest):
 
     def test_order_of_languages_is_a_coin(self):
         """Of probability 1/2 (Section 4 of XY-LENT), thrown for each pair of each row drawn."""
-        rows = read(pair_stream(self.store, of_batch(3000), seed=0).batch(0))
+        rows = read(pair_stream(self.dataset, of_batch(3000), seed=0).batch(0))
         orders, of_slots, same = collections.Counter(), collections.Counter(), 0
         for row in rows:
             flips = [pair[0] > pair[1] for _, pair, _ in row]
@@ -225,7 +225,7 @@ class PairStreamTest(_StoreTest):
     def test_sets_and_language_pairs_have_their_share(self, alpha, shares):
         """Of sentence pairs. Sets of a language pair of given share are drawn by their sizes."""
         given = shares and {pair: 3 * share for pair, share in shares.items()}
-        stream = pair_stream(self.store, of_batch(6000, alpha=alpha), 0, given)
+        stream = pair_stream(self.dataset, of_batch(6000, alpha=alpha), 0, given)
         rows = read(stream.batch(0))
         found = collections.Counter((name, pair) for name, pair, _ in flat(rows))
         sizes = collections.Counter((name, pair) for name, pair, _ in all_pairs())
@@ -239,21 +239,23 @@ class PairStreamTest(_StoreTest):
 
     def test_a_language_pair_without_share_is_never_drawn(self):
         # A cycle of the order, which gives one row to whatever is in it.
-        stream = pair_stream(self.store, of_batch(1 << 16), 0, {**SHARES, ("bb", "cc"): 0.0})
+        stream = pair_stream(self.dataset, of_batch(1 << 16), 0, {**SHARES, ("bb", "cc"): 0.0})
         drawn = {name.split()[1] for name, _ in stream.describe_batch(0)}
         self.assertEqual(drawn, {"aa-bb", "aa-cc"})
         only = dict.fromkeys(SHARES, 0.0) | {("bb", "cc"): 1.0}
-        batch = pair_stream(self.store, SETTINGS, 0, only).batch(0)
+        batch = pair_stream(self.dataset, SETTINGS, 0, only).batch(0)
         np.testing.assert_array_equal(batch["pair"], 2)
 
     def test_a_batch_says_the_language_pair_of_each_row(self):
-        self.assertEqual(bitext.language_pairs(self.store), list(SHARES))
-        self.assertEqual(bitext.pair_names(self.store), ["aa-bb", "aa-cc", "bb-cc"])
+        self.assertEqual(bitext.language_pairs(self.dataset), list(SHARES))
+        self.assertEqual(bitext.pair_names(self.dataset), ["aa-bb", "aa-cc", "bb-cc"])
         sizes = collections.Counter((pair, name) for name, pair, _ in all_pairs())
         expected = {one: sorted(n for key, n in sizes.items() if key[0] == one) for one in SHARES}
-        self.assertEqual({p: sorted(n) for p, n in bitext.pair_sizes(self.store).items()}, expected)
+        self.assertEqual(
+            {p: sorted(n) for p, n in bitext.pair_sizes(self.dataset).items()}, expected
+        )
         for shares in (None, SHARES):
-            stream = pair_stream(self.store, of_batch(50), 0, shares)
+            stream = pair_stream(self.dataset, of_batch(50), 0, shares)
             batch = stream.batch(1)
             self.assertEqual(batch["pair"].dtype, stream.types["pair"])
             for row, number in zip(read(batch), batch["pair"], strict=True):
@@ -261,21 +263,21 @@ class PairStreamTest(_StoreTest):
 
     @parameterized.parameters((1.0, None), (0.0, None), (1.0, SHARES))
     def test_tokens_are_counted_as_the_stream_brings_them(self, alpha, of_languages):
-        stream = pair_stream(self.store, of_batch(6000, alpha=alpha), 0, of_languages)
+        stream = pair_stream(self.dataset, of_batch(6000, alpha=alpha), 0, of_languages)
         tokens = stream.batch(0)["tokens"].reshape(-1)
-        found = np.bincount(tokens, minlength=self.store.vocab_size).astype(float)
+        found = np.bincount(tokens, minlength=self.dataset.vocab_size).astype(float)
         found[list(SPECIAL.special_ids())] = 0
-        expected = token_counts(self.store, alpha, of_languages)
+        expected = token_counts(self.dataset, alpha, of_languages)
         np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), atol=1e-3)
         self.assertGreater(expected.max() / expected.sum(), 0.008)
 
     def test_tokens_of_many_rows_are_counted_in_some(self):
-        expected = token_counts(self.store, 0.3, SHARES)
+        expected = token_counts(self.dataset, 0.3, SHARES)
         self.enterContext(mock.patch.object(bitext, "_COUNTED_TOKENS", 5 * L))
         self.enterContext(mock.patch.object(bitext, "_RANGES", 5))
         with mock.patch.object(pair_rows.PairRows, "read", autospec=True,
                                side_effect=pair_rows.PairRows.read) as reads:  # fmt: skip
-            found = token_counts(self.store, 0.3, SHARES)
+            found = token_counts(self.dataset, 0.3, SHARES)
         per_pair = collections.Counter()
         for (rows, first, stop), _ in reads.call_args_list:
             per_pair[rows.name, rows.pair] += stop - first
@@ -286,9 +288,9 @@ class PairStreamTest(_StoreTest):
 
     def test_damaged_files(self):
         for pool in (None, ThreadPoolExecutor(1)):
-            store = dataclasses.replace(self.store, vocab_size=1000)
+            dataset = dataclasses.replace(self.dataset, vocab_size=1000)
             blocks = BlockSettings(block_bytes=400)
-            stream = pair_stream(store, of_batch(99, blocks=blocks), seed=0, pool=pool)
+            stream = pair_stream(dataset, of_batch(99, blocks=blocks), seed=0, pool=pool)
             with self.assertRaisesRegex(ValueError, r"bitext.npy: entry .* is not below 1000"):
                 stream.batch(0)
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -297,24 +299,25 @@ class PairStreamTest(_StoreTest):
             ("bible.rows.npy", lambda x: x + 9, "rows 0 to 1 of bible aa-bb do not fit its sent"),
             ("bible.aa.ends.npy", lambda x: x[::-1], "bible.aa.ends.npy: must ascend to 40"),
         ):
-            store = write_store(folder)
+            dataset = write_dataset(folder)
             np.save(folder / file, change(np.load(folder / file)))
             with self.assertRaisesRegex(ValueError, message):
-                pair_rows.PairRows(store, "bible", LANGUAGES[:2]).entry(0)
+                pair_rows.PairRows(dataset, "bible", LANGUAGES[:2]).entry(0)
 
     def test_rows_of_an_older_version_are_refused(self):
-        older = dataclasses.replace(self.store, pairs={})
-        for use in (bitext.pair_sizes, lambda store: pair_stream(store, SETTINGS, 0)):
+        older = dataclasses.replace(self.dataset, pairs={})
+        for use in (bitext.pair_sizes, lambda dataset: pair_stream(dataset, SETTINGS, 0)):
             with self.assertRaisesRegex(ValueError, "pairs of bible are in no rows, .* run"):
                 use(older)
 
     def test_positions_restart(self):
-        batch = pair_stream(self.store, of_batch(9, positions="restart"), seed=0).batch(0)
+        batch = pair_stream(self.dataset, of_batch(9, positions="restart"), seed=0).batch(0)
         read(batch, restart=True)
 
     def test_sentences_in_segments_of_their_own_are_as_alone(self):
         one, other = (
-            pair_stream(self.store, of_batch(20, separate_segments=two), 0) for two in (False, True)
+            pair_stream(self.dataset, of_batch(20, separate_segments=two), 0)
+            for two in (False, True)
         )
         self.assertEqual((one.kind(2), other.kind(2)), (bitext.PAIRS, bitext.SEPARATE_PAIRS))
         self.assertEqual(one.describe_batch(2), other.describe_batch(2))
@@ -332,7 +335,7 @@ class PairStreamTest(_StoreTest):
         np.testing.assert_array_equal(tokens, joined["tokens"])
 
     def test_parts_make_the_batch_and_seeds_another_order(self):
-        stream = pair_stream(self.store, SETTINGS, seed=0)
+        stream = pair_stream(self.dataset, SETTINGS, seed=0)
         whole = stream.batch(5)
         parts = [stream.batch(5, part, 2) for part in range(2)]
         for name, array in whole.items():
@@ -340,21 +343,25 @@ class PairStreamTest(_StoreTest):
             np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
         with self.assertRaisesRegex(ValueError, "batch of 4 rows does not divide into 3"):
             stream.batch(0, 0, 3)
-        other = pair_stream(self.store, SETTINGS, seed=1)
+        other = pair_stream(self.dataset, SETTINGS, seed=1)
         self.assertTrue((other.batch(5)["tokens"] != whole["tokens"]).any())
 
     def test_the_start_reads_no_file(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())
-        store = dataclasses.replace(self.store, folder=pathlib.Path(folder))
+        dataset = dataclasses.replace(self.dataset, folder=pathlib.Path(folder))
         blocks = BlockSettings(block_bytes=400)
-        stream = pair_stream(store, of_batch(4, blocks=blocks), 0, SHARES)
-        self.assertEqual(stream.seen(10), pair_stream(self.store, SETTINGS, 0, SHARES).seen(10))
+        stream = pair_stream(dataset, of_batch(4, blocks=blocks), 0, SHARES)
+        self.assertEqual(stream.seen(10), pair_stream(self.dataset, SETTINGS, 0, SHARES).seen(10))
 
 
-class MixedStreamTest(_StoreTest):
+class MixedStreamTest(_DatasetTest):
     def test_every_stream_goes_on_in_its_order_and_has_its_share(self):
-        rows = TrainingStream(self.store, {"aa": 1.0}, batch_size=3, seed=0)
-        streams = [rows, pair_stream(self.store, SETTINGS, 0), pair_stream(self.store, SETTINGS, 1)]
+        rows = TrainingStream(self.dataset, {"aa": 1.0}, batch_size=3, seed=0)
+        streams = [
+            rows,
+            pair_stream(self.dataset, SETTINGS, 0),
+            pair_stream(self.dataset, SETTINGS, 1),
+        ]
         numbers, shares = np.zeros(3, int), np.array([0.5, 0.25, 0.25])
         mixed = MixedStream(streams, shares, seed=0)
         for step in range(1000):

@@ -96,7 +96,7 @@ class PadSentencesTest(absltest.TestCase):
 class PackedDatasetTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.store = PackedDataset(
+        self.dataset = PackedDataset(
             folder=self.folder, vocab_size=1000, length=16,
             tokenizer=packed_dataset.tokenizer_hash(b"a tokenizer"), special=_SPECIAL,
             statistics=write_rows(self.folder, ("sw", "en"), 16, rows=3),
@@ -115,13 +115,13 @@ class PackedDatasetTest(FolderTest):
         self.assertLess(vocab_size - 1, 1 << 8 * dtype.itemsize)
 
     def test_a_store_comes_back_as_it_was_written(self):
-        self.store.write_meta()
+        self.dataset.write_meta()
         opened = PackedDataset.open(self.folder)
-        self.assertEqual(dataclasses.asdict(opened), dataclasses.asdict(self.store))
+        self.assertEqual(dataclasses.asdict(opened), dataclasses.asdict(self.dataset))
         self.assertEqual(opened.languages, ("en", "sw"))
 
     def write_manifest(self) -> None:
-        self.store.write_meta()
+        self.dataset.write_meta()
         names = [path.name for path in self.folder.glob("*.npy")]
         files = {name: manifest.describe(self.folder / name) for name in names}
         artifacts.write_json(self.folder / "manifest.json", {"files": files})
@@ -146,7 +146,7 @@ class PackedDatasetTest(FolderTest):
         with self.assertRaisesRegex(ValueError, f"{name}: the MiB from byte 0 on has another"):
             PackedDataset.open(self.folder)
         with self.assertRaisesRegex(ValueError, f"{name}: its SHA-256 is .* remove .*meta.json"):
-            self.store.verify()
+            self.dataset.verify()
         self.change("manifest.json", "files", name, "blocks", value=None)  # of an older version
         PackedDataset.open(self.folder)
 
@@ -167,7 +167,7 @@ class PackedDatasetTest(FolderTest):
             PackedDataset.open(self.folder)
         self.change("manifest.json", "files", value={})
         with self.assertRaisesRegex(ValueError, "manifest.json: files lacks core.* and 7 others"):
-            self.store.verify()
+            self.dataset.verify()
         self.write_manifest()
         (self.folder / "en.heldout.npy").write_bytes(b"")
         with self.assertRaisesRegex(ValueError, "en.heldout.npy: 0 bytes, must have 224;"):
@@ -181,7 +181,7 @@ class PackedDatasetTest(FolderTest):
     )
     def test_wrong_metadata(self, *path_value_message):
         *path, value, message = path_value_message
-        self.store.write_meta()
+        self.dataset.write_meta()
         self.change("meta.json", *path, value=value)
         with self.assertRaisesRegex(ValueError, f"meta.json: {message}.*; copy the dataset"):
             PackedDataset.open(self.folder)

@@ -89,16 +89,16 @@ class ContentsTest(PreparationTest):
         for name, text in dict(more).items():
             self.write(name, text)
         job = self.job(**changes)
-        store = prepare(job)
+        dataset = prepare(job)
         corpus = load_corpus(job.spec)
-        self.assertEqual(PackedDataset.open(job.folder).statistics, store.statistics)
+        self.assertEqual(PackedDataset.open(job.folder).statistics, dataset.statistics)
         if not changes and not more:  # more/en.jsonl repeats the documents of en.txt
-            self.assertEqual(store.duplicates["en"]["blocks"], 40)
+            self.assertEqual(dataset.duplicates["en"]["blocks"], 40)
         for split, part in (("train", corpus.train), ("heldout", corpus.heldout)):
             for language, found in part.items():
                 tokens = encoded(found)
-                expected = reading.pack_rows(tokens, 64, store.special, np.dtype("u2"))
-                np.testing.assert_array_equal(store.rows(language, split), expected)
+                expected = reading.pack_rows(tokens, 64, dataset.special, np.dtype("u2"))
+                np.testing.assert_array_equal(dataset.rows(language, split), expected)
                 flat = np.concatenate(tokens)
                 statistics = {
                     "rows": len(expected),
@@ -106,19 +106,19 @@ class ContentsTest(PreparationTest):
                     "unknown": int((flat == PROCESSOR.unk_id()).sum()),
                     "characters": len("".join(s + "\n" for one in found for s in one)),
                 }
-                self.assertEqual(store.statistics[language][split], statistics)
+                self.assertEqual(dataset.statistics[language][split], statistics)
                 if split == "train":
-                    counts = np.bincount(flat, minlength=store.vocab_size)
-                    np.testing.assert_array_equal(store.token_counts(language), counts)
-        for name, text in zip(store.parallel, corpus.parallel, strict=True):
-            self.assertEqual(store.parallel[name], text.languages)
+                    counts = np.bincount(flat, minlength=dataset.vocab_size)
+                    np.testing.assert_array_equal(dataset.token_counts(language), counts)
+        for name, text in zip(dataset.parallel, corpus.parallel, strict=True):
+            self.assertEqual(dataset.parallel[name], text.languages)
             for column, language in enumerate(text.languages):
                 cells = encoded([[row[column]] for row in text.rows])
-                rows = packed_dataset.pad_sentences(cells, 32, store.special, np.dtype("u2"))
-                np.testing.assert_array_equal(store.parallel_rows(name, language), rows)
-        for name, text in zip(store.bitexts, corpus.bitexts, strict=True):
+                rows = packed_dataset.pad_sentences(cells, 32, dataset.special, np.dtype("u2"))
+                np.testing.assert_array_equal(dataset.parallel_rows(name, language), rows)
+        for name, text in zip(dataset.bitexts, corpus.bitexts, strict=True):
             for column, language in enumerate(text.languages):
-                bitext = store.bitext(name, language)
+                bitext = dataset.bitext(name, language)
                 cells = encoded([[row[column]] for row in text.rows])
                 self.assertEqual(bitext.lengths.tolist(), list(map(len, cells)))
                 self.assertEqual(bitext.ids[:].tolist(), np.concatenate(cells).tolist())
@@ -131,42 +131,44 @@ class ContentsTest(PreparationTest):
         rows = [f"{i}\ta {i}\tb {i}\tc {i}\n" for i in range(300)]
         self.write("all.tsv", "id\ten\tsw\tde\n" + "".join(rows))
 
-        def rows_of(store: PackedDataset) -> tuple[list, list]:
+        def rows_of(dataset: PackedDataset) -> tuple[list, list]:
             """Rows of texts that are trained on, by their sentences, and held out."""
             trained, pair = [], ("en", "sw")
-            rows = pair_rows.PairRows(store, "all", pair)
-            special = store.special.special_ids()
+            rows = pair_rows.PairRows(dataset, "all", pair)
+            special = dataset.special.special_ids()
             for _, ids in itertools.groupby(rows.read(0, len(rows)).flat, lambda x: x in special):
                 trained.append(PROCESSOR.decode([*map(int, ids)]))
             trained = [*filter(None, trained)]
             trained = [*map(list, zip(trained[::2], trained[1::2], strict=True))]
-            held = zip(*(store.parallel_rows("all", one)[:].tolist() for one in pair), strict=True)
+            held = zip(
+                *(dataset.parallel_rows("all", one)[:].tolist() for one in pair), strict=True
+            )
             return sorted(trained), [[*map(PROCESSOR.decode, row)] for row in held]
 
         changes = {"heldout_by": heldout_by, "languages": ("en", "sw", "de")}
         one = rows_of(prepare(self.job("one", **changes)))
         with mock.patch.object(sources, "_PART_BYTES", 2000):
             job = self.job("many", **changes)
-            store, corpus = prepare(job), load_corpus(job.spec)
+            dataset, corpus = prepare(job), load_corpus(job.spec)
             self.assertLen(preparation.find(job).tasks, 4 + 1 + 1)
             again = prepare(self.job("again", **changes), backwards)
-            self.assertEqual(contents(again.folder), contents(store.folder))
-        self.assertEqual(store.verify(), len(manifest.read(store.folder, ())))
-        self.assertLen(store.pairs["all"], 4)
-        trained, held = rows_of(store)
+            self.assertEqual(contents(again.folder), contents(dataset.folder))
+        self.assertEqual(dataset.verify(), len(manifest.read(dataset.folder, ())))
+        self.assertLen(dataset.pairs["all"], 4)
+        trained, held = rows_of(dataset)
         self.assertEqual(sorted(trained + held), sorted(one[0] + one[1]))
         of_corpus = [row for text in corpus.parallel if text.name == "all" for row in text.rows]
         self.assertEqual(held, [list(row[:2]) for row in of_corpus])
         for language, found in corpus.train.items():
             expected = sum(map(len, encoded(found)))
-            self.assertEqual(store.statistics[language]["train"]["tokens"], expected)
+            self.assertEqual(dataset.statistics[language]["train"]["tokens"], expected)
 
     def test_rows_held_out_are_bounded_in_number(self):
         self.write("all.en-sw.tsv", "".join(f"a {i}\tb {i}\n" for i in range(400)))
         for most, rows in ((0, 80), (40, 40), (59, 40), (7, 20)):
-            store = prepare(self.job(str(most), parallel_heldout_most=most))
-            self.assertLen(store.parallel_rows("all.en-sw", "en"), rows)
-            self.assertEqual(store.pairs["all.en-sw"][0][0][2], 400 - rows)
+            dataset = prepare(self.job(str(most), parallel_heldout_most=most))
+            self.assertLen(dataset.parallel_rows("all.en-sw", "en"), rows)
+            self.assertEqual(dataset.pairs["all.en-sw"][0][0][2], 400 - rows)
 
     def test_text_that_was_seen_is_told_unless_unknown(self):
         line = "this page uses cookies and if you go on reading you consent to all of them."
@@ -176,10 +178,10 @@ class ContentsTest(PreparationTest):
         with self.assert_told(
             "de: [0-9]+% of the held-out runs of 40 tokens .*, such as 'go on reading"
         ):
-            store = prepare(self.job(languages=("de", "fr"), parallel=(), parallel_eval=()))
-        self.assertGreater(store.overlap["de"]["share"], 0.1)
-        self.assertEqual(store.overlap["fr"]["share"], 0)
-        self.assertEqual(PackedDataset.open(store.folder).overlap, store.overlap)
+            dataset = prepare(self.job(languages=("de", "fr"), parallel=(), parallel_eval=()))
+        self.assertGreater(dataset.overlap["de"]["share"], 0.1)
+        self.assertEqual(dataset.overlap["fr"]["share"], 0)
+        self.assertEqual(PackedDataset.open(dataset.folder).overlap, dataset.overlap)
 
     def test_text_of_compressed_files_is_estimated(self):
         self.write("de.txt.gz", txt(documents("und", 30)))
@@ -194,10 +196,10 @@ class ContentsTest(PreparationTest):
     def test_sets_of_one_name_are_numbered(self):
         for folder in ("other", "third"):
             self.write(f"{folder}/en-sw.tsv", "x\ty\n\n" * 5)
-        store = prepare(self.job(parallel=("**/*.tsv",), parallel_eval=("third/*.tsv",)))
-        self.assertEqual(list(store.parallel), ["en-sw", "en-sw-2", "en-sw-3"])
-        self.assertEqual(list(store.bitexts), ["en-sw", "en-sw-2"])
-        self.assertLen(store.parallel_rows("en-sw-3", "sw"), 5)
+        dataset = prepare(self.job(parallel=("**/*.tsv",), parallel_eval=("third/*.tsv",)))
+        self.assertEqual(list(dataset.parallel), ["en-sw", "en-sw-2", "en-sw-3"])
+        self.assertEqual(list(dataset.bitexts), ["en-sw", "en-sw-2"])
+        self.assertLen(dataset.parallel_rows("en-sw-3", "sw"), 5)
 
     def test_shards_are_joined_to_the_bytes_of_one_file(self):
         whole, changes = documents("shard", 31), {"languages": ("de",), "parallel": ()}
@@ -295,8 +297,8 @@ class TasksTest(PreparationTest):
         self.write("en.txt", txt(documents("one", 260, 30)))
         settings = dataclasses.replace(SETTINGS, shard_bytes=1024)
         only = {"text": (".",), "languages": ("en",), "parallel": (), **changes}
-        store = prepare(self.job("whole", settings, **only))
-        self.assertGreater(len(store.shards["en"]["train"]), 72)
+        dataset = prepare(self.job("whole", settings, **only))
+        self.assertGreater(len(dataset.shards["en"]["train"]), 72)
         job = self.job("few", settings, **only)
         with processes.few_open_files(72), mock.patch.object(selection, "_DIGESTS_AT_ONCE", 200):
             prepare(job)
@@ -456,8 +458,8 @@ class TasksTest(PreparationTest):
             in_order(function, job, tasks, name)
 
         prepare(self.job("clean"))
-        store = prepare(self.job(), writing)
-        self.assertEqual(list(store.bitexts), ["en-sw"])
+        dataset = prepare(self.job(), writing)
+        self.assertEqual(list(dataset.bitexts), ["en-sw"])
         self.assertEqual(contents(self.folder / "rows"), contents(self.folder / "clean"))
 
 

@@ -51,8 +51,8 @@ def pack_rows(
     return packer.take(is_last=True)
 
 
-def training_store(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
-    """A store whose rows say which they are: token 0 the language's place, token 1 the row."""
+def training_dataset(folder: pathlib.Path, num_rows: dict[str, int]) -> PackedDataset:
+    """A dataset whose rows say which they are: token 0 the language's place, token 1 the row."""
     for place, (language, count) in enumerate(sorted(num_rows.items())):
         rows = np.zeros((count, 16), np.uint16)
         rows[:, 0], rows[:, 1] = place, np.arange(count)

@@ -30,7 +30,7 @@ from input_pipeline.stream import (
 )
 from tests import processes
 from tests.folders import FolderTest
-from tests.input_pipeline.reading import training_store
+from tests.input_pipeline.reading import training_dataset
 
 _CYCLE = 1 << 16
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 255, 256, 257, 1000, 1024, 1025, 4096, 65_537)
@@ -155,8 +155,10 @@ class TurnsTest(parameterized.TestCase):
 class TrainingStreamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        store = training_store(self.folder, {"en": 300, "sw": 20, "de": 100})
-        self.stream = TrainingStream(store, {"en": 6.0, "sw": 1.0, "de": 3.0}, batch_size=8, seed=3)
+        packed = training_dataset(self.folder, {"en": 300, "sw": 20, "de": 100})
+        self.stream = TrainingStream(
+            packed, {"en": 6.0, "sw": 1.0, "de": 3.0}, batch_size=8, seed=3
+        )
 
     @parameterized.parameters(0, 1, 1_000_000)
     def test_a_batch_holds_the_rows_that_the_order_names(self, step):
@@ -181,25 +183,25 @@ class TrainingStreamTest(FolderTest):
 
     @parameterized.parameters(False, True)
     def test_an_id_beyond_the_vocabulary_ends_the_run(self, is_cached):
-        store = training_store(self.folder, {"de": 40, "en": 40})
+        packed = training_dataset(self.folder, {"de": 40, "en": 40})
         np.save(self.folder / "en.train.npy", np.full((40, 16), 1000, np.uint16))
         blocks = BlockSettings(block_bytes=32, window_blocks=2)
-        rows, pool = training_rows(store), ThreadPoolExecutor(1)
+        rows, pool = training_rows(packed), ThreadPoolExecutor(1)
         cache = block_cache(rows, pool, blocks) if is_cached else None
-        stream = TrainingStream(store, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
+        stream = TrainingStream(packed, {"de": 0.5, "en": 0.5}, 8, 0, blocks, cache)
         with self.assertRaisesRegex(ValueError, "en.train.npy: entry .* is not below 1000"):
             stream.batch(0)
 
     def test_phases_and_a_cache_of_more_languages_than_files_can_be_open(self):
         names = [f"l{i:03d}" for i in range(450)]
-        store = training_store(self.folder, dict.fromkeys(names, 2))
+        packed = training_dataset(self.folder, dict.fromkeys(names, 2))
         probabilities = dict.fromkeys(names, 1.0)
 
         def streams() -> list[TrainingStream]:
             blocks = BlockSettings(block_bytes=32, window_blocks=2)
-            cache = block_cache(training_rows(store), ThreadPoolExecutor(1), blocks)
-            cached = TrainingStream(store, probabilities, 900, 1, blocks, cache)
-            return [*(TrainingStream(store, probabilities, 900, seed) for seed in (1, 2)), cached]
+            cache = block_cache(training_rows(packed), ThreadPoolExecutor(1), blocks)
+            cached = TrainingStream(packed, probabilities, 900, 1, blocks, cache)
+            return [*(TrainingStream(packed, probabilities, 900, seed) for seed in (1, 2)), cached]
 
         expected = [stream.batch(0) for stream in streams()]
         with processes.few_open_files(300):
@@ -211,9 +213,9 @@ class TrainingStreamTest(FolderTest):
 
 class JointStreamTest(FolderTest):
     def test_all_parts_of_a_batch_hold_both_tasks_in_their_order(self):
-        store = training_store(self.folder, {"en": 300, "sw": 20})
+        packed = training_dataset(self.folder, {"en": 300, "sw": 20})
         shares, step = {"en": 0.6, "sw": 0.4}, 7
-        one, two = (TrainingStream(store, shares, size, size) for size in (12, 4))
+        one, two = (TrainingStream(packed, shares, size, size) for size in (12, 4))
         joint = JointStream(one, two, accumulation_steps=2)
         whole = joint.batch(step)
         self.assertEqual({name: array.dtype for name, array in whole.items()}, joint.types)
@@ -234,9 +236,9 @@ class JointStreamTest(FolderTest):
 
 class PhasesTest(FolderTest):
     def test_phases_change_the_shares(self):
-        store = training_store(self.folder, {"aa": 200, "bb": 200})
+        packed = training_dataset(self.folder, {"aa": 200, "bb": 200})
         phases = {
-            first: TrainingStream(store, {"aa": share, "bb": 1 - share}, 50, seed=first)
+            first: TrainingStream(packed, {"aa": share, "bb": 1 - share}, 50, seed=first)
             for first, share in ((20, 0.1), (0, 0.9))
         }
         phased = PhasedStream(phases, {0: 0.7, 20: 0.3})
@@ -308,10 +310,10 @@ class BlockCacheTest(absltest.TestCase):
 class StreamTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.store = training_store(self.folder, {"en": 900, "sw": 30, "de": 400})
+        self.packed = training_dataset(self.folder, {"en": 900, "sw": 30, "de": 400})
 
     def stream(self, cache=None, seed=3) -> TrainingStream:
-        return TrainingStream(self.store, _SHARES, 12, seed, _SETTINGS, cache)
+        return TrainingStream(self.packed, _SHARES, 12, seed, _SETTINGS, cache)
 
     def assert_equal(self, found, expected):
         self.assertCountEqual(found, expected)
@@ -321,7 +323,7 @@ class StreamTest(FolderTest):
 
     @parameterized.product(loader=("tf.data", "threads"), read_ahead=(0, 3), parts=((0,), (1, 3)))
     def test_a_cache_changes_no_batch(self, loader, read_ahead, parts):
-        rows = training_rows(self.store)
+        rows = training_rows(self.packed)
         cached, plain = (
             PhasedStream({0: self.stream(cache), 5: self.stream(cache, seed=4)})
             for cache in (block_cache(rows, ThreadPoolExecutor(3), _SETTINGS), None)
@@ -333,7 +335,7 @@ class StreamTest(FolderTest):
             expected = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
             self.assert_equal(batch, expected)
             if num_parts == 1:
-                names = [self.store.languages[one] for one in batch["language"]]
+                names = [self.packed.languages[one] for one in batch["language"]]
                 described = list(zip(names, batch["tokens"][:, 1].tolist(), strict=True))
                 self.assertEqual(plain.describe_batch(step), described)
 
@@ -343,7 +345,7 @@ class StreamTest(FolderTest):
         def load(*block):
             reads[block] += 1
             language, first, stop = block
-            return self.store.rows(self.store.languages[language], "train")[first:stop]
+            return self.packed.rows(self.packed.languages[language], "train")[first:stop]
 
         cached = self.stream(BlockCache(load, ThreadPoolExecutor(2), _SETTINGS.window_blocks))
         # 115 steps of 6 examples, 60 % of them English, of which lane 1 has 450 sequences.
@@ -381,11 +383,11 @@ def loaded(stream, steps, loader, **settings):
 class BatchesTest(FolderTest):
     def setUp(self):
         super().setUp()
-        self.store = training_store(self.folder, {"en": 50, "sw": 50})
+        self.packed = training_dataset(self.folder, {"en": 50, "sw": 50})
         self.stream = self.make_stream()
 
     def make_stream(self, **kwargs) -> _CountingStream:
-        return _CountingStream(self.store, {"en": 0.7, "sw": 0.3}, batch_size=8, seed=0, **kwargs)
+        return _CountingStream(self.packed, {"en": 0.7, "sw": 0.3}, batch_size=8, seed=0, **kwargs)
 
     def assert_batches(self, found, steps, *part):
         for batch, step in zip(found, steps, strict=True):

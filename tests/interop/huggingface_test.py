@@ -283,8 +283,8 @@ class CompareTest(absltest.TestCase):
         model = small_model({"\u2581": -3.0, "a": -3.0})
         tokenizer = load(small_json(model))
         texts = ["a", "a a a a"]
-        for store in (tokenizer.enable_padding, lambda: tokenizer.enable_truncation(4)):
-            store()
+        for dataset in (tokenizer.enable_padding, lambda: tokenizer.enable_truncation(4)):
+            dataset()
             value = json.loads(tokenizer.to_str())
             self.assertTrue(value["padding"] or value["truncation"])
             self.assertEqual(huggingface.compare(model, value, texts), [])

@@ -59,7 +59,9 @@ def arrays(batch: int = B) -> dict[str, np.ndarray]:
 
 
 def objective(num_parts: int, by_rows: bool = False) -> SentenceEmbedding:
-    return SentenceEmbedding(Encoder(SETTINGS), PoolingHead(), LOSS, by_rows, num_parts=num_parts)
+    return SentenceEmbedding(
+        Encoder(SETTINGS), PoolingHead(), LOSS, by_rows, num_microbatches=num_parts
+    )
 
 
 @functools.cache

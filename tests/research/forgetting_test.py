@@ -15,7 +15,7 @@ from input_pipeline.packed_dataset import PackedDataset
 from research import forgetting
 from research.forgetting import AUC, LOSS
 from tests import factories, golden, tiny_tasks
-from tests.cli.stores import write_store
+from tests.cli.stores import write_dataset
 from tests.task_results import task_results
 from xlm.common import artifacts
 from xlm.experiment import data as data_builders
@@ -41,7 +41,7 @@ def write_rows(workdir: pathlib.Path, languages: str, tokenizer: bytes, seed: in
         np.save(folder / f"{language}.counts.npy", np.arange(tiny_tasks.VOCAB))
         one = {"rows": 4, "tokens": 56, "unknown": 0, "characters": 160}
         statistics[language] = {"train": one, "heldout": one}
-    return write_store(workdir, tokenizer, tiny_tasks.VOCAB, LENGTH, statistics)
+    return write_dataset(workdir, tokenizer, tiny_tasks.VOCAB, LENGTH, statistics)
 
 
 def config_of(objective: str = "replaced_token", **changes):
@@ -55,12 +55,12 @@ def config_of(objective: str = "replaced_token", **changes):
     return config
 
 
-def initial_state(objective: str, store: PackedDataset) -> TrainState:
+def initial_state(objective: str, dataset: PackedDataset) -> TrainState:
     config, mesh = (
         config_of(objective),
         forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1]),
     )
-    made = objectives.objective(config, store, mesh)
+    made = objectives.objective(config, dataset, mesh)
     functions = model.train_functions(config, made, mesh)
     return factories.first_state(functions, factories.random_params(made))
 
@@ -93,8 +93,8 @@ class ForgettingTest(absltest.TestCase):
         cls.state = initial_state("replaced_token", cls.stores[cls.first])
         for seed, workdir in enumerate(cls.stores):
             write_run(workdir, config_of(), cls.state, seed)
-        store = write_rows(cls.masked, "aa", tokenizer, 1)
-        write_run(cls.masked, config_of("masked_lm"), initial_state("masked_lm", store), 2)
+        dataset = write_rows(cls.masked, "aa", tokenizer, 1)
+        write_run(cls.masked, config_of("masked_lm"), initial_state("masked_lm", dataset), 2)
 
     def changes(self) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
         """Scores before and after by data and measure, of the last report."""
@@ -118,17 +118,17 @@ class ForgettingTest(absltest.TestCase):
         self.assertEqual(list(changes), [("first", LOSS), ("first", AUC)])
         self.assertIn(f"{self.first.name}, step 7", printed.replace("\\", ""))
         # The second model on rows of the first's, in a language that its own do not have.
-        trained, store = (
+        trained, dataset = (
             forgetting.read_run(data_builders.Folders(self.second)),
             self.stores[self.first],
         )
         config, mesh = config_of(), forgetting.make_mesh(forgetting._ONE_DEVICE, jax.devices()[:1])
         config.evaluation.max_sequences = 0
         exact = evaluators.exact_masked_lm(
-            config, masked_lm_of(trained.objective), store, mesh, in_training=False
+            config, masked_lm_of(trained.objective), dataset, mesh, in_training=False
         ).run(trained.params)
         found = evaluators.detection(
-            config, encoder_of(trained.objective), store, mesh, in_training=False
+            config, encoder_of(trained.objective), dataset, mesh, in_training=False
         ).run(trained.params)["unigram"]
         for measure, by_language, name in ((LOSS, exact, "loss"), (AUC, found, "auc")):
             change = changes["first", measure]

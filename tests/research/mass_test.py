@@ -39,11 +39,11 @@ class PredictedMassTest(absltest.TestCase):
         languages = {"aa": factories.packed_tokens(), "bb": factories.packed_tokens(seed=1)}
         for language, tokens in languages.items():
             np.save(folder / f"{language}.heldout.npy", tokens.astype(np.uint16))
-        store = PackedDataset(folder, 30, 16, "", factories.SPECIAL_IDS, {"aa": {}, "bb": {}}, {})
+        dataset = PackedDataset(folder, 30, 16, "", factories.SPECIAL_IDS, {"aa": {}, "bb": {}}, {})
         objective = factories.masked_lm(languages=("aa", "bb"))
         params = factories.random_params(objective)
         classes = np.where(np.arange(32) < 30, np.arange(32) % 3, 3)
-        targets, given, losses = measure(objective, params, store, classes, max_sequences=3)
+        targets, given, losses = measure(objective, params, dataset, classes, max_sequences=3)
 
         @jax.jit
         def exact_loss(tokens):

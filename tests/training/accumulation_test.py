@@ -207,4 +207,4 @@ class WarmUpTest(parameterized.TestCase):
 
     def test_it_stays_whole_in_a_long_run(self):
         for step in (10_000, 2**31 - 1):
-            self.assertEqual(Accumulation(2048, 10_000).parts_at(jnp.int32(step)), 2048)
+            self.assertEqual(Accumulation(2048, 10_000).microbatches_at(jnp.int32(step)), 2048)

@@ -39,10 +39,10 @@ class ExportTest(parameterized.TestCase):
     @parameterized.parameters("knn", "blockwise")
     def test_lowers(self, kind: str):
         config = config_of(kind)
-        store = memory.absent_rows(config)
+        dataset = memory.absent_rows(config)
         settings = MeshSettings(2, 2, 2, config.mesh.vocab_multiple, config.mesh.rules)
         mesh = make_mesh(settings)
-        objective = objectives.objective(config, store, mesh)
+        objective = objectives.objective(config, dataset, mesh)
         functions = model.train_functions(config, objective, mesh)
         layout, state = batch_sharding(mesh), functions.abstract_state
         batch = batch_of({"tokens": (16, 64), "language": (16,)}, "packed", layout)

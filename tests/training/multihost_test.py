@@ -85,7 +85,8 @@ def hosts(folder: pathlib.Path) -> Iterator[None]:
 def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
     """Write what the commands of `run_commands` need, besides the checkpoints of the run.
 
-    They are the vocabulary and the rows of `program_test.store`, with parallel text, and configs.
+    They are the vocabulary and the rows of `program_test.small_dataset`, with parallel text, and
+    configs.
     """
     letters = [*tiny_tasks.PIECES, *(f"▁w{i}" for i in range(program_test.VOCAB))]
     pieces = letters[: program_test.VOCAB - len(merge.SPECIALS)]
@@ -93,15 +94,15 @@ def write_given(folder: pathlib.Path, axes: tuple[int, int, int]) -> None:
     model = merge.write_model(pieces, -np.arange(1.0, len(pieces) + 1))
     artifacts.write_bytes(folders.tokenizer, model)
     folders.rows.mkdir()
-    store = program_test.write_store(folders.rows)
-    for language in store.languages:
-        rows = store.rows(language, "train")[:10]
+    dataset = program_test.write_dataset(folders.rows)
+    for language in dataset.languages:
+        rows = dataset.rows(language, "train")[:10]
         np.save(folders.rows / f"set.{language}.parallel.npy", rows)
-    parallel = {"set": tuple(store.languages)}
-    for splits in store.statistics.values():
+    parallel = {"set": tuple(dataset.languages)}
+    for splits in dataset.statistics.values():
         for one in splits.values():
             one["unknown"] = 0
-    dataclasses.replace(store, tokenizer=tokenizer_hash(model), parallel=parallel).write_meta()
+    dataclasses.replace(dataset, tokenizer=tokenizer_hash(model), parallel=parallel).write_meta()
     artifacts.open_stage(folders.rows, {"made": "up"}).finish()
     (folder / "text.txt").write_text("the cat\ncat the dog\n" * 5, encoding="utf-8")
 

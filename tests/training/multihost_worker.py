@@ -38,7 +38,7 @@ VARIANT, HALF, WHOLE = "hosts", 4, 7
 
 def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, data=None) -> None:
     """Train as train.py does, with a checkpoint and an evaluation half-way and at the end."""
-    config, store = program_test.config(VARIANT), program_test.store()
+    config, dataset = program_test.config(VARIANT), program_test.small_dataset()
     settings = dataclasses.replace(
         builders.train_settings(config),
         num_steps=num_steps,
@@ -47,8 +47,8 @@ def train_to(num_steps: int, functions: TrainFunctions, folder: pathlib.Path, da
     )
     masked_lm = masked_lm_of(functions.objective)
     mesh = functions.mesh
-    evaluator = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=True)
-    data = data or streams.training_data(config, store, functions.mesh)
+    evaluator = evaluators.exact_masked_lm(config, masked_lm, dataset, mesh, in_training=True)
+    data = data or streams.training_data(config, dataset, functions.mesh)
     train(functions, settings, folder, data, evaluators=[evaluator])
 
 
@@ -126,7 +126,9 @@ def main(address: str, num_hosts: str, host: str, folder: str, axes: str) -> Non
     train_to(WHOLE, functions, whole)  # resumes, on the same hosts
     with contextlib.nullcontext() if host == "0" else no_files():
         run_commands(pathlib.Path(folder))
-    data = streams.training_data(program_test.config(VARIANT), program_test.store(), functions.mesh)
+    data = streams.training_data(
+        program_test.config(VARIANT), program_test.small_dataset(), functions.mesh
+    )
     train_to(WHOLE, functions, half, Stuck(data, stuck_marker(pathlib.Path(folder), int(host))))
 
 

@@ -72,7 +72,7 @@ def config(variant: str):
     return config
 
 
-def write_store(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb")) -> PackedDataset:
+def write_dataset(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb")) -> PackedDataset:
     """Rows of random documents in some languages, and pairs of them."""
     special = SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=4)
     rng = np.random.default_rng(0)
@@ -90,36 +90,36 @@ def write_store(folder: pathlib.Path, languages: tuple[str, ...] = ("aa", "bb"))
         np.save(folder / f"set.{language}.bitext.npy", sentences.reshape(-1).astype(np.uint16))
         np.save(folder / f"set.{language}.ends.npy", np.arange(6, 126, 6))
     bitexts = {"set": tuple(statistics)}
-    store = PackedDataset(folder, VOCAB, L, "", special, statistics, {}, bitexts)
-    return factories.with_pair_rows(store)
+    dataset = PackedDataset(folder, VOCAB, L, "", special, statistics, {}, bitexts)
+    return factories.with_pair_rows(dataset)
 
 
 @functools.cache
-def store() -> PackedDataset:
+def small_dataset() -> PackedDataset:
     folder = tempfile.TemporaryDirectory()
-    store.folder = folder  # removed when the process ends
-    return write_store(pathlib.Path(folder.name))
+    small_dataset.folder = folder  # removed when the process ends
+    return write_dataset(pathlib.Path(folder.name))
 
 
 def functions_of(
-    config: ConfigDict, store: PackedDataset, axes: tuple[int, int, int]
+    config: ConfigDict, dataset: PackedDataset, axes: tuple[int, int, int]
 ) -> TrainFunctions:
     config.mesh.update(dict(zip(AXES, axes, strict=True)))
     mesh_settings = settings_of(MeshSettings, config.mesh)
     mesh = make_mesh(mesh_settings, jax.devices()[: np.prod(axes)])
-    return builders.train_functions(config, objectives.objective(config, store, mesh), mesh)
+    return builders.train_functions(config, objectives.objective(config, dataset, mesh), mesh)
 
 
 @functools.cache
 def functions(variant: str, axes: tuple[int, int, int]) -> TrainFunctions:
-    return functions_of(config(variant), store(), axes)
+    return functions_of(config(variant), small_dataset(), axes)
 
 
 @functools.cache
 def evaluators(variant: str, mesh: Mesh) -> list:
     settings = config(variant)
-    objective = objectives.objective(settings, store(), mesh)
-    found = evaluator_builders.training_evaluators(settings, objective, store(), mesh)
+    objective = objectives.objective(settings, small_dataset(), mesh)
+    found = evaluator_builders.training_evaluators(settings, objective, small_dataset(), mesh)
     return found if variant == "rows" else found[:1]
 
 
@@ -143,7 +143,7 @@ def train_variant(
 
 
 def data_of(variant: str, functions: TrainFunctions) -> StreamedData:
-    return streams.training_data(config(variant), store(), functions.mesh)
+    return streams.training_data(config(variant), small_dataset(), functions.mesh)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,22 +45,24 @@ def config() -> ConfigDict:
 
 
 @functools.cache
-def store() -> PackedDataset:
+def small_dataset() -> PackedDataset:
     folder = tempfile.TemporaryDirectory()
-    store.folder = folder  # removed when the process ends
-    return program_test.write_store(pathlib.Path(folder.name), ("aa", "bb", "cc"))
+    small_dataset.folder = folder  # removed when the process ends
+    return program_test.write_dataset(pathlib.Path(folder.name), ("aa", "bb", "cc"))
 
 
 @functools.cache
 def functions(axes: tuple[int, int, int]) -> TrainFunctions:
-    return program_test.functions_of(config(), store(), axes)
+    return program_test.functions_of(config(), small_dataset(), axes)
 
 
 @functools.cache
 def detection(axes: tuple[int, int, int]) -> list:
     """The last evaluator of training, which compiles the programs that all runs share."""
     compiled = functions(axes)
-    found = evaluators.training_evaluators(config(), compiled.objective, store(), compiled.mesh)
+    found = evaluators.training_evaluators(
+        config(), compiled.objective, small_dataset(), compiled.mesh
+    )
     return found[-1:]
 
 
@@ -74,7 +76,7 @@ class RunTest(program_test.TestCase):
         self, folder: pathlib.Path, axes: tuple[int, int, int] = program_test.SINGLE, **kwargs
     ):
         settings, compiled = builders.train_settings(config()), functions(axes)
-        data = robust.training_data(config(), store(), compiled.mesh, folder)
+        data = robust.training_data(config(), small_dataset(), compiled.mesh, folder)
         return train(compiled, settings, folder, data, detection(axes), **kwargs)
 
     @classmethod

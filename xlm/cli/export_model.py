@@ -113,8 +113,8 @@ def _export_encoder(
     sizes, tokenizer = dataclasses.asdict(found.settings), found.tokenizer
     run, base = None, source.resolve().name
     if found.step is not None:
-        config, store = run_config(folders, objective), open_packed_dataset(folders)
-        run = model_card.Run(folders, config, store, found.step)
+        config, dataset = run_config(folders, objective), open_packed_dataset(folders)
+        run = model_card.Run(folders, config, dataset, found.step)
         start = places.local(config.train.init_from)
         base = start.name if start.parent.name != "phases" else ""  # parts of this run
         logging.info("the model is that of step %d", found.step)

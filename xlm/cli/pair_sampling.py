@@ -52,13 +52,13 @@ def main(_) -> None:
 
 
 def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
-    settings, store = data_builders.data_settings(config), None
+    settings, dataset = data_builders.data_settings(config), None
     if _COUNTS.value:
         sizes = read_counts(pathlib.Path(_COUNTS.value), tuple(config.corpus.languages))
     else:
         folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
-        store = data_builders.open_packed_dataset(folders)
-        sizes = pair_sizes(store)
+        dataset = data_builders.open_packed_dataset(folders)
+        sizes = pair_sizes(dataset)
     if not sizes:
         raise ValueError(
             f"{_WORKDIR.value}: the rows hold no bitext; name parallel text to train on in "
@@ -72,7 +72,7 @@ def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
         sample_pairs(sizes, dataclasses.replace(settings, pair_sampling=method))
         for method in methods
     ]
-    examples = {one.method: _examples(config, store, one) for one in samplings}
+    examples = {one.method: _examples(config, dataset, one) for one in samplings}
     return pair_sampling_report.write_report(folder, samplings, examples, settings)
 
 
@@ -111,20 +111,20 @@ def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair,
 
 
 def _examples(
-    config: ConfigDict, store: data_builders.PackedDataset | None, sampling: PairSampling
+    config: ConfigDict, dataset: data_builders.PackedDataset | None, sampling: PairSampling
 ) -> float:
     """Return the sentence pairs that the run draws; a lower bound if lengths are unknown."""
     if _EXAMPLES.value:
         return float(_EXAMPLES.value)
     data = data_builders.data_settings(config)
-    config = config if store is None else seen.with_steps(config, store)
+    config = config if dataset is None else seen.with_steps(config, dataset)
     steps, share = config.train.num_steps, data.pair_share + data.contrast_share
     if not share:
         raise ValueError(
             "data.pair_share and data.contrast_share are 0, so the run draws no pairs; set one, or "
             "give their number with --examples"
         )
-    if store is None:
+    if dataset is None:
         return steps * share * config.train.batch_size  # a row has one pair at least
     shares = None if sampling.method == "alpha" else sampling.shares()
-    return steps * streams.pairs_per_step(config, store, shares)
+    return steps * streams.pairs_per_step(config, dataset, shares)

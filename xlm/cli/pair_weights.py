@@ -37,34 +37,34 @@ OPTIONS = {"required": ("config", "workdir")}
 def main(_) -> None:
     config = schema.checked(_CONFIG.value)
     folders = data_builders.Folders(pathlib.Path(_WORKDIR.value))
-    store = data_builders.open_packed_dataset(folders)
-    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
+    dataset = data_builders.open_packed_dataset(folders)
+    config = output_layers.resolved(seen.with_steps(config, dataset), dataset, folders)
     data_builders.open_train_stage(config, folders)  # refuses the record of another config
     record = load_pair_record(folders.train / RECORD)
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
-    examples = pair_examples(store, processor, data_builders.evaluation_settings(config).seed)
-    languages = dict(zip(pair_names(store), language_pairs(store), strict=True))
+    examples = pair_examples(dataset, processor, data_builders.evaluation_settings(config).seed)
+    languages = dict(zip(pair_names(dataset), language_pairs(dataset), strict=True))
     folder = folders.report / "pairs"
     print(pair_report.write_pair_report(record, languages, examples, folder, _PAIRS.value))
     print(f"report: {(folder / html_report.MARKDOWN).absolute()}")
 
 
 def pair_examples(
-    store: PackedDataset, processor: spm.SentencePieceProcessor, seed: int
+    dataset: PackedDataset, processor: spm.SentencePieceProcessor, seed: int
 ) -> pair_report.Examples:
     """Build a function that draws sentence pairs of a pair from rows of all sets, by `seed`."""
-    pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(store))}
+    pairs = {"-".join(pair): (number, pair) for number, pair in enumerate(language_pairs(dataset))}
 
     def examples(name: str, count: int) -> list[tuple[str, str]]:
         number, pair = pairs[name]
-        rows = [PairRows(store, bitext, pair) for bitext in store.bitexts]
+        rows = [PairRows(dataset, bitext, pair) for bitext in dataset.bitexts]
         ends, rng = np.cumsum([*map(len, rows)]), np.random.default_rng([seed, number])
         found = []
         for drawn in rng.choice(ends[-1], min(count, ends[-1]), replace=False):
             place = np.searchsorted(ends, drawn, side="right")
             tokens = rows[place].entry(int(drawn - ends[place]) + len(rows[place]))
-            for one in np.split(tokens, np.flatnonzero(tokens == store.special.bos))[1:]:
-                first, _, second, _ = np.split(one, np.flatnonzero(one == store.special.eos))
+            for one in np.split(tokens, np.flatnonzero(tokens == dataset.special.bos))[1:]:
+                first, _, second, _ = np.split(one, np.flatnonzero(one == dataset.special.eos))
                 found.append(tuple(processor.decode(x[1:].tolist()) for x in (first, second)))
         return [found[i] for i in rng.choice(len(found), min(count, len(found)), replace=False)]
 

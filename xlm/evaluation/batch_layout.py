@@ -27,13 +27,13 @@ def pivot_of(languages: Sequence[str], wanted: str) -> str:
     return wanted if wanted in languages else languages[0]
 
 
-def heldout_rows(store: PackedDataset, max_sequences: int) -> dict[str, np.ndarray]:
+def heldout_rows(dataset: PackedDataset, max_sequences: int) -> dict[str, np.ndarray]:
     """Return held-out sequences [N, L] int32 by language, if it has any; see `spread_rows`."""
     # Converted one by one, or files of all languages would stay open.
     return {
         language: np.asarray(spread_rows(rows, max_sequences), np.int32)
-        for language in store.languages
-        if len(rows := store.rows(language, "heldout"))
+        for language in dataset.languages
+        if len(rows := dataset.rows(language, "heldout"))
     }
 
 

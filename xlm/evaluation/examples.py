@@ -65,15 +65,15 @@ class Examples:
     """Predictions of the masked piece of one held-out sentence of each language; see `choose`."""
 
     def __init__(
-        self, objective: MaskedLM, store: PackedDataset, pieces: Sequence[str], *, seed: int,
+        self, objective: MaskedLM, dataset: PackedDataset, pieces: Sequence[str], *, seed: int,
         mesh: Mesh | None = None,
     ):  # fmt: skip
         self._objective = objective
-        self._special, self._length = store.special, store.length
+        self._special, self._length = dataset.special, dataset.length
         self._pieces = pieces
         self._batches = BatchLayout(mesh, _BATCH)
         self._predict = self._batches.jit(self._predictions)
-        self.clozes = choose(store, pieces, seed)
+        self.clozes = choose(dataset, pieces, seed)
 
     def run(self, params) -> list[Example]:
         """Return one example for each language with a suitable sentence."""
@@ -139,7 +139,7 @@ def _read_bytes(text: str) -> str:
     return re.sub("(?:<0x[0-9A-F]{2}>)+", spelled, text)
 
 
-def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
+def choose(dataset: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze]:
     """Draw a held-out sentence of each language, and a piece of it, independently of any model.
 
     Whole sentences of `SHORTEST` to `LONGEST` pieces come first, then parts of sentences of that
@@ -147,16 +147,16 @@ def choose(store: PackedDataset, pieces: Sequence[str], seed: int) -> list[Cloze
     text. Languages without such a piece are left out. `pieces` [V] are the tokenizer's, by id.
     """
     is_word = np.array([_is_word(piece) for piece in pieces])
-    is_word[list(dataclasses.astuple(store.special))] = False
+    is_word[list(dataclasses.astuple(dataset.special))] = False
     found = []
-    for i, language in enumerate(store.languages):
+    for i, language in enumerate(dataset.languages):
         rng = np.random.default_rng([seed, i])
-        can_mask = is_word & (store.token_counts(language) >= MIN_COUNT)
-        rows = store.rows(language, "heldout")
+        can_mask = is_word & (dataset.token_counts(language) >= MIN_COUNT)
+        rows = dataset.rows(language, "heldout")
         sentences = [
             (sentence, is_whole)
             for row in rng.permutation(len(rows))[:_MAX_ROWS]
-            for sentence, is_whole in _sentences(rows[row], store, pieces)
+            for sentence, is_whole in _sentences(rows[row], dataset, pieces)
             if len(sentence) >= SHORTEST and can_mask[sentence].any()
         ]
         if sentences:
@@ -172,18 +172,18 @@ def _is_word(piece: str) -> bool:
 
 
 def _sentences(
-    row: np.ndarray, store: PackedDataset, pieces: Sequence[str]
+    row: np.ndarray, dataset: PackedDataset, pieces: Sequence[str]
 ) -> list[tuple[np.ndarray, bool]]:
     """Split a sequence [L] into sentences of at most `LONGEST` pieces; flag the whole ones."""
     found: list[np.ndarray] = []
-    for segment in np.split(row, np.flatnonzero(row == store.special.bos)):
-        text = segment[~np.isin(segment, store.special.special_ids())].astype(np.int32)
+    for segment in np.split(row, np.flatnonzero(row == dataset.special.bos)):
+        text = segment[~np.isin(segment, dataset.special.special_ids())].astype(np.int32)
         shown = [pieces[token] for token in text]
         ends = np.cumsum([len(piece) for piece in shown])
         marks = [match.end() for match in _SENTENCE_END.finditer("".join(shown))]
         parts = np.split(text, np.flatnonzero(np.isin(ends, marks)) + 1)
         found += [part for part in parts if len(part)]
-    longest = min(LONGEST, store.length - 2)
+    longest = min(LONGEST, dataset.length - 2)
     # Documents continue across sequences, so the first and the last sentence may be incomplete.
     return [
         (sentence[:longest], 0 < i < len(found) - 1 and len(sentence) <= longest)

@@ -74,16 +74,16 @@ class ExactMaskedLM:
     """
 
     def __init__(
-        self, objective: MaskedLM, store: PackedDataset, *, num_folds: int, batch_size: int,
+        self, objective: MaskedLM, dataset: PackedDataset, *, num_folds: int, batch_size: int,
         max_sequences: int, seed: int, mesh: Mesh | None = None,
     ):  # fmt: skip
-        self._objective, self._store, self._num_folds = objective, store, num_folds
+        self._objective, self._dataset, self._num_folds = objective, dataset, num_folds
         self._batches = BatchLayout(mesh, batch_size)
-        self._rows = heldout_rows(store, max_sequences)
+        self._rows = heldout_rows(dataset, max_sequences)
         if not self._rows:
             raise ValueError(
-                f"{store.folder} has no held-out rows to evaluate on; set corpus.heldout_fraction "
-                "above 0 and prepare the data anew"
+                f"{dataset.folder} has no held-out rows to evaluate on; set "
+                "corpus.heldout_fraction above 0 and prepare the data anew"
             )
         self._folds = {
             lang: deal_folds(
@@ -105,7 +105,7 @@ class ExactMaskedLM:
         results = {}
         for i, lang in enumerate(self._rows):
             loss = losses[i] / tokens[i]
-            statistics = self._store.statistics[lang]["heldout"]
+            statistics = self._dataset.statistics[lang]["heldout"]
             tokens_per_character = statistics["tokens"] / statistics["characters"]
             results[lang] = LanguageLoss(
                 loss=loss,
@@ -142,7 +142,7 @@ class ExactMaskedLM:
 
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:
-            counts = self._store.token_counts(language).astype(np.float64)
+            counts = self._dataset.token_counts(language).astype(np.float64)
             counts[np.array(self._objective.special_ids)] = 0
             types = np.count_nonzero(counts)
             log_probs = np.log((counts + types / len(counts)) / (counts.sum() + types))

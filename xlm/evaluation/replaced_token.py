@@ -51,17 +51,17 @@ class ReplacedTokenDetection:
     """
 
     def __init__(
-        self, objective: ReplacedToken, store: PackedDataset, *, rate: float, batch_size: int,
+        self, objective: ReplacedToken, dataset: PackedDataset, *, rate: float, batch_size: int,
         max_sequences: int, seed: int, frozen: tuple[ReplacedToken, Any] | None = None,
         mesh: Mesh | None = None,
     ):  # fmt: skip
         self._objective, self._seed = objective, seed
         self._batches = BatchLayout(mesh, batch_size)
-        self._rows = heldout_rows(store, max_sequences)
+        self._rows = heldout_rows(dataset, max_sequences)
         self._fixed = {
             UNIGRAM: {
                 lang: unigram_corruption(
-                    rows, store.token_counts(lang), rate, objective.special_ids, [seed, i]
+                    rows, dataset.token_counts(lang), rate, objective.special_ids, [seed, i]
                 )
                 for i, (lang, rows) in enumerate(self._rows.items())
             }
@@ -139,7 +139,7 @@ class PairReplacedTokenDetection:
     """
 
     def __init__(
-        self, objective: ReplacedToken, store: PackedDataset, *, pivot: str,
+        self, objective: ReplacedToken, dataset: PackedDataset, *, pivot: str,
         positions_restart: bool, batch_size: int, max_sentences: int, seed: int,
         mesh: Mesh | None = None,
     ):  # fmt: skip
@@ -148,8 +148,8 @@ class PairReplacedTokenDetection:
             positions_restart=positions_restart,
         )  # fmt: skip
         self._objective, self._seed = dataclasses.replace(objective, generator=generator), seed
-        length = min(store.length, objective.encoder.settings.max_length)
-        self._pairs = lambda: heldout_pairs(store, pivot, length, max_sentences)
+        length = min(dataset.length, objective.encoder.settings.max_length)
+        self._pairs = lambda: heldout_pairs(dataset, pivot, length, max_sentences)
         self._batches = BatchLayout(mesh, batch_size)
         self._step = self._batches.jit(self._scored)
 

@@ -52,7 +52,7 @@ class Results:
 
 
 def write_report(
-    folder: pathlib.Path, results: Results, *, store: PackedDataset,
+    folder: pathlib.Path, results: Results, *, dataset: PackedDataset,
     output_layer: OutputLayerSettings, allocation: Mapping[str, Any] | None, metrics: Metrics,
     full_softmax_from: int | None, more: Sequence[str] = (), title: str = "", num_steps: int = 0,
 ) -> pathlib.Path:  # fmt: skip
@@ -64,14 +64,14 @@ def write_report(
     """
     artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
-    losses = evaluation_rows(results, store)
+    losses = evaluation_rows(results, dataset)
     unigram = tables.mean_of(row["unigram"] for row in losses)
     charts.save(_loss_chart(metrics, unigram, exact_from), folder / "loss.svg")
     charts.save(_language_chart(losses), folder / "languages.svg")
     parts = [
         f"# Report of {tables.escaped(title)}" if title else "# Report",
         f"**Unfinished: {results.step:,} of {num_steps:,} steps.**" * (results.step < num_steps),
-        _summary(results, losses, store),
+        _summary(results, losses, dataset),
         "![Loss of each language against its unigram level](languages.svg)",
         "![Training loss, held-out loss and the unigram level](loss.svg)",
         _SAMPLED_NOTE if output_layer.is_sampled else "",
@@ -79,7 +79,7 @@ def write_report(
     examples = examples_table(results.examples)
     if examples:
         parts += ["## Examples", _EXAMPLES_NOTE, examples]
-    faults = {one: fault.partition(": ") for one, fault in store.shares.items()}
+    faults = {one: fault.partition(": ") for one, fault in dataset.shares.items()}
     off = [{"language": k, "held-out share": v[0], "reason": v[2]} for k, v in faults.items()]
     parts += ["## Evaluation", _evaluation_table(losses), _EVALUATION_NOTE]
     parts += [tables.markdown(off, left=3), *more]
@@ -162,12 +162,12 @@ V' is large until the first refresh, while neighbours are those of random embedd
 the capacity is left out, farthest neighbours first."""
 
 
-def evaluation_rows(results: Results, store: PackedDataset) -> list[dict[str, Any]]:
+def evaluation_rows(results: Results, dataset: PackedDataset) -> list[dict[str, Any]]:
     """Return a row for each language with its scores; retrieval is a mean over parallel sets."""
     rows = []
     for language, loss in sorted(results.losses.items()):
         found = [one[language] for one in results.retrieval.values() if language in one]
-        statistics = store.statistics[language]
+        statistics = dataset.statistics[language]
         heldout = statistics["heldout"]
         rows.append(
             {
@@ -175,7 +175,7 @@ def evaluation_rows(results: Results, store: PackedDataset) -> list[dict[str, An
                 "training tokens": statistics["train"]["tokens"],
                 "held-out tokens": loss.tokens,
                 "unknown": heldout["unknown"] / max(heldout["tokens"], 1),
-                **({"seen": seen["share"]} if (seen := store.overlap.get(language)) else {}),
+                **({"seen": seen["share"]} if (seen := dataset.overlap.get(language)) else {}),
                 "loss": loss.loss,
                 "unigram": loss.unigram,
                 "bits/char": loss.bits_per_character,
@@ -239,7 +239,7 @@ def _gain_table(translations: Mapping[str, Mapping[str, Gain]]) -> str:
     return tables.markdown(rows, formats, left=2, mean=losses)
 
 
-def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset) -> str:
+def _summary(results: Results, rows: Sequence[tables.Row], dataset: PackedDataset) -> str:
     """Summarise the loss against the unigram level, and retrieval against chance."""
     columns = ("loss", "unigram", "bits/char", *_RETRIEVAL)
     loss, unigram, bits, forward, back, chance = (
@@ -264,10 +264,10 @@ def _summary(results: Results, rows: Sequence[tables.Row], store: PackedDataset)
     if behind := tables.named(list(map(_gain, ranked[below:])), 10):
         text += f"\n\n**Nothing was learned from context in {behind}.**"
     text += (
-        f"\n\nMeans over {len(rows)} languages, {store.vocab_size} pieces, {results.step} steps. "
+        f"\n\nMeans over {len(rows)} languages, {dataset.vocab_size} pieces, {results.step} steps. "
         f"{bits:.3f} bits a character."
     )
-    without = [language for language in store.languages if language not in results.losses]
+    without = [language for language in dataset.languages if language not in results.losses]
     if without:
         text += f" Without held-out rows, and in no mean: {', '.join(without)}."
     leaked = [f"{row['language']} ({row['seen']:.0%})" for row in rows

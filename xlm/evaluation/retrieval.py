@@ -39,10 +39,10 @@ class Retrieval:
     """
 
     def __init__(
-        self, objective: MaskedLM | ReplacedToken, store: PackedDataset, *, layer: int, pivot: str,
-        batch_size: int, max_sentences: int, mesh: Mesh | None = None,
+        self, objective: MaskedLM | ReplacedToken, dataset: PackedDataset, *, layer: int,
+        pivot: str, batch_size: int, max_sentences: int, mesh: Mesh | None = None,
     ):  # fmt: skip
-        self._objective, self._store = objective, store
+        self._objective, self._dataset = objective, dataset
         self._layer, self._pivot, self._max_sentences = layer, pivot, max_sentences
         self._batches = BatchLayout(mesh, batch_size)
         self._encode = self._batches.jit(self._sentence_vectors)
@@ -50,7 +50,7 @@ class Retrieval:
     def run(self, params) -> dict[str, dict[str, RetrievalResult]]:
         """Return results by set and language, without languages with fewer than two pairs."""
         results: dict[str, dict[str, RetrievalResult]] = {}
-        for name, languages in self._store.parallel.items():
+        for name, languages in self._dataset.parallel.items():
             pivot = pivot_of(languages, self._pivot)
             pivot_rows = self._rows(name, pivot)
             pivot_vectors = self._vectors(params, pivot_rows)
@@ -72,7 +72,7 @@ class Retrieval:
         return results
 
     def _rows(self, name: str, language: str) -> np.ndarray:
-        rows = self._store.parallel_rows(name, language)
+        rows = self._dataset.parallel_rows(name, language)
         return np.asarray(spread_rows(rows, self._max_sentences), np.int32)
 
     def _lengths(self, rows: np.ndarray) -> np.ndarray:

@@ -26,11 +26,11 @@ class SampledLoss:
     """
 
     def __init__(
-        self, objective: MaskedLM, store: PackedDataset, *, batch_size: int, max_sequences: int,
+        self, objective: MaskedLM, dataset: PackedDataset, *, batch_size: int, max_sequences: int,
         seed: int, mesh: Mesh | None = None,
     ):  # fmt: skip
-        none = np.zeros((0, store.length), np.int32)
-        rows = np.concatenate([none, *heldout_rows(store, max_sequences).values()])
+        none = np.zeros((0, dataset.length), np.int32)
+        rows = np.concatenate([none, *heldout_rows(dataset, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
         # Repeated, not padded: with fewer targets, V' and the sampled loss would differ.

@@ -41,20 +41,20 @@ class TranslationGain:
     """
 
     def __init__(
-        self, objective: MaskedLM, store: PackedDataset, *, pivot: str, positions_restart: bool,
+        self, objective: MaskedLM, dataset: PackedDataset, *, pivot: str, positions_restart: bool,
         num_folds: int, batch_size: int, max_sentences: int, seed: int, mesh: Mesh | None = None,
     ):  # fmt: skip
         self._objective = dataclasses.replace(objective, positions_restart=positions_restart)
-        self._store, self._pivot, self._folds = store, pivot, num_folds
+        self._dataset, self._pivot, self._folds = dataset, pivot, num_folds
         self._max_sentences, self._seed = max_sentences, seed
-        self._length = min(store.length, objective.encoder.settings.max_length)
+        self._length = min(dataset.length, objective.encoder.settings.max_length)
         self._batches = BatchLayout(mesh, batch_size)
         self._losses = self._batches.jit(self._masked_losses)
 
     def run(self, params) -> dict[str, dict[str, Gain]]:
         """Return results by set and language, without languages that have no pairs."""
-        found: dict[str, dict[str, Gain]] = {name: {} for name in self._store.parallel}
-        pairs = heldout_pairs(self._store, self._pivot, self._length, self._max_sentences)
+        found: dict[str, dict[str, Gain]] = {name: {} for name in self._dataset.parallel}
+        pairs = heldout_pairs(self._dataset, self._pivot, self._length, self._max_sentences)
         for name, (language, _), rows, seconds in pairs:
             found[name][language] = self._gain(params, rows, seconds)
         return found
@@ -96,21 +96,21 @@ class TranslationGain:
 
 
 def heldout_pairs(
-    store: PackedDataset, pivot: str, length: int, max_sentences: int
+    dataset: PackedDataset, pivot: str, length: int, max_sentences: int
 ) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.ndarray]]:
     """Yield the held-out pairs of each set and language with the set's pivot, if there are any.
 
     They are the set, the two languages, rows `<s> a </s> </s> b </s>` [N, L] int32, and where
     `</s> b` begins, [N, 1] int32.
     """
-    special = store.special
-    for name, languages in store.parallel.items():
+    special = dataset.special
+    for name, languages in dataset.parallel.items():
         second_language = pivot_of(languages, pivot)
         for language in languages:
             if language == second_language:
                 continue
             rows, seconds = [], []
-            columns = [store.parallel_rows(name, one) for one in (language, second_language)]
+            columns = [dataset.parallel_rows(name, one) for one in (language, second_language)]
             for pair in zip(*(spread_rows(one, max_sentences) for one in columns), strict=True):
                 one, two = (x[~np.isin(x, special.special_ids())] for x in pair)
                 if len(one) and len(two):

@@ -238,17 +238,17 @@ def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
     return (size - of_pairs, of_pairs) if data_settings(config).is_joint else (size, size)
 
 
-def pair_sampling(config: ConfigDict, store: PackedDataset) -> PairSampling | None:
+def pair_sampling(config: ConfigDict, dataset: PackedDataset) -> PairSampling | None:
     """Sample the language pairs of a packed dataset by `data.pair_sampling`; None without any."""
-    sizes = pair_sizes(store)
+    sizes = pair_sizes(dataset)
     return sample_pairs(sizes, data_settings(config)) if sizes else None
 
 
-def pair_shares(config: ConfigDict, store: PackedDataset) -> dict[Pair, float] | None:
+def pair_shares(config: ConfigDict, dataset: PackedDataset) -> dict[Pair, float] | None:
     """Shares of language pairs in the stream; None for those by sets of `data.pair_alpha`."""
     if data_settings(config).pair_sampling == "alpha":
         return None
-    found = pair_sampling(config, store)
+    found = pair_sampling(config, dataset)
     return found.shares() if found else {}
 
 
@@ -339,6 +339,6 @@ def open_packed_dataset(folders: Folders) -> PackedDataset:
     """Open the packed dataset of a working directory, checked against its tokenizer."""
     if not folders.has_rows and folders.byte_tokenizer.exists():
         folders.read_tokenizer()  # says that there can be none
-    store = PackedDataset.open(folders.rows)
-    store.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
-    return store
+    dataset = PackedDataset.open(folders.rows)
+    dataset.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
+    return dataset

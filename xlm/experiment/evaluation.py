@@ -35,23 +35,23 @@ _GAIN_SENTENCES = 256  # of a language, at most; the report has the error
 
 def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | None:
     """Write the report; return its path, None on hosts that do not write."""
-    store = data_builders.open_packed_dataset(folders)
-    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
+    dataset = data_builders.open_packed_dataset(folders)
+    config = output_layers.resolved(seen.with_steps(config, dataset), dataset, folders)
     data_builders.open_train_stage(config, folders)  # refuses the checkpoints of another config
     mesh = builders.mesh(config)
-    trained = builders.restore(config, store, folders, mesh)
+    trained = builders.restore(config, dataset, folders, mesh)
     masked_lm, encoder = masked_lm_of(trained.objective), encoder_of(trained.objective)
-    losses = evaluators.exact_masked_lm(config, masked_lm, store, mesh, in_training=False)
-    retriever = retrieval(config, encoder, store, mesh)
-    examples = _examples(config, masked_lm, store, folders, mesh)
-    detection = evaluators.detection(config, trained.objective, store, mesh, in_training=False)
-    gain, on_pairs = _on_pairs(config, masked_lm, encoder, store, mesh)
+    losses = evaluators.exact_masked_lm(config, masked_lm, dataset, mesh, in_training=False)
+    retriever = retrieval(config, encoder, dataset, mesh)
+    examples = _examples(config, masked_lm, dataset, folders, mesh)
+    detection = evaluators.detection(config, trained.objective, dataset, mesh, in_training=False)
+    gain, on_pairs = _on_pairs(config, masked_lm, encoder, dataset, mesh)
     stage = artifacts.Stage(folders.report, None, reads=[folders.vocab, folders.rows])
     with hosts.locked(stage, claims=False):
-        logging.info("exact loss of the held-out text in %d languages", len(store.languages))
+        logging.info("exact loss of the held-out text in %d languages", len(dataset.languages))
         found = losses.run(trained.params)
-        if store.parallel:
-            logging.info("retrieval in %d parallel sets", len(store.parallel))
+        if dataset.parallel:
+            logging.info("retrieval in %d parallel sets", len(dataset.parallel))
         results = report.Results(
             step=trained.step,
             losses=found,
@@ -64,19 +64,19 @@ def run(config: ConfigDict, folders: data_builders.Folders) -> pathlib.Path | No
         if not hosts.is_first():
             return None
         path = report.write_report(
-            folders.report, results, store=store,
+            folders.report, results, dataset=dataset,
             output_layer=settings(OutputLayerSettings, config.output_layer),
             allocation=_allocation(folders), metrics=read_metrics(folders.train / "metrics.jsonl"),
             full_softmax_from=masked_lm.full_softmax_from,
             title=folders.workdir.absolute().name, num_steps=config.train.num_steps,
-            more=[*text_warnings.section(folders), *seen.section(config, store, trained.step),
+            more=[*text_warnings.section(folders), *seen.section(config, dataset, trained.step),
                   *run_report.time_section(folders.report, [run_report.read(folders.workdir)])],
         )  # fmt: skip
     return path
 
 
 def retrieval(
-    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset, mesh: Mesh
+    config: ConfigDict, encoder: MaskedLM | ReplacedToken, dataset: PackedDataset, mesh: Mesh
 ) -> Retrieval:
     """Build retrieval on the parallel sets of the packed dataset.
 
@@ -84,19 +84,19 @@ def retrieval(
       ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
         fewer positions than their sentences have tokens.
     """
-    check_retrieval(config, encoder, store)
+    check_retrieval(config, encoder, dataset)
     options = evaluation_settings(config)
     num_layers = encoder.encoder.settings.num_layers
     layer = sentence_layer(options.retrieval_layer, num_layers)
     return Retrieval(
-        encoder, store, layer=layer, pivot=options.retrieval_pivot,
+        encoder, dataset, layer=layer, pivot=options.retrieval_pivot,
         batch_size=options.batch_size, max_sentences=options.retrieval_max_sentences, mesh=mesh,
     )  # fmt: skip
 
 
 def _on_pairs(
     config: ConfigDict, masked_lm: MaskedLM, encoder: MaskedLM | ReplacedToken,
-    store: PackedDataset, mesh: Mesh,
+    dataset: PackedDataset, mesh: Mesh,
 ) -> tuple[TranslationGain | None, PairReplacedTokenDetection | None]:  # fmt: skip
     """Build the evaluations of masked LM and of a discriminator on pairs, of a run with pairs."""
     options, data = evaluation_settings(config), data_builders.data_settings(config)
@@ -108,19 +108,19 @@ def _on_pairs(
         "batch_size": options.batch_size, "max_sentences": sentences, "seed": options.seed,
         "mesh": mesh,
     }  # fmt: skip
-    gain = TranslationGain(masked_lm, store, num_folds=options.num_folds, **common)
+    gain = TranslationGain(masked_lm, dataset, num_folds=options.num_folds, **common)
     if not isinstance(encoder, ReplacedToken):
         return gain, None
-    return gain, PairReplacedTokenDetection(encoder, store, **common)
+    return gain, PairReplacedTokenDetection(encoder, dataset, **common)
 
 
 def _examples(
-    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, folders: Folders, mesh: Mesh
+    config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, folders: Folders, mesh: Mesh
 ) -> Examples:
     """Build example predictions of masked pieces in held-out sentences."""
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
-    pieces = [processor.id_to_piece(i) for i in range(store.vocab_size)]
-    return Examples(masked_lm, store, pieces, seed=evaluation_settings(config).seed, mesh=mesh)
+    pieces = [processor.id_to_piece(i) for i in range(dataset.vocab_size)]
+    return Examples(masked_lm, dataset, pieces, seed=evaluation_settings(config).seed, mesh=mesh)
 
 
 def _allocation(folders: data_builders.Folders) -> record.Record | None:

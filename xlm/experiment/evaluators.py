@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def training_evaluators(
-    config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh
+    config: ConfigDict, objective: Objective, dataset: PackedDataset, mesh: Mesh
 ) -> list[Evaluator]:
     """Build the evaluators during training, none for objectives without masked LM.
 
@@ -33,19 +33,24 @@ def training_evaluators(
     """
     if not has_masked_lm(objective):
         return []
-    check_retrieval(config, encoder_of(objective), store)
+    check_retrieval(config, encoder_of(objective), dataset)
     masked_lm = masked_lm_of(objective)
     evaluators: list[Evaluator] = [
-        exact_masked_lm(config, masked_lm, store, mesh, in_training=True),
-        sampled_loss(config, masked_lm, store, mesh),
+        exact_masked_lm(config, masked_lm, dataset, mesh, in_training=True),
+        sampled_loss(config, masked_lm, dataset, mesh),
     ]
-    if found := detection(config, objective, store, mesh, in_training=True):
+    if found := detection(config, objective, dataset, mesh, in_training=True):
         evaluators.append(found)
     return evaluators
 
 
 def detection(
-    config: ConfigDict, objective: Objective, store: PackedDataset, mesh: Mesh, *, in_training: bool
+    config: ConfigDict,
+    objective: Objective,
+    dataset: PackedDataset,
+    mesh: Mesh,
+    *,
+    in_training: bool,
 ) -> "ReplacedTokenDetection | None":
     """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
 
@@ -59,15 +64,15 @@ def detection(
     from xlm.evaluation.replaced_token import ReplacedTokenDetection
 
     return ReplacedTokenDetection(
-        found, store, rate=found.generator.mask.rate, batch_size=options.batch_size,
+        found, dataset, rate=found.generator.mask.rate, batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed,
-        frozen=_frozen_generator(options.frozen_generator, config.objective, store), mesh=mesh,
+        frozen=_frozen_generator(options.frozen_generator, config.objective, dataset), mesh=mesh,
     )  # fmt: skip
 
 
 def _frozen_generator(
-    path: str, objective: str, store: PackedDataset
+    path: str, objective: str, dataset: PackedDataset
 ) -> tuple[ReplacedToken, Any] | None:
     """Read the generator of another run, and its parameters; None if there is no path."""
     if not path:
@@ -87,34 +92,39 @@ def _frozen_generator(
             f"evaluation.frozen_generator is {path!r}, a run without a generator: its objective is "
             f"{type(found).__name__}; name one of replaced-token detection"
         )
-    if open_packed_dataset(folders).tokenizer != store.tokenizer:
+    if open_packed_dataset(folders).tokenizer != dataset.tokenizer:
         raise ValueError(
             f"evaluation.frozen_generator is {path!r}, whose vocabulary differs from this run's "
-            f"({store.folder}); name a run on the same vocabulary"
+            f"({dataset.folder}); name a run on the same vocabulary"
         )
     return found, jax.device_get(trained.params)
 
 
 def exact_masked_lm(
-    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh, *, in_training: bool
+    config: ConfigDict,
+    masked_lm: MaskedLM,
+    dataset: PackedDataset,
+    mesh: Mesh,
+    *,
+    in_training: bool,
 ) -> ExactMaskedLM:
     """Build the exact evaluation, on fewer sequences if it is run during training."""
     options = evaluation_settings(config)
     return ExactMaskedLM(
-        masked_lm, store, num_folds=options.num_folds, batch_size=options.batch_size,
+        masked_lm, dataset, num_folds=options.num_folds, batch_size=options.batch_size,
         max_sequences=options.max_sequences_in_training if in_training else options.max_sequences,
         seed=options.seed, mesh=mesh,
     )  # fmt: skip
 
 
 def sampled_loss(
-    config: ConfigDict, masked_lm: MaskedLM, store: PackedDataset, mesh: Mesh
+    config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, mesh: Mesh
 ) -> SampledLoss:
     """Build the comparison of sampled and exact loss on held-out batches like in training."""
     options = evaluation_settings(config)
     return SampledLoss(
         masked_lm,
-        store,
+        dataset,
         # As many sequences as are planned together in training: more could exceed the capacity.
         batch_size=config.train.batch_size // config.train.accumulation_steps,
         max_sequences=options.max_sequences_in_training,
@@ -124,21 +134,21 @@ def sampled_loss(
 
 
 def check_retrieval(
-    config: ConfigDict, encoder: MaskedLM | ReplacedToken, store: PackedDataset
+    config: ConfigDict, encoder: MaskedLM | ReplacedToken, dataset: PackedDataset
 ) -> None:
     num_layers = encoder.encoder.settings.num_layers
     layer = sentence_layer(evaluation_settings(config).retrieval_layer, num_layers)
-    if store.parallel and layer > num_layers:
+    if dataset.parallel and layer > num_layers:
         raise ValueError(
             f"evaluation.retrieval_layer is {layer}, but the encoder has {num_layers} layers "
             "(model.num_layers); choose one of them, best in the middle, or 0 for the embeddings"
         )
     max_length = encoder.encoder.settings.max_length
-    for name, (language, *_) in store.parallel.items():
-        length = store.parallel_rows(name, language).shape[1]
+    for name, (language, *_) in dataset.parallel.items():
+        length = dataset.parallel_rows(name, language).shape[1]
         if length > max_length:
             raise ValueError(
                 f"model.max_length is {max_length}, but parallel sentences have {length} tokens in "
-                f"{store.folder} (store.parallel_length of prepare_data.py); raise the one or "
+                f"{dataset.folder} (store.parallel_length of prepare_data.py); raise the one or "
                 "prepare the rows with a smaller other"
             )

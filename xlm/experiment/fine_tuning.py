@@ -70,7 +70,9 @@ def with_head(
     if options.cross_attention:
         made = CrossPairFineTuning
     elif options.task.is_embedding:
-        made = functools.partial(SentenceEmbedding, num_parts=config.train.accumulation_steps)
+        made = functools.partial(
+            SentenceEmbedding, num_microbatches=config.train.accumulation_steps
+        )
     if wrong := [one for one in options.dimensions if not 1 <= one <= encoder.hidden_size]:
         raise ValueError(
             f"task.dimensions has {wrong[0]}, must be from 1 to the {encoder.hidden_size} of the "

@@ -60,7 +60,7 @@ def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[
     first, *later = _packed_statistics(setup)
     packed = MaskedLM(
         **parts, name="mlm", statistics=first[1], later_statistics=tuple(later),
-        languages=setup.store.languages,
+        languages=setup.dataset.languages,
     )  # fmt: skip
     found: dict[str, MaskedLM] = {PACKED: packed}
     if not (data.pair_share or data.contrast_share):
@@ -139,9 +139,9 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
             f"model.cross_attention is {found.cross_attention}, must be {cross_attention} with "
             f'objective {setup.config.objective!r}; the objective that trains it is "veco"'
         )
-    if found.max_length < setup.store.length:
+    if found.max_length < setup.dataset.length:
         raise ValueError(
-            f"model.max_length is {found.max_length}, but sequences have {setup.store.length} "
+            f"model.max_length is {found.max_length}, but sequences have {setup.dataset.length} "
             "tokens (store.length); raise it to that at least"
         )
     return found
@@ -149,22 +149,22 @@ def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderS
 
 def _parts(setup: Setup) -> dict[str, Any]:
     """Common fields of masked LM on packed sequences and on pairs, but for the encoder."""
-    store, settings = setup.store, setup.settings(OutputLayerSettings, "output_layer")
+    dataset, settings = setup.dataset, setup.settings(OutputLayerSettings, "output_layer")
     mask = setup.settings(MaskSettings, "mask")
     _check_capacity(setup, settings, mask)
     axes = setup.mesh_settings.table_axes() if setup.mesh is not None else ((), ())
     sharding = TableSharding(setup.mesh, *axes)
-    layout: dict[str, Any] = {"num_valid": store.vocab_size, "sharding": sharding}
+    layout: dict[str, Any] = {"num_valid": dataset.vocab_size, "sharding": sharding}
     full_softmax_steps = round(settings.full_softmax_fraction * setup.num_steps)
     return {
         "output_layer": make_output_layer(settings, **layout),
         "exact_layer": make_exact_layer(settings, **layout),
         "mask": mask,
         "num_steps": setup.num_steps,
-        "bos": store.special.bos,
-        "pad": store.special.pad,
-        "mask_id": store.special.mask,
-        "special_ids": store.special.special_ids(),
+        "bos": dataset.special.bos,
+        "pad": dataset.special.pad,
+        "mask_id": dataset.special.mask,
+        "special_ids": dataset.special.special_ids(),
         "across_documents": data_settings(setup.config).across_documents,
         "row_capacity": settings.row_capacity,
         "frequency_bias": settings.frequency_bias,
@@ -174,13 +174,13 @@ def _parts(setup: Setup) -> dict[str, Any]:
 
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
     """Raise ValueError if what a batch must keep can exceed a group's V', or a step's rows."""
-    data, length = data_settings(setup.config), setup.store.length
+    data, length = data_settings(setup.config), setup.dataset.length
     masks = [mask, mask.of_pairs()] if data.pair_share or data.contrast_share else [mask]
     size, slots = setup.batch_size, max(one.slots(length) for one in masks)
     if settings.is_sampled and 0 < settings.row_capacity < setup.vocab_size:
         check_capacity(settings.row_capacity, size * length, size * slots, setup.vocab_size)
     sequences = size // max(settings.num_groups(size), 1)
-    distinct = min(sequences * slots, setup.store.vocab_size)
+    distinct = min(sequences * slots, setup.dataset.vocab_size)
     if settings.kind == "knn" and settings.capacity < distinct:
         raise ValueError(
             f"output_layer.capacity is {settings.capacity}, but a group of {sequences} sequences "
@@ -189,11 +189,11 @@ def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSetti
         )
 
 
-def warn_of_refreshes(config: ConfigDict, store: PackedDataset) -> None:
+def warn_of_refreshes(config: ConfigDict, dataset: PackedDataset) -> None:
     """Warn if |V| << n |W| (VoCap, Section 3.1) does not hold under any interpretation."""
     layer = settings(OutputLayerSettings, config.output_layer)
-    targets = config.train.batch_size * settings(MaskSettings, config.mask).slots(store.length)
-    vocab_size, n = store.vocab_size, layer.refresh_every
+    targets = config.train.batch_size * settings(MaskSettings, config.mask).slots(dataset.length)
+    vocab_size, n = dataset.vocab_size, layer.refresh_every
     if layer.kind == "knn" and n * targets < vocab_size:
         logging.warning(
             "output_layer.refresh_every is %d: the neighbour index of %d tokens is rebuilt every "
@@ -204,10 +204,10 @@ def warn_of_refreshes(config: ConfigDict, store: PackedDataset) -> None:
 
 
 def language_shares(
-    config: ConfigDict, store: PackedDataset, alpha: float | None = None
+    config: ConfigDict, dataset: PackedDataset, alpha: float | None = None
 ) -> dict[str, float]:
     """Share of each language in the training stream (Eq. 3), by default for `data.alpha`."""
-    tokens = {lang: store.statistics[lang]["train"]["tokens"] for lang in store.languages}
+    tokens = {lang: dataset.statistics[lang]["train"]["tokens"] for lang in dataset.languages}
     return language_probabilities(tokens, data_settings(config).alpha if alpha is None else alpha)
 
 
@@ -222,8 +222,8 @@ def _pair_statistics(setup: Setup) -> TokenStatistics:
     if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
         return _no_statistics()
     alpha = data_settings(setup.config).pair_alpha
-    counts = token_counts(setup.store, alpha, pair_shares(setup.config, setup.store))
-    return statistics_of(setup.store, [(1.0, counts)], setup.vocab_size)
+    counts = token_counts(setup.dataset, alpha, pair_shares(setup.config, setup.dataset))
+    return statistics_of(setup.dataset, [(1.0, counts)], setup.vocab_size)
 
 
 def _mixed_statistics(
@@ -254,25 +254,25 @@ def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
     share = 1.0 if data.is_joint else 1 - data.pair_share - data.contrast_share
     phases = ((0, data.alpha), *((round(step / share), a) for step, a in data.alpha_phases))
     return [
-        (step, token_statistics(setup.store, language_shares(setup.config, setup.store, alpha),
+        (step, token_statistics(setup.dataset, language_shares(setup.config, setup.dataset, alpha),
                                 setup.vocab_size))
         for step, alpha in (phases if layer.is_sampled else phases[:1])
     ]  # fmt: skip
 
 
 def token_statistics(
-    store: PackedDataset, shares: Mapping[str, float], vocab_size: int
+    dataset: PackedDataset, shares: Mapping[str, float], vocab_size: int
 ) -> TokenStatistics:
     """Token statistics of the training text, for a table of `vocab_size` rows.
 
     `shares` are those of the languages in the stream.
     """
-    counts = ((share, store.token_counts(lang)) for lang, share in shares.items())
-    return statistics_of(store, counts, vocab_size)
+    counts = ((share, dataset.token_counts(lang)) for lang, share in shares.items())
+    return statistics_of(dataset, counts, vocab_size)
 
 
 def statistics_of(
-    store: PackedDataset, counts: Iterable[tuple[float, np.ndarray]], vocab_size: int
+    dataset: PackedDataset, counts: Iterable[tuple[float, np.ndarray]], vocab_size: int
 ) -> TokenStatistics:
     """Token statistics of a mixture of sources.
 
@@ -280,19 +280,19 @@ def statistics_of(
     the sources' shares.
 
     Args:
-      store: packed dataset, for the ids of special tokens.
+      dataset: packed dataset, for the ids of special tokens.
       counts: share and counts [pieces] of each source, read one after the other: those of hundreds
         of languages and millions of pieces are gigabytes.
     """
-    special_ids = np.array(store.special.special_ids())
+    special_ids = np.array(dataset.special.special_ids())
     mixed, highest = np.zeros(vocab_size), np.zeros(vocab_size)
     languages, seen = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, bool)
     for number, (share, of_source) in enumerate(counts):
         own = np.zeros(vocab_size)
-        own[: store.vocab_size] = of_source
+        own[: dataset.vocab_size] = of_source
         own[special_ids] = 0
         seen |= own > 0
-        own[: store.vocab_size] += 1
+        own[: dataset.vocab_size] += 1
         own[special_ids] = 0
         own = share * own / own.sum()
         mixed += own

@@ -115,12 +115,12 @@ def functions_of(
     Raises ValueError if the mesh, the batch or its parts do not fit the devices.
     """
     model.check_batch(config.train.batch_size, mesh)
-    store = absent_rows(config)
+    dataset = absent_rows(config)
     # Without text, epochs and tokens are no steps; the number changes no size.
     config = copy.deepcopy(config)
     config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
-    check_batches(config, store, mesh)
-    objective = objectives.objective(config, store, mesh)
+    check_batches(config, dataset, mesh)
+    objective = objectives.objective(config, dataset, mesh)
     of_stages = [model.train_functions(config, objective, mesh)]
     while of_stages[-1].following is not None:
         of_stages.append(of_stages[-1].following)

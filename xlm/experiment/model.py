@@ -64,21 +64,21 @@ def train_functions(
     )  # fmt: skip
 
 
-def log_choices(config: ConfigDict, objective: Objective, store: PackedDataset) -> None:
+def log_choices(config: ConfigDict, objective: Objective, dataset: PackedDataset) -> None:
     """Log how layers are computed, and which table rows a step reads; warn of costly refreshes."""
-    sizes = settings(EncoderSettings, config.model, vocab_size=store.vocab_size)
+    sizes = settings(EncoderSettings, config.model, vocab_size=dataset.vocab_size)
     logging.debug(
         "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
         sizes.kernel, sizes.remat, sizes.layers_at_once,
     )  # fmt: skip
     if not has_masked_lm(objective):
         return
-    warn_of_refreshes(config, store)
+    warn_of_refreshes(config, dataset)
     if config.train.accumulation_steps > 1:
         reads = "all rows in every step: each part (train.accumulation_steps) touches others"
     else:
         size = config.train.batch_size
-        reads = masked_lm_of(objective).describe_table_reads(size, store.length)
+        reads = masked_lm_of(objective).describe_table_reads(size, dataset.length)
     update = config.optimizer.embedding_update
     logging.debug("embedding table: %s; optimizer.embedding_update is %s", reads, update)
 
@@ -102,7 +102,7 @@ class Trained(NamedTuple):
 
 
 def restore(
-    config: ConfigDict, store: PackedDataset, folders: Folders, mesh: Mesh | None = None
+    config: ConfigDict, dataset: PackedDataset, folders: Folders, mesh: Mesh | None = None
 ) -> Trained:
     """Read the latest checkpoint of the run in a working directory.
 
@@ -110,6 +110,6 @@ def restore(
     there is no checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
-    objective = objectives.objective(config, store, mesh)
+    objective = objectives.objective(config, dataset, mesh)
     functions = train_functions(config, objective, mesh)
     return Trained(objective, *restore_latest_params(folders.train / "checkpoints", functions))

@@ -120,7 +120,7 @@ class Run(NamedTuple):
 
     folders: Folders
     config: ConfigDict
-    store: PackedDataset
+    dataset: PackedDataset
     step: int
 
 
@@ -162,7 +162,7 @@ def of_encoder(
     """Write the card of an encoder: a checkpoint of `run`, or a folder's model, called `base`."""
     start, more = tables.escaped(base) or "random parameters", dict[str, Any]()
     if run:
-        named = list(run.store.languages)
+        named = list(run.dataset.languages)
         origin = f"Started from {start}, and trained on {', '.join(map(label, named))}."
         path = run.folders.report / "results.json"
         found = artifacts.read_object(path) if has_head and path.exists() else {}
@@ -174,7 +174,7 @@ def of_encoder(
                 name: {key: of[key] for key in _METRICS} for name, of in sorted(losses.items())
             },
             "sections": [
-                *seen.section(run.config, run.store, run.step),
+                *seen.section(run.config, run.dataset, run.step),
                 *_evaluation(losses),
                 *text_warnings.section(run.folders),
             ],

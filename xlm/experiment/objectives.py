@@ -39,12 +39,12 @@ class Setup:
 
     Attributes:
       config: the whole config; prefer `settings` for reading sections.
-      store: packed dataset, with its vocabulary and statistics.
+      dataset: packed dataset, with its vocabulary and statistics.
       mesh: mesh that the objective will run on; None for a single device.
     """
 
     config: ConfigDict
-    store: PackedDataset
+    dataset: PackedDataset
     mesh: Mesh | AbstractMesh | None = None
 
     def settings(self, kind: type[T], name: str, **derived: Any) -> T:
@@ -66,7 +66,7 @@ class Setup:
     @property
     def vocab_size(self) -> int:
         """Rows of an embedding table: the vocabulary size, padded to shard over the mesh."""
-        return padded_vocab_size(self.store.vocab_size, self.mesh_settings.vocab_multiple)
+        return padded_vocab_size(self.dataset.vocab_size, self.mesh_settings.vocab_multiple)
 
     @property
     def num_steps(self) -> int:
@@ -79,7 +79,7 @@ class Setup:
 
 
 def objective(
-    config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh | None = None
+    config: ConfigDict, dataset: PackedDataset, mesh: Mesh | AbstractMesh | None = None
 ) -> Objective:
     """Build the objective that the config names.
 
@@ -94,23 +94,23 @@ def objective(
             '"package.module:function" that builds one'
         )
     if config.objective not in OBJECTIVES:
-        _check_place(module, config, store)
+        _check_place(module, config, dataset)
     try:
         build = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"objective {config.objective!r} cannot be imported: {error}; correct its name"
         ) from error
-    return build(Setup(config, store, mesh))
+    return build(Setup(config, dataset, mesh))
 
 
-def _check_place(module: str, config: ConfigDict, store: PackedDataset) -> None:
+def _check_place(module: str, config: ConfigDict, dataset: PackedDataset) -> None:
     """Raise ValueError if a module would be found in a folder of runs or data: none is imported."""
     named = (value for _, value in entry_point.strings("config", config.to_dict()))
     # The folder of rows lies in the working directory.
     folders = [
         _ROOT / "runs",
-        store.folder.parent,
+        dataset.folder.parent,
         *map(pathlib.Path, filter(os.path.isdir, named)),
     ]
     closed = {one.resolve() for one in folders} - {_ROOT, *_ROOT.parents}

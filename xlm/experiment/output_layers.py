@@ -15,7 +15,7 @@ from xlm.objectives.settings import MaskSettings
 from xlm.training.settings import MeshSettings
 
 
-def resolved(config: ConfigDict, store: PackedDataset, folders: Folders) -> ConfigDict:
+def resolved(config: ConfigDict, dataset: PackedDataset, folders: Folders) -> ConfigDict:
     """Return the config with a definite output layer: that of the run's record, else the cheapest.
 
     So a run that resumes on other devices, and whoever reads it, has the layer that it began with.
@@ -25,16 +25,16 @@ def resolved(config: ConfigDict, store: PackedDataset, folders: Folders) -> Conf
     if (path := folders.train / "settings.json").exists():
         before = artifacts.read_object(path)["output_layer"]
         return with_kind(config, before["kind"], before["log_q_correction"])
-    kind, words = choice(config, store, jax.device_count(), jax.default_backend())
+    kind, words = choice(config, dataset, jax.device_count(), jax.default_backend())
     logging.info("%s", words)
     return with_kind(config, kind)
 
 
 def choice(
-    config: ConfigDict, store: PackedDataset, num_devices: int, backend: str
+    config: ConfigDict, dataset: PackedDataset, num_devices: int, backend: str
 ) -> tuple[str, str]:
     """Return the cheapest kind of output layer, and a line with the costs of each."""
-    sizes, length, rows = config.model, store.length, config.train.batch_size
+    sizes, length, rows = config.model, dataset.length, config.train.batch_size
     is_split = any("model" in axes for axes in settings(MeshSettings, config.mesh).table_axes())
     kernels = 4 * sizes.hidden_size + (2 if sizes.mlp == "gelu" else 3) * sizes.mlp_size
     per_token = sizes.num_layers * sizes.hidden_size * (6 * kernels + 12 * length)
@@ -42,7 +42,7 @@ def choice(
         backend=backend if backend in ("cpu", "tpu") else "gpu", num_devices=num_devices,
         table_shards=max(config.mesh.model, 1) if is_split else 1, sequences=rows,
         tokens=rows * length, targets=rows * settings(MaskSettings, config.mask).slots(length),
-        parts=config.train.accumulation_steps, vocab_size=store.vocab_size,
+        parts=config.train.accumulation_steps, vocab_size=dataset.vocab_size,
         embedding_size=sizes.embedding_size, encoder_flops=rows * length * per_token,
         by_rows=config.optimizer.embedding_update == "rows",
         shards_optimizer=config.mesh.shard_optimizer_over_data,

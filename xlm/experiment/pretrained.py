@@ -108,9 +108,9 @@ def read_settings(
         found = EncoderSettings(**model_folder.read_sizes(folder), dtype="float32")
     else:
         folders = Folders(folder)
-        config, store = run_config(folders, objective), open_packed_dataset(folders)
+        config, dataset = run_config(folders, objective), open_packed_dataset(folders)
         with declarations.of_file(folders.train / SETTINGS):
-            found = encoder_of(objectives.objective(config, store)).encoder.settings
+            found = encoder_of(objectives.objective(config, dataset)).encoder.settings
     return found if keeps_decoder else dataclasses.replace(found, cross_attention=False)
 
 
@@ -143,10 +143,10 @@ def read_run(folders: Folders, objective: str = "") -> model.Trained:
 
 
 def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunctions]:
-    config, store = run_config(folders, objective), open_packed_dataset(folders)
+    config, dataset = run_config(folders, objective), open_packed_dataset(folders)
     with declarations.of_file(folders.train / SETTINGS):
         mesh = make_mesh(settings(MeshSettings, config.mesh), jax.local_devices()[:1])
-        built = objectives.objective(config, store, mesh)
+        built = objectives.objective(config, dataset, mesh)
         return built, model.train_functions(config, built, mesh)
 
 

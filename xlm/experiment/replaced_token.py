@@ -46,7 +46,7 @@ def build(setup: Setup) -> Objective:
     }
     robust = robust_settings(setup.config)
     if robust.num_phases:
-        num_pairs = len(language_pairs(setup.store))
+        num_pairs = len(language_pairs(setup.dataset))
         kind = PAIRS if PAIRS in terms else PACKED  # of joint steps
         terms[kind] = dataclasses.replace(terms[kind], num_pairs=num_pairs, pair_rate=robust.rate)
     if len(terms) == 1:

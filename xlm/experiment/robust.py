@@ -105,7 +105,7 @@ class ReweightedData:
     """
 
     config: ConfigDict
-    store: PackedDataset
+    dataset: PackedDataset
     mesh: Mesh
     settings: RobustSettings
     path: pathlib.Path
@@ -113,7 +113,7 @@ class ReweightedData:
 
     def __post_init__(self):
         self._phase_steps = self.settings.phase_steps(self.config.train.num_steps)
-        self._pairs = language_pairs(self.store)  # counts all bitext
+        self._pairs = language_pairs(self.dataset)  # counts all bitext
         path = self.settings.baseline
         self._baseline = baseline_losses(pathlib.Path(path)) if path else None
         if self._baseline is not None:
@@ -149,7 +149,7 @@ class ReweightedData:
             step: {pair: of_names["-".join(pair)] for pair in self._pairs}
             for step, of_names in weights.items()
         }
-        return streams.training_data(self.config, self.store, self.mesh, by_pair)
+        return streams.training_data(self.config, self.dataset, self.mesh, by_pair)
 
     def batches(self, steps: range) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
         return self._data.batches(steps)
@@ -197,7 +197,7 @@ class ReweightedData:
 
 
 def training_data(
-    config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
+    config: ConfigDict, dataset: PackedDataset, mesh: Mesh, folder: pathlib.Path
 ) -> ReweightedData:
     """Build this host's part of the training batches, re-weighted by what is learned.
 
@@ -205,14 +205,14 @@ def training_data(
     fit each other or the data, or a record belongs to another run.
     """
     robust = robust_settings(config)
-    streams.log_pair_sampling(config, store)
-    names, base = pair_names(store), pair_shares(config, store)
+    streams.log_pair_sampling(config, dataset)
+    names, base = pair_names(dataset), pair_shares(config, dataset)
     assert base is not None  # by `robust_settings`
     record = read_pair_record(
         folder / RECORD, {"-".join(pair): share for pair, share in base.items()}
     )
     assert sorted(record.base) == sorted(names)
-    return ReweightedData(config, store, mesh, robust, folder / RECORD, record)
+    return ReweightedData(config, dataset, mesh, robust, folder / RECORD, record)
 
 
 def robust_settings(config: ConfigDict) -> RobustSettings:

@@ -67,13 +67,13 @@ def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None
         text = preparation.run(job, found, tokenizer, executor or own)
         stage = _stage(config, job, record, text)
         stage.claim()
-        store = preparation.finish(job, found)
-        seen["unknown"] = text_warnings.unknown(spec, store, tokenizer)
+        dataset = preparation.finish(job, found)
+        seen["unknown"] = text_warnings.unknown(spec, dataset, tokenizer)
         artifacts.write_json(folders.text_record, seen)
         stage.finish()
         shutil.rmtree(job.work)
-    tokens = sum(s["train"]["tokens"] for s in store.statistics.values())
-    rows = sum(s["train"]["rows"] for s in store.statistics.values())
+    tokens = sum(s["train"]["tokens"] for s in dataset.statistics.values())
+    rows = sum(s["train"]["rows"] for s in dataset.statistics.values())
     print(f"{rows:,} training rows of {tokens:,} tokens: {folders.rows}")
 
 

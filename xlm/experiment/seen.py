@@ -27,7 +27,7 @@ _FORMATS = {"tokens": ",", "tokens seen": ",.0f", "epochs": ".2f", "share of the
             "share wanted": ".1%", "share seen": ".1%"}  # fmt: skip
 
 
-def with_steps(config: ConfigDict, store: PackedDataset) -> ConfigDict:
+def with_steps(config: ConfigDict, dataset: PackedDataset) -> ConfigDict:
     """Return a config whose `train.num_steps` are what the given epochs or tokens take.
 
     Raises ValueError if not one of the three is given, or no step has packed sequences.
@@ -35,9 +35,9 @@ def with_steps(config: ConfigDict, store: PackedDataset) -> ConfigDict:
     train = train_settings(config)
     if train.num_steps:
         return config
-    stream = streams.training_stream(config, store)
-    weights = {one: 1.0 if train.num_epochs else _tokens(store, one) for one in store.languages}
-    rows = sum(found["train"]["rows"] for found in store.statistics.values())
+    stream = streams.training_stream(config, dataset)
+    weights = {one: 1.0 if train.num_epochs else _tokens(dataset, one) for one in dataset.languages}
+    rows = sum(found["train"]["rows"] for found in dataset.statistics.values())
 
     def amount(steps: int) -> float:
         found = stream.seen(steps)
@@ -55,16 +55,16 @@ def with_steps(config: ConfigDict, store: PackedDataset) -> ConfigDict:
     return config
 
 
-def _tokens(store: PackedDataset, language: str) -> float:
-    found = store.statistics[language]["train"]
+def _tokens(dataset: PackedDataset, language: str) -> float:
+    found = dataset.statistics[language]["train"]
     return found["tokens"] / found["rows"]
 
 
-def rows_of(config: ConfigDict, store: PackedDataset, found: Seen) -> list[dict[str, Any]]:
+def rows_of(config: ConfigDict, dataset: PackedDataset, found: Seen) -> list[dict[str, Any]]:
     """Return a row for each language: its tokens, those seen, epochs, and shares."""
-    there = {one: store.statistics[one]["train"] for one in store.languages}
-    seen = {one: found[one] * _tokens(store, one) for one in there}
-    shares, text = language_shares(config, store), sum(one["tokens"] for one in there.values())
+    there = {one: dataset.statistics[one]["train"] for one in dataset.languages}
+    seen = {one: found[one] * _tokens(dataset, one) for one in there}
+    shares, text = language_shares(config, dataset), sum(one["tokens"] for one in there.values())
     return [
         {
             "language": label(one),
@@ -80,11 +80,11 @@ def rows_of(config: ConfigDict, store: PackedDataset, found: Seen) -> list[dict[
 
 
 def section(
-    config: ConfigDict, store: PackedDataset, steps: int, log: Callable[..., None] | None = None
+    config: ConfigDict, dataset: PackedDataset, steps: int, log: Callable[..., None] | None = None
 ) -> list[str]:
     """Return the parts of a report on what `steps` steps see; `log` is told of repetitions."""
-    found = streams.training_stream(config, store).seen(steps)
-    rows = rows_of(config, store, found)
+    found = streams.training_stream(config, dataset).seen(steps)
+    rows = rows_of(config, dataset, found)
     lines = [
         f"{row['language']} is seen {row['epochs']:.0f} times: more text, fewer steps or a larger "
         "data.alpha repeats it less"
@@ -94,7 +94,7 @@ def section(
     if log is not None:
         for line in lines:
             log("%s", line)
-    pairs = Seen({one: count for one, count in found.items() if one not in store.languages})
+    pairs = Seen({one: count for one, count in found.items() if one not in dataset.languages})
     if pairs and not config.robust.num_phases:  # which decides as it goes
         shown = ", ".join(f"{'-'.join(one)} {count:,}" for one, count in pairs.most_common(20))
         lines.append(f"{pairs.total():,} sentence pairs of {len(pairs)} language pairs: {shown}")

@@ -35,7 +35,7 @@ from xlm.training.sharding import host_parts, num_batch_shards
 
 def training_data(
     config: ConfigDict,
-    store: PackedDataset,
+    dataset: PackedDataset,
     mesh: Mesh,
     weights: Mapping[int, Mapping[Pair, float]] | None = None,
 ) -> StreamedData:
@@ -46,7 +46,7 @@ def training_data(
     divide over the devices.
     """
     data = data_settings(config)
-    check_batches(config, store, mesh)
+    check_batches(config, dataset, mesh)
     parts, num_parts = host_parts(mesh)
     if data.block_bytes and data.lanes % num_parts:
         logging.warning(
@@ -57,14 +57,14 @@ def training_data(
         )  # fmt: skip
     if weights is None:
         if data.pair_share or data.contrast_share:
-            log_pair_sampling(config, store)
-        stream = training_stream(config, store)
+            log_pair_sampling(config, dataset)
+        stream = training_stream(config, dataset)
     else:
-        stream = _reweighted_stream(config, store, weights)
+        stream = _reweighted_stream(config, dataset, weights)
     return StreamedData(stream, data.loader, parts, num_parts, data.prefetch, data.read_ahead)
 
 
-def check_batches(config: ConfigDict, store: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
+def check_batches(config: ConfigDict, dataset: PackedDataset, mesh: Mesh | AbstractMesh) -> None:
     """Raise ValueError unless batches of every kind divide into parts, and parts over devices."""
     data, train = data_settings(config), config.train
     shards = num_batch_shards(mesh)
@@ -89,27 +89,27 @@ def _reading_threads(data: DataSettings) -> Executor | None:
     return ThreadPoolExecutor(data.read_threads, "read_blocks")
 
 
-def _packed_stream(config: ConfigDict, store: PackedDataset, pool: Executor | None) -> Stream:
+def _packed_stream(config: ConfigDict, dataset: PackedDataset, pool: Executor | None) -> Stream:
     data, train = data_settings(config), config.train
     size = rows_of_tasks(config)[0]
-    cache = block_cache(training_rows(store), pool, data) if pool else None
+    cache = block_cache(training_rows(dataset), pool, data) if pool else None
     alphas, phases = {0: data.alpha, **dict(data.alpha_phases)}, dict[int, Stream]()
     for seed, (first, alpha) in enumerate(alphas.items(), train.seed):
-        shares = language_shares(config, store, alpha)
-        phases[first] = TrainingStream(store, shares, size, seed, data, cache)
+        shares = language_shares(config, dataset, alpha)
+        phases[first] = TrainingStream(dataset, shares, size, seed, data, cache)
     return PhasedStream(phases, alphas) if data.alpha_phases else phases[0]
 
 
 def _reweighted_stream(
-    config: ConfigDict, store: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
+    config: ConfigDict, dataset: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
 ) -> Stream:
     """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
     data, seed = data_settings(config), config.train.seed
     pool = _reading_threads(data)
-    packed = _packed_stream(config, store, pool)
+    packed = _packed_stream(config, dataset, pool)
     bitext = bitext_settings(config, is_separate=False)
     by_step: dict[int, Stream] = {
-        first: pair_stream(store, bitext, seed + number, of_pairs, pool)
+        first: pair_stream(dataset, bitext, seed + number, of_pairs, pool)
         for number, (first, of_pairs) in enumerate(sorted(weights.items()))
     }
     order = _of_kinds(config, [packed, by_step[0]], [data.pair_share])
@@ -119,21 +119,21 @@ def _reweighted_stream(
     return _of_kinds(config, [packed, PhasedStream(by_step)], [data.pair_share])
 
 
-def training_stream(config: ConfigDict, store: PackedDataset) -> Stream:
+def training_stream(config: ConfigDict, dataset: PackedDataset) -> Stream:
     """Build the stream of whole batches, with the shares of pairs of the config throughout."""
     data, train = data_settings(config), config.train
     pool = _reading_threads(data)
-    stream = _packed_stream(config, store, pool)
+    stream = _packed_stream(config, dataset, pool)
     if not (data.pair_share or data.contrast_share):
         return stream
-    of_languages = pair_shares(config, store)
+    of_languages = pair_shares(config, dataset)
     streams: list[Stream] = [stream]
     shares: list[float] = []
     kinds = ((kind_of_pairs(config), data.pair_share), (SEPARATE_PAIRS, data.contrast_share))
     for number, (kind, share) in enumerate(kinds):
         if share:
             bitext = bitext_settings(config, is_separate=kind == SEPARATE_PAIRS)
-            streams.append(pair_stream(store, bitext, train.seed + number, of_languages, pool))
+            streams.append(pair_stream(dataset, bitext, train.seed + number, of_languages, pool))
             shares.append(share)
     return _of_kinds(config, streams, shares)
 
@@ -160,17 +160,17 @@ def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
 
 
 def pairs_per_step(
-    config: ConfigDict, store: PackedDataset, shares: Mapping[Pair, float] | None
+    config: ConfigDict, dataset: PackedDataset, shares: Mapping[Pair, float] | None
 ) -> float:
     """Mean number of sentence pairs in a step, of any kind; of short ones more share a row."""
     data, settings = data_settings(config), bitext_settings(config, is_separate=False)
-    found = pair_stream(store, settings, config.train.seed, shares).pairs_per_step()
+    found = pair_stream(dataset, settings, config.train.seed, shares).pairs_per_step()
     return found if data.is_joint else found * (data.pair_share + data.contrast_share)
 
 
-def log_pair_sampling(config: ConfigDict, store: PackedDataset) -> None:
+def log_pair_sampling(config: ConfigDict, dataset: PackedDataset) -> None:
     """Log how language pairs are sampled; warn if languages cannot have their shares."""
-    if sampling := pair_sampling(config, store):
+    if sampling := pair_sampling(config, dataset):
         logging.log(
             logging.DEBUG if sampling.is_met else logging.WARNING, "%s", sampling.certificate()
         )

@@ -46,11 +46,11 @@ def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> dict[str, An
     return {"made_from": made_from, "warnings": [*empty, *found]}
 
 
-def unknown(spec: CorpusSpec, store: PackedDataset, tokenizer: bytes) -> list[str]:
+def unknown(spec: CorpusSpec, dataset: PackedDataset, tokenizer: bytes) -> list[str]:
     """Warn of languages with many unknown tokens, whose text is read in part."""
     processor, stream = spm.SentencePieceProcessor(model_proto=tokenizer), CorpusStream(spec)
     lines = []
-    for language, found in store.statistics.items():
+    for language, found in dataset.statistics.items():
         counts = [sum(found[split][key] for split in SPLITS) for key in ("unknown", "tokens")]
         blocks = itertools.islice(stream.blocks(language), _SAMPLE)
         texts = (sentence for block in blocks for sentence in block.sentences)

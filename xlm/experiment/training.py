@@ -25,15 +25,15 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
     With other settings it goes on from the checkpoint of the step `begins_at`. Raises Stopped if a
     signal asked for it; the state is saved, and the same call resumes.
     """
-    store = data_builders.open_packed_dataset(folders)
-    config = output_layers.resolved(seen.with_steps(config, store), store, folders)
+    dataset = data_builders.open_packed_dataset(folders)
+    config = output_layers.resolved(seen.with_steps(config, dataset), dataset, folders)
     stage = data_builders.open_train_stage(config, folders, begins_at)
     mesh = builders.mesh(config)
-    data = _data(config, store, mesh, folders.train)
-    parts = seen.section(config, store, config.train.num_steps, logging.warning)
+    data = _data(config, dataset, mesh, folders.train)
+    parts = seen.section(config, dataset, config.train.num_steps, logging.warning)
     logging.debug("%s", "\n\n".join(filter(None, parts)))  # also in the report
-    objective = objectives.objective(config, store, mesh)
-    builders.log_choices(config, objective, store)
+    objective = objectives.objective(config, dataset, mesh)
+    builders.log_choices(config, objective, dataset)
     functions = builders.train_functions(config, objective, mesh)
     start = initial_params(config, objective, folders)
     settings = builders.train_settings(config)
@@ -45,7 +45,7 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
                 f"train.init_optimizer is True, but train.init_from is {config.train.init_from!r}, "
                 "which is no run with checkpoints; set it to False"
             )
-    evaluators = training_evaluators(config, objective, store, mesh)
+    evaluators = training_evaluators(config, objective, dataset, mesh)
     # Claimed after all checks and before anything is written, which depends on the settings.
     try:
         claims = begins_at is None
@@ -67,11 +67,11 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
 
 
 def _data(
-    config: ConfigDict, store: PackedDataset, mesh: Mesh, folder: pathlib.Path
+    config: ConfigDict, dataset: PackedDataset, mesh: Mesh, folder: pathlib.Path
 ) -> LearnedData | StreamedData:
     """This host's part of the training batches, re-weighted if the config asks for it."""
     if config.robust.num_phases:
         from xlm.experiment import robust
 
-        return robust.training_data(config, store, mesh, folder)
-    return streams.training_data(config, store, mesh)
+        return robust.training_data(config, dataset, mesh, folder)
+    return streams.training_data(config, dataset, mesh)

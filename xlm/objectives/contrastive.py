@@ -91,12 +91,12 @@ def _unit(vectors: jax.Array) -> jax.Array:
 class SentenceEmbedding(FineTuning):
     """Loss of all vectors of a batch, on features of `input_pipeline.tasks.embeddings`.
 
-    A batch is encoded in `num_parts` A parts, and again for the gradients, so that memory holds the
-    states of one part, and the loss compares all vectors (GradCache, arXiv 2101.06983). Part i has
-    the examples i, i + A and so on, a slice of each device's, and a dropout key of its own.
+    A batch is encoded in `num_microbatches` A, and again for the gradients, so that memory holds
+    the states of one, and the loss compares all vectors (GradCache, arXiv 2101.06983). Microbatch i
+    has the examples i, i + A and so on, a slice of each device's, and a dropout key of its own.
     """
 
-    num_parts: int = 1
+    num_microbatches: int = 1
 
     def example_axes(self, plan: Batch, num_shards: int) -> None:
         """Return None: the loss compares all examples."""
@@ -107,12 +107,12 @@ class SentenceEmbedding(FineTuning):
     ) -> jax.Array:  # fmt: skip
         """Return vectors [B, S, D] float32 of the S texts of each example."""
         texts = {name: array for name, array in batch.items() if array.ndim == 3}  # [B, S, L]
-        if dropout_key is None or self.num_parts == 1:
+        if dropout_key is None or self.num_microbatches == 1:
             return self._vectors(params, texts, dropout_key, rows)
         parts = jax.tree.map(
-            lambda x: jnp.moveaxis(x.reshape(-1, self.num_parts, *x.shape[1:]), 1, 0), texts
+            lambda x: jnp.moveaxis(x.reshape(-1, self.num_microbatches, *x.shape[1:]), 1, 0), texts
         )
-        keys = jax.random.split(dropout_key, self.num_parts)
+        keys = jax.random.split(dropout_key, self.num_microbatches)
         encoded = jax.checkpoint(lambda part, key: self._vectors(params, part, key, rows))
         found = jax.lax.map(lambda of_part: encoded(*of_part), (parts, keys))  # [A, B / A, S, D]
         return jnp.moveaxis(found, 0, 1).reshape(-1, *found.shape[2:])

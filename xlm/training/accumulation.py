@@ -1,4 +1,4 @@
-"""Gradient accumulation over the parts of a batch that is too large for a single pass."""
+"""Gradient accumulation over the microbatches of a batch that is too large for a single pass."""
 
 import dataclasses
 import functools
@@ -27,17 +27,17 @@ _DATA = "data"
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """Split of batches into A = `steps` parts.
+    """Split of batches into A = `steps` microbatches.
 
-    Over `warmup_steps`, the number of parts in use grows from 1 to A (0: all from the first step
-    on). The step skips the sequences of unused parts.
+    Over `warmup_steps`, the number of microbatches in use grows from 1 to A (0: all from the first
+    step on). The step skips the sequences of unused microbatches.
     """
 
     steps: int
     warmup_steps: int
 
-    def parts_at(self, step: jax.Array) -> jax.Array:
-        """Return the parts in use at a step, int32: each number 1 to A for equally many steps."""
+    def microbatches_at(self, step: jax.Array) -> jax.Array:
+        """Return how many a step uses, int32: each number 1 to A for equally many steps."""
         if not self.warmup_steps:
             return jnp.int32(self.steps)
         step = jnp.minimum(step, self.warmup_steps)  # or the product exceeds 2^31 in a long run
@@ -51,48 +51,48 @@ def accumulate(
     objective: Objective, trained: Any, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array,
     accumulation: Accumulation, fixed: Mapping[str, Any] | None = None,
 ) -> tuple[Any, LossAndMetrics, Extra]:  # fmt: skip
-    """Compute gradients of the mean loss over the parts of a batch in use at a step.
+    """Compute gradients of the mean loss over the microbatches of a batch in use at a step.
 
-    Each part is planned with its own key, so it has the masks (and with k-NN sampling the classes
-    of the softmax) of a batch of its size. Sums are added over the parts and divided once, so a
-    part weighs as much as its number of targets.
+    Each microbatch is planned with its own key, so it has the masks (and with k-NN sampling the
+    classes of the softmax) of a batch of its size. Sums are added over the microbatches and divided
+    once, so a microbatch weighs as much as its number of targets.
 
     On a mesh whose `data` axis has S > 1 devices, an objective with `example_axes` is
     differentiated on each shard. A device accumulates gradients of its own examples, and one
-    reduction over `data` follows the last part. Each part is still reduced over `fsdp` and `model`.
-    Each shard has its own dropout key, so dropout masks differ from those of a single device. Every
-    part is reduced over all devices if the objective has no `example_axes`, if both `fsdp` and
-    `model` split the mesh, or if the parts touch so few table rows that this communicates fewer
-    numbers.
+    reduction over `data` follows the last microbatch. Each microbatch is still reduced over `fsdp`
+    and `model`. Each shard has its own dropout key, so dropout masks differ from those of a single
+    device. Every microbatch is reduced over all devices if the objective has no `example_axes`, if
+    both `fsdp` and `model` split the mesh, or if the microbatches touch so few table rows that this
+    communicates fewer numbers.
 
     Args:
       trained: parameters to differentiate by, all up to date.
-      extra: the objective's extra state, updated by the parts in sequence.
-      batch: arrays [B, ...], B a multiple of A (else ValueError). Part i has the examples i, i + A
-        and so on, so that each device holds a slice of every part.
+      extra: the objective's extra state, updated by the microbatches in sequence.
+      batch: arrays [B, ...], B a multiple of A (else ValueError). Microbatch i has the examples
+        i, i + A and so on, so that each device holds a slice of every microbatch.
       fixed: parameters that are not trained, if there are any.
 
     Returns:
       Gradients like `trained`, the metrics, and the extra state.
     """
     fixed = fixed or {}
-    num_parts, num_examples = accumulation.steps, batch.num_examples
-    if num_examples % num_parts:
+    num_microbatches, num_examples = accumulation.steps, batch.num_examples
+    if num_examples % num_microbatches:
         raise ValueError(
-            f"train.accumulation_steps is {num_parts}, must divide every batch; here is one of "
-            f"{num_examples} examples"
+            f"train.accumulation_steps is {num_microbatches}, must divide every batch; here is "
+            f"one of {num_examples} examples"
         )
-    parts = jax.tree.map(
-        lambda x: jnp.moveaxis(x.reshape(-1, num_parts, *x.shape[1:]), 1, 0), batch
+    microbatches = jax.tree.map(
+        lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch
     )
 
     # `jit` makes JAX trace both functions once, for the shapes and in the loop. This needs a number
     # of the loop's weak type, 0, for the shapes.
     @functools.partial(jax.jit, inline=True)
     def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
-        part = jax.tree.map(lambda x: x[number], parts)
-        part_key = jax.random.fold_in(key, number)
-        return *objective.plan(extra, part, part_key, step), part_key
+        microbatch = jax.tree.map(lambda x: x[number], microbatches)
+        microbatch_key = jax.random.fold_in(key, number)
+        return *objective.plan(extra, microbatch, microbatch_key, step), microbatch_key
 
     def total_loss(trained: Any, fixed: Any, plan: Any, touched: Touched, key: jax.Array):
         params = merged(fixed, trained)
@@ -101,39 +101,39 @@ def accumulate(
 
     gradients = jax.grad(total_loss, has_aux=True)
     axes = None
-    if _can_map_shards(num_examples // num_parts):
+    if _can_map_shards(num_examples // num_microbatches):
         plan, touched, _ = jax.eval_shape(planned, 0, extra)
-        if _saves(trained, touched, num_parts):
+        if _saves(trained, touched, num_microbatches):
             axes = objective.example_axes(plan, _num_shards())
     is_sharded = axes is not None
     if is_sharded:
         gradients = _by_shard(gradients, axes)
 
     @functools.partial(jax.jit, inline=True)
-    def of_part(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
-        plan, touched, part_key = planned(number, extra)
-        grads, (metrics, observed) = gradients(trained, fixed, plan, touched, part_key)
+    def of_microbatch(number: jax.Array, extra: Extra) -> tuple[Any, LossAndMetrics, Extra]:
+        plan, touched, microbatch_key = planned(number, extra)
+        grads, (metrics, observed) = gradients(trained, fixed, plan, touched, microbatch_key)
         if is_sharded:
             observed = _added(observed)
         return grads, metrics, objective.learn(extra, observed)
 
-    num_used = accumulation.parts_at(step)
+    num_used = accumulation.microbatches_at(step)
 
     def add(number: jax.Array, totals: tuple[Any, LossAndMetrics, Extra]):
         def added():
-            grads, metrics, extra = of_part(number, totals[2])
+            grads, metrics, extra = of_microbatch(number, totals[2])
             return *jax.tree.map(jnp.add, totals[:2], (grads, metrics)), extra
 
         # A branch instead of a shorter loop keeps the trip count static, so FLOPs can be counted.
         return jax.lax.cond(number < num_used, added, lambda: totals)
 
-    shapes = jax.eval_shape(of_part, 0, extra)
+    shapes = jax.eval_shape(of_microbatch, 0, extra)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:2])
-    grads, metrics, extra = jax.lax.fori_loop(0, num_parts, add, (*zeros, extra))
+    grads, metrics, extra = jax.lax.fori_loop(0, num_microbatches, add, (*zeros, extra))
     if is_sharded:
         grads, metrics = _added((grads, metrics))
     weight = divisor(metrics["loss"][1])
-    used = jnp.float32(num_used * (num_examples // num_parts))
+    used = jnp.float32(num_used * (num_examples // num_microbatches))
     metrics["batch_rows"] = (used, jnp.float32(1))
     return jax.tree.map(lambda grad: grad / weight, grads), metrics, extra
 
@@ -151,15 +151,15 @@ def _can_map_shards(num_examples: int) -> bool:
     return _num_shards() > 1 and num_examples % _num_shards() == 0 and len(others) < 2
 
 
-def _saves(trained: Any, touched: Touched, num_parts: int) -> bool:
-    """Return whether one reduction of all gradients is smaller than one per part by rows."""
-    once = each_part = sum(x.size for x in jax.tree.leaves(trained))
+def _saves(trained: Any, touched: Touched, num_microbatches: int) -> bool:
+    """Return whether one reduction of all gradients is smaller than one per microbatch by rows."""
+    once = each_microbatch = sum(x.size for x in jax.tree.leaves(trained))
     for path, ids in touched.items():
         if not has_path(trained, path):
             continue
         num_rows, width = get_table(trained, path).shape
-        each_part -= (num_rows - ids.size) * width
-    return once < num_parts * each_part
+        each_microbatch -= (num_rows - ids.size) * width
+    return once < num_microbatches * each_microbatch
 
 
 def _by_shard(gradients: Callable, axes: Any) -> Callable:
