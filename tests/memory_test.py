@@ -193,6 +193,10 @@ class EstimateTest(parameterized.TestCase):
         config.model.attention = "xla"
         xla = memory.estimate(config, 8).bytes()["activations"]
         self.assertLess(fused, 0.7 * xla)
+        config.model.attention = "auto"
+        for backend, expected in (("gpu", fused), ("cpu", xla)):
+            found = memory.estimate(config, 8, backend=backend).bytes()["activations"]
+            self.assertEqual(found, expected)
 
     @parameterized.parameters(*COMPILED)
     def test_what_a_tpu_takes(self, model, vocab_size, devices):

@@ -94,8 +94,10 @@ def _print_pretraining() -> None:
     devices = list(map(int, _DEVICES.value or default))
     num_stages = len(whole.optimizer.stages) + 1
     runs = itertools.product(devices, (configs or {"": whole}).items(), range(num_stages))
+    target = _TARGET.value or ""
+    backend = "" if here else "tpu" if target.startswith("v") else "gpu"
     for number, (phase, config), stage in runs:
-        estimate = memory.estimate(config, number, stage)
+        estimate = memory.estimate(config, number, stage, backend)
         sizes = estimate.bytes()
         name = f" {phase}" if phase else ""
         name += f" ({estimate.stage})" if num_stages > 1 else ""
@@ -106,10 +108,12 @@ def _print_pretraining() -> None:
         if stage == num_stages - 1:
             layouts.append(estimate.layout)
         if config.output_layer.kind == "auto" and stage == num_stages - 1:
-            found = output_layers.choice(config, memory.absent_rows(config), number, "gpu")
+            found = output_layers.choice(
+                config, memory.absent_rows(config), number, backend or jax.default_backend()
+            )
             choices.append(found[1])
     print("\n".join([tables.markdown(rows, ".2f", left=0), *choices]), flush=True)
-    target, price, workdir = _TARGET.value or "", _PRICE.value or 0.0, _WORKDIR.value or ""
+    price, workdir = _PRICE.value or 0.0, _WORKDIR.value or ""
     for number in devices:
         print("\n" + costs.report(configs or {"": whole}, number, target, price, workdir))
         if _COMPILE.value:

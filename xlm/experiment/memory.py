@@ -99,11 +99,11 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
     )  # fmt: skip
 
 
-def with_layer(config: ConfigDict, num_devices: int) -> ConfigDict:
-    """Return a config with the output layer that "auto" stands for on GPUs."""
+def with_layer(config: ConfigDict, num_devices: int, backend: str) -> ConfigDict:
+    """Return a config with the output layer that "auto" stands for."""
     if config.output_layer.kind != "auto":
         return config
-    kind, _ = output_layers.choice(config, absent_rows(config), num_devices, "gpu")
+    kind, _ = output_layers.choice(config, absent_rows(config), num_devices, backend)
     return output_layers.with_kind(config, kind)
 
 
@@ -127,15 +127,17 @@ def functions_of(
     return objective, of_stages[stage]
 
 
-def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
+def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str = "") -> Estimate:
     """Estimate the memory of a device when the run of `config` has `num_devices`.
 
-    `stage` is the index of one of `optimizer.stages`, by default of the last. Raises ValueError if
-    the mesh, the batch or its parts do not fit the devices.
+    `stage` is the index of one of `optimizer.stages`, by default of the last. `backend` is that of
+    the devices, such as "gpu", by default this process's. Raises ValueError if the mesh, the batch
+    or its parts do not fit the devices.
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
-    config = with_layer(config, num_devices)
+    backend = backend or jax.default_backend()
+    config = with_layer(config, num_devices, backend)
     objective, functions = functions_of(config, mesh, stage)
     state, in_stage, length = functions.abstract_state, functions.stage, config.store.length
     trained = in_stage.trained_part(state.params)
@@ -147,15 +149,16 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     sequences = config.output_layer.group_size or config.train.batch_size // parts
     classes = _classes_at_once(masked_lm.output_layer, sequences * slots)
     logits = rows * slots * classes // _shards(mesh_settings.table_axes()[0], mesh)
-    shards = {
+    on_device = {
         "head_shards": _shards(mesh_settings.axes_of("heads"), mesh),
         "mlp_shards": _shards(mesh_settings.axes_of("mlp"), mesh),
+        "backend": backend,
     }
-    sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **shards)
+    sizes = activation_sizes(masked_lm.encoder.settings, rows, length, logits, **on_device)
     activations, found = sizes.bytes(), encoder_of(objective)
     if isinstance(found, ReplacedToken):  # a discriminator beside the generator
         corrected = logits if found.settings.corrective_weight else 0
-        own = activation_sizes(found.encoder.settings, rows, length, corrected, **shards)
+        own = activation_sizes(found.encoder.settings, rows, length, corrected, **on_device)
         activations += own.bytes() - min(own.work_bytes(), sizes.work_bytes())
     if isinstance(packed_term(objective), CrossMLM) and not _is_cross_attention(trained):
         activations *= 3 if config.data.pair_share else 2  # a pass for each term
@@ -266,8 +269,9 @@ def activation_sizes(
     logits: int,
     head_shards: int = 1,
     mlp_shards: int = 1,
+    backend: str = "",
 ) -> ActivationSizes:
-    """Sizes of an encoder's activations for a device's sequences."""
+    """Sizes of an encoder's activations for a device's sequences; `backend` as of `estimate`."""
     # Keys whose weights a query of the average layer holds: local layers hold those in reach, and
     # long global ones recompute theirs by blocks.
     is_long = length > LONGEST_AT_ONCE and not sizes.has_bias
@@ -279,8 +283,8 @@ def activation_sizes(
         tokens=sequences * length, length=keys, hidden_size=sizes.hidden_size,
         mlp_size=sizes.mlp_size + gated, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
         bytes_per_value=2 if sizes.dtype == "bfloat16" else 4, remat=sizes.remat,
-        has_attention_weights=sizes.kernel == "xla", logits=logits, head_shards=head_shards,
-        mlp_shards=mlp_shards,
+        has_attention_weights=sizes.kernel_on(backend or jax.default_backend()) == "xla",
+        logits=logits, head_shards=head_shards, mlp_shards=mlp_shards,
     )  # fmt: skip
 
 

@@ -133,18 +133,21 @@ class EncoderSettings:
 
     @property
     def kernel(self) -> Kernel:
-        """Attention kernel: `attention`, and where that is "auto" the backend's.
+        """Attention kernel: `attention`, and where that is "auto" the backend's."""
+        import jax
+
+        return self.kernel_on(jax.default_backend())
+
+    def kernel_on(self, backend: str) -> Kernel:
+        """Return `attention`, and where that is "auto" the kernel of a backend.
 
         "splash" on a TPU without a bias by distance, "flash" on a GPU with heads of at most 128,
         where it agrees with plain attention on random input, and else "blockwise" there.
         Everything else is "xla".
         """
-        if self.attention == "auto":
-            import jax
-
-            backend = jax.default_backend()
-            return _kernel_of(backend, self.dtype, self.position, self.head_size)
-        return self.attention
+        if self.attention != "auto":
+            return self.attention
+        return _kernel_of(backend, self.dtype, self.position, self.head_size)
 
     @property
     def layers_at_once(self) -> int:
