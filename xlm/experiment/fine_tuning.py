@@ -44,7 +44,9 @@ from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
 from xlm.training.sharding import host_parts, make_mesh
 from xlm.training.step import TrainFunctions, make_train_functions
 
-MESH = MeshSettings(data=-1, fsdp=1, model=1, vocab_multiple=1, rules=())
+MESH = MeshSettings(
+    data=-1, fsdp=1, model=1, vocab_multiple=1, rules=(), shard_optimizer_over_data=False
+)
 # What of the encoder can stay as it is.
 _GROUPS = ("embeddings", "layers")
 # XLM-R Base: its width, and its rate here.

@@ -244,7 +244,7 @@ class MeshSettings:
         effect="records",
     )
     slices: int = schema.key(1, at_least=1, effect="records")
-    shard_optimizer_over_data: bool = schema.key(False, effect="records")
+    shard_optimizer_over_data: bool = schema.key(True, effect="records")
 
     def __post_init__(self):
         for name, _ in self.rules:
