@@ -403,13 +403,14 @@ def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacit
 
 
 class OnMaskedLM(Objective):
-    """Objective that has the table, the neighbour index and the phases of a masked LM.
-
-    `exact` is the same objective with the softmax over the whole vocabulary, always one object.
-    """
+    """Objective that has the table, the neighbour index and the phases of a masked LM."""
 
     masked_lm: MaskedLM
-    exact: Any
+
+    @functools.cached_property
+    def exact(self) -> Any:
+        """The same objective with the softmax over the whole vocabulary, always one object."""
+        return dataclasses.replace(self, masked_lm=self.masked_lm.exact)  # type: ignore[type-var]
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
