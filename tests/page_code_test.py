@@ -30,7 +30,8 @@ def blocks(page: str) -> list[str]:
 class PagesTest(folders.FolderTest):
     def define(self, name: str, code: str) -> None:
         module = types.ModuleType(name)
-        self.enter_context(mock.patch.dict(sys.modules, {name: module}))
+        sys.modules[name] = module  # no mock.patch.dict, which takes away what a test imports
+        self.addCleanup(sys.modules.pop, name)
         exec(code, vars(module))
 
     def train(self, config) -> list[dict[str, float]]:
