@@ -410,7 +410,8 @@ class OnMaskedLM(Objective):
     @functools.cached_property
     def exact(self) -> Any:
         """The same objective with the softmax over the whole vocabulary, always one object."""
-        return dataclasses.replace(self, masked_lm=self.masked_lm.exact)  # type: ignore[type-var]
+        own: Any = self  # of a class that is a dataclass
+        return dataclasses.replace(own, masked_lm=self.masked_lm.exact)
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
