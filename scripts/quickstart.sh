@@ -27,8 +27,6 @@ while [ $# -gt 0 ]; do
 done
 if [ -n "$corpus" ]; then
   [ -d "$corpus" ] || { echo "--corpus $corpus is no folder" >&2; exit 2; }
-  # Without translations there are no pairs to contrast.
-  compgen -G "$corpus/*.tsv*" >/dev/null || overrides=("--config.data.contrast_share=0.0" "${overrides[@]}")
   overrides=("--config.corpus.root=$corpus" "${overrides[@]}")
 fi
 

@@ -1,5 +1,6 @@
 """An objective that this project does not have: a file, a section of the config, its name."""
 
+import contextlib
 import dataclasses
 import sys
 from unittest import mock
@@ -77,6 +78,17 @@ class OwnObjectiveTest(folders.FolderTest):
         del config.skip_gram
         with self.assertRaisesRegex(ValueError, "no section 'skip_gram', which objective 'tests.t"):
             objectives.objective(config, program_test.small_dataset())
+
+    def test_a_module_in_the_folder_that_the_command_runs_in(self):
+        self.write("near_by.py", "from tests.toy_objective import build")
+        dataset = dataclasses.replace(
+            program_test.small_dataset(), folder=self.folder / "runs/one/rows"
+        )
+        with (
+            mock.patch.object(sys, "path", [str(self.folder), *sys.path]),
+            contextlib.chdir(self.folder),
+        ):
+            objectives.objective(config_of(objective="near_by:build"), dataset)
 
     def test_a_search_path_among_data_that_does_not_hold_the_module(self):
         (self.folder / "cache").mkdir()

@@ -1,8 +1,12 @@
 """Faults of a task's config and data that are told before the folder of its run is claimed."""
 
+import dataclasses
+from unittest import mock
+
 from absl.testing import parameterized
 from ml_collections import ConfigDict
 
+from input_pipeline.tasks.tasks import TASKS
 from tests import folders, tiny_tasks, tiny_translation
 from xlm.evaluation.metrics import retrieval
 from xlm.experiment import task_data, task_schema
@@ -14,6 +18,18 @@ class Case(folders.FolderTest):
         with self.assertRaisesRegex(ValueError, error):
             tiny_tasks.run(task_schema.checked(config), self.folder / "run")
         self.assertFalse((self.folder / "run").exists())
+
+
+class ClassWeightsTest(Case):
+    def test_a_class_of_one_row_is_named_if_weights_are_balanced(self):
+        task = dataclasses.replace(TASKS["text_classes"], labels=("a", "b"))
+        options = mock.Mock(class_weights=("balanced",), task=task)
+        examples = [mock.Mock(label=label) for label in (0, 0, 1)]
+        with self.assert_told("class 'b' is there once in the training data"):
+            found = task_data.class_weights(options, [mock.Mock(examples=examples)])
+        self.assertEqual(found, (3 / 4, 3 / 2))
+        with self.assertNoLogs(level="WARNING"):
+            task_data.class_weights(options, [mock.Mock(examples=2 * examples)])
 
 
 class LanguagesTest(Case):

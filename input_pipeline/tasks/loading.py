@@ -231,7 +231,7 @@ def _check_bad(bad: Mapping[str, BadRow], limit: float) -> None:
     """Raise ValueError, with the first errors, if there are more bad rows than a limit."""
     named = list(itertools.islice(bad, _NAMED))
     if len(bad) > limit:
-        several = f"; {len(bad)} rows are bad, as well: {'; '.join(named[1:])}" if named[1:] else ""
+        several = f"; {len(bad)} rows are bad, next: {'; '.join(named[1:])}" if named[1:] else ""
         raise ValueError(
             f"{named[0]}{several}; task.max_bad_rows={len(bad)} leaves such rows out, and lists "
             "them in bad_rows.jsonl"

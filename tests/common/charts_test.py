@@ -59,6 +59,11 @@ class ChartsTest(parameterized.TestCase):
         np.testing.assert_allclose([float(one.get("x")) for one in bars], dots[:, 0], atol=0.1)
         self.assertEqual(bars[0].find("{*}title").text, "one, b: 1 to 3")
 
+    def test_short_names_of_wide_letters_are_not_cut(self):
+        svg = charts.chart([Marks("", [1], [0], "dots")], y=Axis(names=["M1"]))
+        (x,) = (float(one.get("x")) for one in elements(svg, "text") if one.text == "M1")
+        self.assertGreater(x, 2 * 11)  # its end, in letters as wide as high
+
     def test_what_an_axis_cannot_show_is_left_out(self):
         marks = Marks("a", [0, 1, 2, math.nan], [1, -1, 2, 3], "dots", tips=["a", "b", "c", "d"])
         x = Axis(is_log=True)

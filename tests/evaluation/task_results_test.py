@@ -1,5 +1,7 @@
 """Predictions on disk, and the table of a run."""
 
+import json
+
 from absl.testing import parameterized
 
 from input_pipeline.tasks.tasks import TASKS
@@ -44,6 +46,8 @@ class TaskResultsTest(folders.FolderTest):
         }  # fmt: skip
         table = task_results.table(TASKS["udpos"], results)
         golden.check(self, __file__, "task_results", table + "\n")
+        of_file = json.loads(json.dumps(results, sort_keys=True))
+        self.assertEqual(task_results.table(TASKS["udpos"], of_file), table)
 
     @parameterized.parameters([1000, 2000, 3000], [3000], None)
     def test_the_table_of_translations(self, *averaged):

@@ -370,7 +370,7 @@ class EntryPointTest(folders.FolderTest):
         text.write_text("Guten Morgen\n\nein <mask> Haus\n", encoding="utf-8")
         documents = self.folder / "some.jsonl"
         documents.write_text(json.dumps({"text": "ein <mask>\n\u10d3\u10d0"}), encoding="utf-8")
-        checks = (text, "corpus/ka.txt", documents)
+        checks = (f"{text},corpus/ka.txt", documents)
         done = self.export(*(f"--check={one}" for one in checks))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"{text}: 1 of 2 lines agree", done.stdout)

@@ -122,6 +122,7 @@ class RunReportTest(FolderTest):
         rows = self.rows((out / "report.md").read_text(encoding="utf-8"))
         self.assertEqual(rows["he"], ["2.000", "1.000", "-1.000"])
         self.assertEqual(rows["compiling"], ["3.0", "75.0"] * 2)
+        self.assertNotIn("lost", rows)  # 0.0
         self.assertIn(f"report: {out}/report.html", done.stdout)
         self.assertIn(": 70 at 10", (out / "speed.svg").read_text(encoding="utf-8"))
         text = (out / "report.md").read_text(encoding="utf-8")
@@ -139,11 +140,14 @@ class RunReportTest(FolderTest):
 
     def test_two_fine_tunings(self):
         (self.folder / "DONE").touch()
+        artifacts.write_json(self.folder / "results.json", {"selected": {"step": 15}})
         tuned = {"task.name": "cola", "train.num_steps": 0}  # the number is not recorded
-        one, two = run("a", "", **tuned), run("b", "", **tuned, **{"train.patience": 2})
+        one, two = run("a", "", **tuned), run("b", "", **tuned, **{"train.patience": 2, "a": ["b"]})
         text = self.written(one, dataclasses.replace(two, folder=self.folder))
         self.assertIn("xlm table", text)
         self.assertRegex(text, r"(?s)a: training, step 20\..*b: trained, step 20\.")
+        self.assertIn("b: trained, step 20.** Its scores are of the checkpoint of step 15.", text)
+        self.assertEqual(self.rows(text)["`a`"], ["-", "b"])
         self.assertEqual(self.rows(text)["`train.patience`"], ["-", "2"])
 
     def test_a_folder_without_a_run_is_named(self):

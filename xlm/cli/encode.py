@@ -19,6 +19,9 @@ _INPUT = flags.DEFINE_list("input", None, "Text files, a text a line; .gz, .xz a
 _OUTPUT = outputs.define_flags("The file to write, an array of numpy: vectors.npy.")
 _ROLE = flags.DEFINE_enum("role", "passage", encoding.ROLES, "Whose prefix the lines get.")
 _PRECISION = flags.DEFINE_enum("precision", "float32", encoding.PRECISIONS, "Type of the numbers.")
+_OBJECTIVE = flags.DEFINE_string(
+    "objective", "", "The run's objective, where it is of another package: code that you trust."
+)
 _DIMENSION = flags.DEFINE_integer("dimension", 0, "First dimensions to keep; 0 for all.")
 
 OPTIONS = {"required": ("workdir", "input", "output")}
@@ -29,7 +32,8 @@ def main(_) -> None:
     paths = [places.fetched(name) for name in _INPUT.value]
     with outputs.file(_OUTPUT.value, paths) as aside:
         lines = encoding.read_lines(paths)
-        encoder = encoding.TextEncoder(places.fetched(_WORKDIR.value), _DIMENSION.value)
+        workdir = places.fetched(_WORKDIR.value)
+        encoder = encoding.TextEncoder(workdir, _DIMENSION.value, _OBJECTIVE.value)
         with console.bar(None, "encode", len(lines), "lines") as bar:
             for count in encoder.encode_lines(lines, aside, _ROLE.value, _PRECISION.value):
                 bar.update(count - bar.n)

@@ -10,6 +10,7 @@ forms: FOLDER/tokenizer.tiktoken with its .json, or FOLDER/tokenizer.gguf.
     xlm export-tokenizer --model=WORKDIR/vocab/tokenizer.json --output=FOLDER --format=gguf
 """
 
+import itertools
 import pathlib
 from typing import Any
 
@@ -25,7 +26,7 @@ _FORMAT = flags.DEFINE_enum(
 )
 _OUTPUT = outputs.define_flags("The folder to write, one without a model.")
 _CHECK = flags.DEFINE_multi_string(
-    "check", [], "A text file, also compressed, to compare the ids on; repeatable."
+    "check", [], "Text files, also compressed, to compare the ids on; with commas, or repeated."
 )
 
 _SHOWN = 20  # lines that differ
@@ -35,7 +36,9 @@ OPTIONS = {"required": ("model", "output")}
 
 def main(_) -> None:
     model = artifacts.existing(_MODEL.value).read_bytes()
-    folder, texts = pathlib.Path(_OUTPUT.value), [*map(artifacts.existing, _CHECK.value)]
+    named = ([one] if pathlib.Path(one).exists() else one.split(",") for one in _CHECK.value)
+    texts = [*map(artifacts.existing, itertools.chain.from_iterable(named))]
+    folder = pathlib.Path(_OUTPUT.value)
     if (folder / "config.json").exists():  # whose tokenizer it would replace
         raise ValueError(
             f"{folder} holds a model, by its config.json; its tokenizer is there already: choose "

@@ -42,7 +42,10 @@ VERBS = {
 def main(verb: str = "") -> None:
     """Run `verb`, or the first argument of this process, with the flags of this process."""
     if not verb:
-        verb = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+        has_flags_first = sys.argv[1:] and sys.argv[1].startswith("-")
+        places = (i for i, one in enumerate(sys.argv) if has_flags_first and one in VERBS)
+        place = next(places, 1)
+        verb = sys.argv.pop(place) if len(sys.argv) > 1 else "--help"
         if verb in ("--help", "-h", "help"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may stop early
             print("xlm VERB --help explains a verb. All take --quiet and --verbose.\n")

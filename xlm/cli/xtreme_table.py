@@ -35,7 +35,7 @@ def main(_) -> None:
         runs = xtreme_runs.find_runs(_RUNS.value)
         variants = xtreme_runs.variants(runs, _CENTER.value)
         numbers = published.read(pathlib.Path(_PUBLISHED.value))
-        logging.info("%d runs, %d without their seeds", len(runs), len(variants))
+        logging.info("runs: %d; if all seeds count as one: %d", len(runs), len(variants))
         if _SUBMISSION.value:
             _submit(aside / "submission", xtreme_runs.chosen(variants))
         path = xtreme_report.write_report(aside, variants, numbers)

@@ -64,7 +64,7 @@ def chart(
     there = [one if one.style else restyled(one, next(places))
              for one in (_shown(one, x, y) for one in marks)]  # fmt: skip
     row = max(min(_ROW, 560 / len(y.names)), 2) if x.names and y.names else _ROW
-    left = 10 + max([_room(name) for name in y.names if row >= _LEAST_ROW], default=58)
+    left = 10 + max([58, *(_room(name) for name in y.names if row >= _LEAST_ROW)])
     left += 14 * bool(y.names and y.label)
     top, legend = _legend([(one.name, one.style) for one in there if one.name], 22 if title else 6)
     bottom = top + (len(y.names) * row + 8 if y.names else height)

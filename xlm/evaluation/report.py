@@ -264,8 +264,8 @@ def _summary(results: Results, rows: Sequence[tables.Row], dataset: PackedDatase
     if behind := tables.named(list(map(_gain, ranked[below:])), 10):
         text += f"\n\n**Nothing was learned from context in {behind}.**"
     text += (
-        f"\n\nMeans over {len(rows)} languages, {dataset.vocab_size} pieces, {results.step} steps. "
-        f"{bits:.3f} bits a character."
+        f"\n\nMeans over {len(rows)} languages, {dataset.vocab_size:,} pieces, {results.step:,} "
+        f"steps. {bits:.3f} bits a character."
     )
     without = [language for language in dataset.languages if language not in results.losses]
     if without:

@@ -141,7 +141,10 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
     parts, name = [], results.get("dataset") or task.name
     on_test = set(results.get("selected_on_test", ()))
     for split in ("validation", "test"):
-        scores: Scores = results.get(split) or {}
+        scores: Scores = {  # in one order, also of a file, whose keys are sorted
+            language: {m: of[m] for m in dict.fromkeys((*task.metrics, *sorted(of))) if m in of}
+            for language, of in sorted((results.get(split) or {}).items())
+        }
         counts = results.get("examples", {}).get(split, {})
         is_reported = split == reported_split(results)
         baselines = results.get("baselines", {}) if is_reported else {}

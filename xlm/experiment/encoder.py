@@ -45,12 +45,13 @@ class Encoder:
         self._special = special_ids(self._tokenizer)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> "Encoder":
+    def load(cls, folder: str | os.PathLike[str], objective: str = "") -> "Encoder":
         """Read a working directory of `xlm train`, or a folder of `xlm export` or `xlm import`.
 
-        Raises ValueError if it is none of these, or damaged.
+        `objective` is the run's, where it is of another package: code that you trust. Raises
+        ValueError if it is none of these, or damaged.
         """
-        return cls(read_pretrained(os.fspath(folder)))
+        return cls(read_pretrained(os.fspath(folder), objective=objective))
 
     def encode(
         self, texts: Sequence[str], *, layer: int | None = None, batch_size: int = 32

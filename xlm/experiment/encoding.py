@@ -31,10 +31,11 @@ class TextEncoder:
 
     `folder` is a finished run of embeddings; or a working directory of train.py or a model's
     folder, which give the mean of the last states. `dimension` first dimensions are kept, 0 for
-    all. Raises ValueError if the folder is none of these, is damaged, or has fewer.
+    all. `objective` is that of `run_config`. Raises ValueError if the folder is none of these, is
+    damaged, or has fewer.
     """
 
-    def __init__(self, folder: pathlib.Path, dimension: int = 0):
+    def __init__(self, folder: pathlib.Path, dimension: int = 0, objective: str = ""):
         if tuned_export.is_fine_tuned(folder) and not (folder / "config.json").exists():
             config = prediction.run_config(folder)
             if not task_settings(config).task.is_embedding:
@@ -46,7 +47,7 @@ class TextEncoder:
             self._tokenizer = prediction.read_tokenizer(folder, notes.tokenizer)
             encoder = builders.encoder_of_notes(notes.encoder)
         else:
-            found = read_pretrained(str(folder))
+            found = read_pretrained(str(folder), objective=objective)
             encoder, self._tokenizer = found.settings, Tokenizer(found.tokenizer)
             params = {"encoder": {k: v for k, v in found.params.items() if k != "head"}}
             config = schema.default_config(task_schema.FINE_TUNING)

@@ -25,11 +25,9 @@ from xlm.experiment.data import data_settings, kind_of_pairs, pair_shares, rows_
 from xlm.experiment.objectives import Setup
 from xlm.models.encoder import Encoder, EncoderSettings
 from xlm.objectives.contrastive import SentenceContrast
-from xlm.objectives.cross_mlm import CrossMLM
-from xlm.objectives.masked_lm import MaskedLM
+from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM
 from xlm.objectives.mixture import Mixture, Term
 from xlm.objectives.objective import Objective
-from xlm.objectives.replaced_token import ReplacedToken
 from xlm.objectives.settings import ContrastSettings, MaskSettings
 
 
@@ -98,25 +96,27 @@ def masked_lm_of(objective: Objective) -> MaskedLM:
     if not isinstance(found, MaskedLM):
         raise ValueError(
             f"the objective {type(objective).__name__} has no masked LM on packed sequences, so no "
-            "encoder with a masked-LM head to evaluate, to export or to start from"
+            "held-out loss, retrieval or memory can be computed; xlm export and finetune.py need "
+            "its `encoder` and `encoder_params` (docs/own_objective.md)"
         )
     return found
 
 
-def encoder_of(objective: Objective) -> MaskedLM | ReplacedToken:
+def encoder_of(objective: Objective) -> Any:
     """Return the part of an objective with the encoder that is fine-tuned, and its parameters.
 
-    Raises ValueError if it has none.
+    That is a MaskedLM, a ReplacedToken, or another with `encoder` and `encoder_params`. Raises
+    ValueError if it has none.
     """
     found = packed_term(objective)
-    return found if isinstance(found, ReplacedToken) else masked_lm_of(objective)
+    if hasattr(found, "encoder") and hasattr(found, "encoder_params"):
+        return found
+    return masked_lm_of(objective)
 
 
 def _masked_lm(objective: Objective) -> Objective | None:
     found = packed_term(objective)
-    if isinstance(found, CrossMLM):
-        return found.masked_lm
-    return found.generator if isinstance(found, ReplacedToken) else found
+    return found.masked_lm if isinstance(found, OnMaskedLM) else found
 
 
 def packed_term(objective: Objective) -> Objective | None:

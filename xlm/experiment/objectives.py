@@ -106,7 +106,9 @@ def objective(
 
 def _check_place(module: str, config: ConfigDict, dataset: PackedDataset) -> None:
     """Raise ValueError if a module would be found in a folder of runs or data: none is imported."""
-    named = (value for _, value in entry_point.strings("config", config.to_dict()))
+    strings = entry_point.strings("config", config.to_dict())
+    # corpus.text is below corpus.root, so its "." is not the folder that the command runs in.
+    named = (value for name, value in strings if name != "config.corpus.text")
     # The folder of rows lies in the working directory.
     folders = [
         _ROOT / "runs",

@@ -15,7 +15,7 @@ from xlm.common.schema import settings
 from xlm.experiment import model, objectives, schema
 from xlm.experiment.data import ELSEWHERE, Folders, open_packed_dataset
 from xlm.experiment.masked_lm import encoder_of
-from xlm.interop import model_folder
+from xlm.interop import model_folder, parameters
 from xlm.models.encoder import EncoderSettings, without_cross_attention
 from xlm.objectives.objective import Objective
 from xlm.training.checkpoint import restore_latest_params, restore_mean_params
@@ -80,8 +80,11 @@ def read_pretrained(
 def _of_run(
     folder: pathlib.Path, encoder: Any, params: Any
 ) -> tuple[EncoderSettings, dict[str, Any], bytes]:
-    params = jax.device_get(encoder.encoder_params(params))
-    return encoder.encoder.settings, params, Folders(folder).read_tokenizer()
+    found, params = encoder.encoder.settings, jax.device_get(encoder.encoder_params(params))
+    # A user's own objective may have more beside them.
+    names = {one.partition(".")[0] for one in parameters.shapes(dataclasses.asdict(found))}
+    params = {name: one for name, one in params.items() if name in names}
+    return found, params, Folders(folder).read_tokenizer()
 
 
 def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
@@ -166,7 +169,7 @@ def run_config(folders: Folders, objective: str = "") -> ConfigDict:
         raise ValueError(
             f"{path}: objective is {name!r}, which is not built in, and code is not imported "
             "because a folder names it; if you trust it, name it yourself by --config.objective "
-            "(python -m research.forgetting: --allow_objective)"
+            "(xlm export, encode: --objective; python -m research.forgetting: --allow_objective)"
         )
     with declarations.of_file(path):
         config = schema.recorded(recorded)

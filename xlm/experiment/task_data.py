@@ -359,6 +359,10 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
         examples = [example for one in data for example in one.examples]
         counts = collections.Counter(label for one in examples for label in classes(one))
         total = counts.total()
+        for rare in (label for i, label in enumerate(labels) if counts[i] == 1):
+            logging.warning("task.class_weights is balanced, but class %r is there once in the "
+                            "training data, and that row weighs as much as all of another class; "
+                            "give more of it, or weights as numbers", rare)  # fmt: skip
         if options.task.has_label_sets:
             without = [len(examples) - counts[i] for i in range(len(labels))]
             return tuple(max(one, 1) / max(counts[i], 1) for i, one in enumerate(without))

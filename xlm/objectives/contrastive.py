@@ -1,7 +1,6 @@
 """Contrastive learning of sentence vectors, beside masked LM and from pairs of texts."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,10 +53,6 @@ class SentenceContrast(OnMaskedLM):
             "contrast_loss": (contrast, weight),
             "contrast_accuracy": ((accuracies * weights).sum(), weight),
         }, None
-
-    @functools.cached_property
-    def exact(self) -> "SentenceContrast":
-        return dataclasses.replace(self, masked_lm=self.masked_lm.exact)
 
 
 def contrastive_loss(

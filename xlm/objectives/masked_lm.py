@@ -403,13 +403,15 @@ def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacit
 
 
 class OnMaskedLM(Objective):
-    """Objective that has the table, the neighbour index and the phases of a masked LM.
-
-    `exact` is the same objective with the softmax over the whole vocabulary, always one object.
-    """
+    """Objective that has the table, the neighbour index and the phases of a masked LM."""
 
     masked_lm: MaskedLM
-    exact: Any
+
+    @functools.cached_property
+    def exact(self) -> Any:
+        """The same objective with the softmax over the whole vocabulary, always one object."""
+        own: Any = self  # of a class that is a dataclass
+        return dataclasses.replace(own, masked_lm=self.masked_lm.exact)
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -170,6 +170,10 @@ def _status(run: Run) -> str:
     state = "trained" if 0 < total <= step or (run.folder / "DONE").exists() else "training"
     of_total = f" of {total:,}" if total else ""
     text = f"**{tables.escaped(run.name)}: {state}, step {step:,}{of_total}.**"
+    if (path := run.folder / "results.json").exists():  # of finetune.py
+        chosen = artifacts.read_object(path).get("selected") or {}
+        if "steps" not in chosen and chosen.get("step", step) != step:
+            text += f" Its scores are of the checkpoint of step {chosen['step']:,}."
     for loss in run.line("eval/loss").ys[-1:]:
         text += f" The held-out loss is {loss:.3f} nats a token, the mean of the languages."
     return text
@@ -219,15 +223,18 @@ def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
     timed = {name: {part: of[part] for part in PARTS} for name, of in last.items() if of}
     percent = {name: [100 * one for one in shares(of).values()] for name, of in timed.items()}
     parts, bars = [], []
-    rows: list[dict[str, Any]] = [{"part": part} for part in PARTS]
+    rows: list[dict[str, Any]] = []
     for i, part in enumerate(PARTS):
+        if all(of[part] < 3 and percent[name][i] < 0.05 for name, of in timed.items()):
+            continue  # 0.0 minutes and %
+        rows.append({"part": part})
         ends = [sum(of[: i + 1]) for of in percent.values()]
         starts = [sum(of[:i]) for of in percent.values()]
         tips = [f"{name}, {part}: {of[i]:.1f} %" for name, of in percent.items()]
         bars.append(Marks(part, ends, range(len(ends)), "bars", starts, tips=tips))
         for name, of in timed.items():
             begin = f"{tables.escaped(name)}, " * bool(runs[1:])
-            rows[i] |= {f"{begin}minutes": of[part] / 60, f"{begin}%": percent[name][i]}
+            rows[-1] |= {f"{begin}minutes": of[part] / 60, f"{begin}%": percent[name][i]}
     if timed:
         svg = charts.chart(bars, Axis("% of the time"), Axis(names=list(timed)))
         charts.save(svg, folder / "time.svg")
@@ -240,13 +247,17 @@ def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
     return ["## Time of training", *parts] if parts else []
 
 
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if value and isinstance(value, list) else str(value)
+
+
 def _differences(runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) == 1:
         return
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     if len({run.task for run in runs}) > 1:  # whose other keys say nothing
         keys = [key for key in keys if all(key in run.settings for run in runs)]
-    found = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
+    found = {key: [_text(run.settings.get(key, "-")) for run in runs] for key in keys}
     names = [tables.escaped(run.name) for run in runs]
     rows = [
         {"key": f"`{key}`"} | dict(zip(names, map(tables.text_cell, values), strict=True))
