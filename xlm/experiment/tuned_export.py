@@ -26,7 +26,7 @@ def is_fine_tuned(workdir: pathlib.Path) -> bool:
 def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformers") -> str:
     """Write the model of a finished run as a folder; see `xlm.interop.model_folder.write_model`.
 
-    The card tells of the `form`, one of `xlm.interop.cards.FORMATS`. Returns the reason that
+    The card describes the `form`, one of `xlm.interop.cards.FORMATS`. Returns the reason that
     `transformers` cannot load it; "" if it can. Raises ValueError if the run has not ended, has no
     head, or its files do not belong together; or the folder is not empty.
     """
