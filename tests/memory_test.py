@@ -445,4 +445,4 @@ class CommandTest(FolderTest):
         found = commands.execute(
             "estimate", "--config=configs/finetune/xnli.py", "--encoder=xlmr_base", "--target=l4"
         )
-        self.assertIn("--target and --price are of pre-training", found.stderr)
+        self.assertIn("--target and --price are for pre-training", found.stderr)

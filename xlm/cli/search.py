@@ -2,9 +2,9 @@
 
     xlm search --workdir=RUN --vectors=vectors.npy --texts=FILE,FILE --queries=FILE --k=10
 
-RUN encodes --queries, a query a line; or these are vectors, *.npy. --texts are the files that the
-vectors are of, so that hits show their lines. Each query gives a JSON object with its hits, best
-first: line, cosine and text. --output writes them to a file.
+RUN encodes --queries, a query a line; or these are vectors, *.npy. --texts are the encoded files,
+so that hits show their lines. Each query gives a JSON object with its hits, best first: line,
+cosine and text. --output writes them to a file.
 """
 
 import json
@@ -42,8 +42,8 @@ def _hits(place: pathlib.Path, asked: pathlib.Path, *shown: pathlib.Path) -> Ite
     vectors, texts = encoding.read_vectors(place), encoding.read_lines(shown)
     if texts and len(texts) != len(vectors):
         raise ValueError(
-            f"--texts has {len(texts)} lines, but {place} {len(vectors)} vectors; name the files "
-            "that it was made of, in their order"
+            f"--texts has {len(texts)} lines, but {place} {len(vectors)} vectors; name the encoded "
+            "files, in their order"
         )
     if asked.suffix == ".npy":
         questions, queries = [], encoding.read_vectors(asked)
