@@ -76,7 +76,7 @@ def main(_) -> None:
         elif workdir is None:
             raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
         elif task.is_translation:
-            count = _translate(workdir, paths, aside)
+            count = TranslationRun(workdir).write(_one(paths), aside, _LANGUAGE.value)
         else:
             count = _write(_predict(workdir, paths), aside)
     logging.info("%d lines: %s", count, _OUTPUT.value)
@@ -102,10 +102,6 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
         for lines in model(examples, _LANGUAGE.value, _COLUMNS.value, with_text=_TEXT.value):
             bar.update(len(lines))
             yield lines
-
-
-def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
-    return TranslationRun(workdir).write(_one(paths), aside, _LANGUAGE.value)
 
 
 def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:

@@ -108,7 +108,6 @@ def _read_text() -> tuple[dict[str, list[str]], list[ParallelText]]:
 
 
 def _about(text: Mapping[str, Sequence[str]], parallel: Sequence[ParallelText]) -> str:
-    """List text, parallel text and tokenizers in Markdown."""
     number = sum(map(len, text.values()))
     items = [
         f"- Text: {tables.escaped(_TEXT.value)}, {len(text)} languages, {number:,} sentences, at "
@@ -125,7 +124,6 @@ def _about(text: Mapping[str, Sequence[str]], parallel: Sequence[ParallelText]) 
 
 
 def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
-    """Raise ValueError if no parallel text has the pivot."""
     languages = _languages_of(parallel)
     if not languages:
         raise ValueError(

@@ -65,9 +65,8 @@ class Encoder:
             np.asarray(_vectors(self.settings, self._special, layer, self._params, batch))
             for batch in self._batches(rows, batch_size)
         ]
-        return (
-            np.concatenate(found)[: len(rows)] if rows else np.zeros((0, self.settings.hidden_size))
-        )
+        none = np.zeros((0, self.settings.hidden_size), np.float32)
+        return np.concatenate([none, *found])[: len(rows)]
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Prediction]]:
         """The likeliest pieces at each `<mask>` of a text, the likeliest first.

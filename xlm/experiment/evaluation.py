@@ -115,7 +115,6 @@ def _on_pairs(
 def _examples(
     config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, folders: Folders, mesh: Mesh
 ) -> Examples:
-    """Build example predictions of masked pieces in held-out sentences."""
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
     pieces = [processor.id_to_piece(i) for i in range(dataset.vocab_size)]
     return Examples(masked_lm, dataset, pieces, seed=evaluation_settings(config).seed, mesh=mesh)

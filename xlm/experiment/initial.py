@@ -48,7 +48,6 @@ def initial_params(
 def _of_folder(
     source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
 ) -> Callable[[], Any]:
-    """Reader of a model folder (`xlm.interop.model_folder`)."""
     from xlm.interop import model_folder
 
     masked_lm = masked_lm_of(objective)
@@ -101,22 +100,13 @@ def _of_run(
 
 
 def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shapes) -> None:
-    """Raise ValueError if only one of two objectives has a generator."""
-    if _has_generator(here) and not _has_generator(there):
+    theirs, ours = (any(one.startswith(f"{GENERATOR}.") for one in side) for side in (there, here))
+    if theirs != ours:
+        other = "its folder of xlm export --part=generator" if theirs else "one that has them"
         raise ValueError(
-            f"train.init_from is {source}, a run without a generator and a discriminator: its "
-            f"objective is {name}; set the same one, or name a run of replaced-token detection"
+            f"train.init_from is {source}, a run {'with' if theirs else 'without'} a generator and "
+            f"a discriminator: its objective is {name}; set the same objective, or name {other}"
         )
-    if _has_generator(there) and not _has_generator(here):
-        raise ValueError(
-            f"train.init_from is {source}, a run with a generator and a discriminator: its "
-            f"objective is {name}; set the same objective, or name the folder that "
-            "xlm export --part=generator makes of it"
-        )
-
-
-def _has_generator(shapes: Shapes) -> bool:
-    return any(name.startswith(f"{GENERATOR}.") for name in shapes)
 
 
 def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) -> None:

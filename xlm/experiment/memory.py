@@ -99,14 +99,6 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
     )  # fmt: skip
 
 
-def with_layer(config: ConfigDict, num_devices: int) -> ConfigDict:
-    """Return a config with the output layer that "auto" chooses on GPUs."""
-    if config.output_layer.kind != "auto":
-        return config
-    kind, _ = output_layers.choice(config, absent_rows(config), num_devices, "gpu")
-    return output_layers.with_kind(config, kind)
-
-
 def functions_of(
     config: ConfigDict, mesh: Mesh | AbstractMesh, stage: int = -1
 ) -> tuple[Objective, TrainFunctions]:
@@ -135,7 +127,9 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1) -> Estimate:
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
-    config = with_layer(config, num_devices)
+    if config.output_layer.kind == "auto":
+        kind, _ = output_layers.choice(config, absent_rows(config), num_devices, "gpu")
+        config = output_layers.with_kind(config, kind)
     objective, functions = functions_of(config, mesh, stage)
     state, in_stage, length = functions.abstract_state, functions.stage, config.store.length
     trained = in_stage.trained_part(state.params)

@@ -65,7 +65,6 @@ def _read(name: str, last: int) -> Pretrained:
 
 
 def _check_alike(first: Pretrained, first_name: str, found: Pretrained, name: str) -> None:
-    """Raise ValueError unless two models have one tokenizer and parameters of equal shapes."""
     if found.tokenizer != first.tokenizer:
         raise ValueError(
             f"{name} has another tokenizer than {first_name}; merge models of one vocabulary"

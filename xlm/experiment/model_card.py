@@ -215,7 +215,6 @@ def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) 
 
 
 def _evaluation(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the parts on losses by language."""
     keys = {"loss": "loss", "unigram": "unigram", "bits/char": "bits_per_character"}
     rows: list[dict[str, Any]] = [
         {"language": label(language), **{name: one[key] for name, key in keys.items()}}

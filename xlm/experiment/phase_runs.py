@@ -65,6 +65,11 @@ def phases_of(config: ConfigDict) -> list[Phase]:
         if number:
             of_phase.train.seed = (of_phase.train.seed + number * _SEED_STRIDE) % (1 << 31)
         method = str(own.get("method", "mean"))
+        if merges and (len(merges) < 2 or method not in ("mean", "ties")):
+            raise ValueError(
+                f"phases: {name} merges {len(merges)} phases by {method!r}; name two or more, and "
+                'the method "mean" or "ties"'
+            )
         found.append(Phase(name, of_phase, changes, after, merges, method))
     if found and found[0].merges:
         raise ValueError(

@@ -49,7 +49,6 @@ def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
 
 
 def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
-    """The labels of the training data in all languages, sorted."""
     assert readers.labels is not None
     readers = readers._replace(file=readers.labels)
     counts: collections.Counter[str] = collections.Counter()
@@ -220,7 +219,6 @@ def _divided(
 
 
 def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]]) -> None:
-    """Warn of classes without development examples."""
     classes = KINDS[options.task.kind].classes or (lambda example: ())
     there = {label for some in examples.values() for one in some for label in classes(one)}
     if absent := [name for i, name in enumerate(options.task.labels) if i not in there]:

@@ -63,7 +63,9 @@ def run(
     config, encoder or data are at fault, or the folder belongs to another config, other data or
     another process. Raises Stopped after a request to stop; the same call resumes.
     """
-    config = task_data.with_labels(config, _labels_of_finished(folder))
+    # A finished run does not need its data any more.
+    known = prediction.run_config(folder).task.labels if (folder / RESULTS).exists() else ()
+    config = task_data.with_labels(config, known)
     options = task_settings(config)
     read, prepare, files = _procedure(options.task)
     pretrained = read(config)
@@ -111,13 +113,6 @@ def _read_after_training(config: ConfigDict) -> list[str]:
         return ["evaluation.batch_size"]
     selects = not config.train.averaged_checkpoints
     return ["decoding", "evaluation.batch_tokens" if selects else "evaluation"]
-
-
-def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
-    """Labels of a finished run, which does not need its data any more."""
-    if not (folder / RESULTS).exists():
-        return ()
-    return tuple(prediction.run_config(folder).task.labels)
 
 
 def _procedure(task: Task) -> tuple[Callable[[ConfigDict], Pretrained], Callable, Callable]:

@@ -69,7 +69,6 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
 def _data(
     config: ConfigDict, dataset: PackedDataset, mesh: Mesh, folder: pathlib.Path
 ) -> LearnedData | StreamedData:
-    """This host's part of the training batches, re-weighted with `robust.num_phases`."""
     if config.robust.num_phases:
         from xlm.experiment import robust
 

@@ -75,7 +75,6 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
 def _export_translation(
     workdir: pathlib.Path, config: ConfigDict, output: pathlib.Path, form: str
 ) -> str:
-    """Write the model of a run that translates; see `translation_folder.write`."""
     if form != "transformers":
         raise ValueError(f"--format={form} has no place for a decoder; leave out --format")
     params, notes = read_params(workdir / BEST)
