@@ -38,7 +38,7 @@ _DEVICES = flags.DEFINE_list(
     "devices", None, "Numbers of devices, by default 1 and 8, for fine-tuning 1."
 )
 _ENCODER = flags.DEFINE_enum(
-    "encoder", None, memory.ENCODERS, "Published encoder, in place of init_from."
+    "encoder", None, memory.ENCODERS, "Published encoder, instead of init_from."
 )
 _TARGET = flags.DEFINE_enum(
     "target", None, ("here", *costs.CHIPS), "Chip that runs it; here: the devices of this machine."

@@ -35,7 +35,7 @@ from xlm.experiment.pretrained import read_pretrained, run_config
 from xlm.interop import cards, model_folder, onnx_folder, sentence_folder
 from xlm.interop.task_heads import TaskHead
 
-_MODEL = flags.DEFINE_string("model", None, "The folder of a model, in place of --workdir.")
+_MODEL = flags.DEFINE_string("model", None, "The folder of a model, instead of --workdir.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "masked_lm", "generator", "encoder_decoder"),
@@ -118,7 +118,7 @@ def _export_encoder(
         run = model_card.Run(folders, config, dataset, found.step)
         start = places.local(config.train.init_from)
         base = start.name if start.parent.name != "phases" else ""  # parts of this run
-        logging.info("the model is that of step %d", found.step)
+        logging.info("the model is of step %d", found.step)
     has_head = "head" in found.params
     card = model_card.of_encoder(
         sizes, tokenizer, form, has_head=has_head, task_head=head, base=base, run=run

@@ -20,7 +20,7 @@ from input_pipeline.sources import CorpusSpec
 from xlm.common import outputs
 from xlm.interop import extended
 
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "The tokenizer; by default, that of --model.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "The tokenizer; by default, the model's.")
 _MODEL = flags.DEFINE_string("model", None, "The folder of the tokenizer's model.")
 _TEXT = flags.DEFINE_string("text", None, "Folder of text of the new languages.")
 _PIECES = flags.DEFINE_integer("pieces", None, "Pieces to add.", lower_bound=1)

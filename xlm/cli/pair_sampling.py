@@ -29,7 +29,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows."
 _COUNTS = flags.DEFINE_string("counts", None, "Instead of --workdir: a .tsv table of counts.")
 _OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps.",
+    "examples", 0, "Sentence pairs in the run; 0 to derive them from the config's steps.",
     lower_bound=0,
 )  # fmt: skip
 

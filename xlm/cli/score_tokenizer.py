@@ -151,7 +151,7 @@ def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str
         )
     if without_pivot := [one for one in others if one in languages and one not in with_pivot]:
         logging.warning(
-            "no tax of %s, of which --parallel has no text beside the pivot, %s",
+            "no tax of %s: --parallel has no text of these beside the pivot, %s",
             ", ".join(without_pivot), _PIVOT.value,
         )  # fmt: skip
 

@@ -260,7 +260,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         fault, place = str(error), 1
     raise ValueError(
         f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
-        "download it again, or remove it and run again what wrote it"
+        "download it again, or remove it and rerun the command that wrote it"
     )
 
 
@@ -270,7 +270,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(
             f"{path}: holds {type(found).__name__}, must hold one JSON object; copy it again, or "
-            "remove it and run again what wrote it"
+            "remove it and rerun the command that wrote it"
         )
     return found
 
@@ -459,7 +459,7 @@ def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
 
 
 def _with_wanted(found: Any, wanted: Any, path: Sequence[str]) -> Any:
-    """Replace the value at a path of keys by that of `wanted`, if both have one."""
+    """Replace the value at a path of keys by the one in `wanted`, if both have one."""
     if not path:
         return wanted
     key, *rest = path

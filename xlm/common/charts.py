@@ -152,7 +152,7 @@ class _Scale:
 
 
 def _shown(one: Marks, x: Axis, y: Axis) -> Marks:
-    """Leave out points that an axis cannot show, and most of those of a long line."""
+    """Leave out points that an axis cannot show, and most points of a long line."""
     if one.kind in ("rule", "shade"):
         return dataclasses.replace(one, style=one.kind)
     kept = [

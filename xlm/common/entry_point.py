@@ -62,7 +62,7 @@ def run(
 
     Packages report invalid input as a ValueError with a remedy, a full disk as an OSError, a
     non-finite loss as a FloatingPointError. The program then ends with that message and status
-    `EXIT_USER_ERROR`, or `EXIT_OUT_OF_MEMORY` if memory runs out. Only -v 1 shows the traceback.
+    `EXIT_USER_ERROR`, or `EXIT_OUT_OF_MEMORY` if memory runs out. --verbose shows the traceback.
 
     Args:
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.

@@ -222,7 +222,7 @@ def report(
         )
     bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
     found = (
-        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text as that of the law" if bits
+        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text like the law's" if bits
         else f"unknown, as the law is of 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
     )  # fmt: skip
     basis.append(f"- Loss: {found} (docs/performance.md).")

@@ -37,7 +37,7 @@ def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
     """Whether a build reads tables of the text, in place of the text in memory.
 
     `reader` names a setting that reads sentences, so that memory must hold text of any size; "" for
-    none. A run with rows keeps to the way that its vocabulary was built.
+    none. With rows, text stays in memory if the vocabulary was built so.
     """
     settings = folders.vocab / "settings.json"
     # The stage would refuse a hash of the other kind, though the text is the same.

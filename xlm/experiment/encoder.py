@@ -58,7 +58,7 @@ class Encoder:
         """Sentence vectors: the mean state of a text's tokens, without special ones.
 
         Returns [N, D] float32; zeros for a text without tokens. Each text is cut to the encoder's
-        positions. States are those of `layer`: by default the last one, 0 for the embeddings.
+        positions. `layer` chooses the states: by default the last one, 0 for the embeddings.
         """
         rows = [self._row(text) for text in texts]
         found = [

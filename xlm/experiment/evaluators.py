@@ -80,8 +80,8 @@ def _frozen_generator(
     folders = Folders(places.fetched(path))
     if not (folders.train / "settings.json").exists():
         raise ValueError(
-            f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "
-            "that of a run of replaced-token detection, or leave the key empty"
+            f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name a "
+            "run of replaced-token detection, or leave the key empty"
         )
     from xlm.experiment.pretrained import read_run
 

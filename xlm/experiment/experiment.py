@@ -50,7 +50,7 @@ class Experiment:
             section, _, key = name.rpartition("__")
             there = found.get(section) if section else found
             if not isinstance(there, ConfigDict) or key not in there:
-                raise ValueError(f"{name}: no such key; docs/keys.md lists those there are")
+                raise ValueError(f"{name}: no such key; docs/keys.md lists all")
             with there.unlocked():
                 there[key] = value
         self.is_task = isinstance(found, ConfigDict) and "task" in found

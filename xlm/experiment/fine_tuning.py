@@ -95,7 +95,7 @@ def with_head(
 def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
     """Add low-rank factors to the model if `optimizer.lora_rank` is above 0.
 
-    Raises ValueError if `optimizer.frozen` names parts of the encoder, all of which they freeze.
+    Raises ValueError with `optimizer.frozen`, since factors freeze the whole encoder.
     """
     lora = settings(LoraSettings, config.optimizer)
     if not lora.lora_rank:

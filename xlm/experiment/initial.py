@@ -54,7 +54,7 @@ def _of_folder(
     if check and masked_lm.scope:
         raise ValueError(
             f"train.init_from is {source}, which is no --workdir of train.py; a run of objective "
-            "replaced_token has two encoders, and starts from that of another such run"
+            "replaced_token has two encoders, and starts only from another such run"
         )
     if check and not (source / "config.json").exists():
         raise ValueError(

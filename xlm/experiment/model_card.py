@@ -260,7 +260,7 @@ def _metadata(facts: Facts) -> str:
 
 
 def _trained_on(facts: Facts) -> tuple[str, ...]:
-    """Languages of the training data; where no key names them, those of the run's setting."""
+    """Languages of the training data, by their key or else by the run's setting."""
     if facts.options.train_languages:
         return tuple(facts.options.train_languages)
     setting, _, named = facts.results["setting"].partition(":")

@@ -16,7 +16,7 @@ from xlm.training.settings import MeshSettings
 
 
 def resolved(config: ConfigDict, dataset: PackedDataset, folders: Folders) -> ConfigDict:
-    """Return the config with a definite output layer: that of the run's record, else the cheapest.
+    """Return the config with a definite output layer: the recorded one, or else the cheapest.
 
     So a run keeps its first layer when it resumes on other devices, and when others read it.
     """

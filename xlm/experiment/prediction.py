@@ -42,7 +42,7 @@ def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict
     """
     if is_finished and not (workdir / RESULTS).exists():
         raise ValueError(
-            f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
+            f"{workdir}: no {RESULTS}; --workdir must be a finished run of finetune.py"
         )
     path = workdir / SETTINGS
     # The start is no key of the config. A record cannot permit the code of an objective.
@@ -180,8 +180,8 @@ def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained
         if there not in ("", now):
             raise ValueError(
                 f"init_from is {init_from!r}, with {name} {now}, but {workdir} was made "
-                f"with {name} {there}: the encoder has changed since; put that of the run "
-                "back, or run finetune.py in another --workdir, or give --config in place of it"
+                f"with {name} {there}: the encoder has changed since; put the run's back, "
+                "or run finetune.py in another --workdir, or give --config instead of --workdir"
             )
 
 

@@ -80,7 +80,7 @@ class _Sources:
         or a Unigram tokenizer.json.
       tables: folder of tables of run counts to read instead of text (docs/counting.md).
       amounts: JSON file of n_i of Eq. 3 per language; "" for the bytes of the text.
-      allocation: JSON file of sizes exported from a build's report.html, to begin with.
+      allocation: sizes of languages to begin with, a JSON file exported from a build's report.html.
       parallel: folder of aligned files, one per language, on which vocab.parity measures tokens; ""
         for the held-out text.
     """

@@ -61,7 +61,7 @@ def _tokens(dataset: PackedDataset, language: str) -> float:
 
 
 def rows_of(config: ConfigDict, dataset: PackedDataset, found: Seen) -> list[dict[str, Any]]:
-    """Return a row for each language: its tokens, those seen, epochs, and shares."""
+    """Return a row for each language: tokens, tokens seen, epochs, and shares."""
     there = {one: dataset.statistics[one]["train"] for one in dataset.languages}
     seen = {one: found[one] * _tokens(dataset, one) for one in there}
     shares, text = language_shares(config, dataset), sum(one["tokens"] for one in there.values())

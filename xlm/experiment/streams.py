@@ -150,7 +150,7 @@ def _of_kinds(
 
 
 def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
-    """Build the settings of sentence pairs, for batches of as many rows as those of text."""
+    """Build the settings of batches of sentence pairs."""
     data, (_, size) = data_settings(config), rows_of_tasks(config)
     return BitextSettings(
         positions=data.pair_positions, alpha=data.pair_alpha, batch_size=size,

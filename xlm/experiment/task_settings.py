@@ -33,7 +33,7 @@ class TaskSettings:
         last folder of `root`.
       root: folder that the patterns start from.
       train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
-        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
+        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for its data of the task and split.
       train_languages: languages to train on; empty for all with files. For translation: directions
         such as "en-de".
       validation_languages: languages of development data to score; empty for those that the
@@ -167,7 +167,7 @@ class TaskSettings:
                 f"task.selection is {self.selection!r}, but a model of translation is selected by "
                 "the mean over its directions; set it to all_languages"
             )
-        # The other rules are those of a whole table, whose searches have nothing to select.
+        # The other rules belong to a whole table, in which searches select nothing.
         if self.selection == EACH_LANGUAGE and self.task.is_search:
             raise ValueError(
                 f"task.selection is {EACH_LANGUAGE!r}, but {self.name} trains no model for any "

@@ -179,7 +179,7 @@ def _pruned(pretrained: Pretrained, kept: np.ndarray) -> Pretrained:
 def _with_forms(pretrained: Pretrained, forms: Sequence[str]) -> Pretrained:
     """Add pieces for characters of targets that the tokenizer changes or lacks; see `surface`.
 
-    A new row is the mean of those of the form's normal parts. Rows of symbols move behind it.
+    A new row is the mean of the rows of the form's normal parts. Rows of symbols move behind it.
     """
     tokenizer, parts = surface.with_forms(pretrained.tokenizer, forms)
     if not parts:
@@ -207,8 +207,7 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     """Build the architecture of a run.
 
     Raises ValueError if rows or hypotheses are longer than the positions, a decoder has more layers
-    than what it starts from, a language has no piece of its own, or cross-attention is missing and
-    needed.
+    than the checkpoint, a language has no piece of its own, or needed cross-attention is missing.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)

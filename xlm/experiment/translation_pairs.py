@@ -21,7 +21,7 @@ from xlm.interop import surface, vocabulary
 from xlm.training import hosts
 from xlm.training.sharding import host_parts, num_batch_shards
 
-PAIRS = "pairs"  # the folder, in that of the run
+PAIRS = "pairs"  # a folder in the run's folder
 _PIECES = "pieces.json"
 
 

@@ -49,7 +49,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
     if stage.done and path.exists():
         logging.info("%s is up to date", folders.vocab)
         return
-    # A vocabulary of other settings stays as it is until the new one is built.
+    # A vocabulary of other settings stays until the new one is complete.
     with stage.locked(claims=False):
         text = {} if spec is None else text_warnings.look(config, folders, spec)
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
@@ -108,7 +108,7 @@ def _sources(
 ) -> tuple[Mapping[str, Source], Mapping[str, Source], dict, CorpusSpec | None]:
     """Return training and held-out text by language, and the settings that identify the text.
 
-    The last result is the corpus as it is read, cleaned if the config has rules; None for tables.
+    The last result is the corpus to read, cleaned if the config has rules; None for tables.
     """
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)

@@ -41,12 +41,12 @@ def load(config: str) -> ConfigDict:
 
 
 def run_folder(run: str, seed: int) -> str:
-    """Return the working directory of a run below that of its grids."""
+    """Return the working directory of a run, below the directory of its grids."""
     return f"runs/{run}/seed{seed}"
 
 
 def data_folder(config: ConfigDict) -> str:
-    """Return the folder of a run's vocabulary and packed rows below that of its grids.
+    """Return the folder of a run's vocabulary and packed rows, below the directory of its grids.
 
     Runs with equal text, vocabulary and sequence length share it.
     """
