@@ -422,7 +422,7 @@ class ReportTest(FolderTest):
             ratio = float(one[f"price, {end}"]) / float(one[f"hours, {end}"])
             self.assertAlmostEqual(ratio / 6, 1, places=2)
         self.assertIn("of the peak of h100's data sheet", printed)
-        self.assertRegex(printed, "Epochs: by the sizes of the files")
+        self.assertRegex(printed, "Epochs: from the sizes of the files")
 
     def test_here_runs_the_step(self):
         self.enter_context(mock.patch.object(builders, "mesh", factories.one_device))

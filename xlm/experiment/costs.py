@@ -10,7 +10,7 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -204,29 +204,39 @@ def report(
     total = {key: sum(row[key] for row in rows) for key in rows[0] if key != "phase"}
     if len(rows) > 1:
         rows.append({"phase": "all", **total})
-    basis = ["- PFLOP: of the matrix products of the traced step, the optimizer's included."]
-    if epochs and not has_rows:
-        basis.append(
-            f"- Epochs: by the sizes of the files, {BYTES_PER_TOKEN} bytes a token; a third either "
-            "way. --workdir of a run with rows counts tokens."
-        )
-    if target == "here":
-        basis.append("- Hours: the fastest and the slowest of some steps on this machine. Reading, "
-                     "evaluating and saving come on top.")  # fmt: skip
-    elif target:
-        peak = 3600 * num_devices * CHIPS[target].flops / 1e15
-        least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
-        basis.append(
-            f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
-            "traffic of steps that were compiled and not run (docs/compiled_steps.md)."
-        )
-    bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
-    found = (
-        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text like the law's" if bits
-        else f"unknown, as the law is of 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
-    )  # fmt: skip
-    basis.append(f"- Loss: {found} (docs/performance.md).")
+    is_estimated = bool(epochs) and not has_rows
+    basis = _basis(total, parameters, num_devices, target, is_estimated=is_estimated)
     formats = {"steps": ",", "PFLOP": ",.4g", "tokens, million": ",.1f"}
     shown = [tables.markdown(rows, formats | dict.fromkeys(total.keys() - formats, ".3g")),
              tables.markdown(epochs.values(), ".2f"), "\n".join(basis)]  # fmt: skip
     return "\n\n".join(filter(None, shown))
+
+
+def _basis(
+    total: Mapping[str, Any], parameters: int, num_devices: int, target: str, *, is_estimated: bool
+) -> Iterator[str]:
+    """Yield items on the basis of the numbers; epochs may be `is_estimated` from file sizes."""
+    yield "- PFLOP: the matrix products of the traced step, with the optimizer's."
+    if is_estimated:
+        yield (
+            f"- Epochs: from the sizes of the files at {BYTES_PER_TOKEN} bytes a token, a third "
+            "either way. Give --workdir of a run with rows to count tokens."
+        )
+    if target == "here":
+        yield (
+            "- Hours: the fastest and the slowest of some steps on this machine. Reading, "
+            "evaluating and saving come on top."
+        )
+    elif target:
+        peak = 3600 * num_devices * CHIPS[target].flops / 1e15
+        least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
+        yield (
+            f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
+            "traffic of steps that were compiled but not run (docs/compiled_steps.md)."
+        )
+    bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
+    found = (
+        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text like the law's" if bits
+        else f"unknown, since the law has 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
+    )  # fmt: skip
+    yield f"- Loss: {found} (docs/performance.md)."
