@@ -56,7 +56,7 @@ CHIPS = {
 # step of that bench with rows of at most 1,024 tokens.
 PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
 # Held-out bits per character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b for
-# D tokens. The fit has at most `LAW_TO` tokens, and at least 3 per parameter of the layers
+# D tokens. The fit covers at most `LAW_TO` tokens, and at least 3 per parameter of the layers
 # (research/studies/scaling.py). Its error is `LAW_ERROR` at three times as many tokens.
 LAW, LAW_TO, LAW_ERROR = (1.233, 448, 0.3945), 6.6e6, 0.2
 

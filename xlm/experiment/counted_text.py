@@ -79,7 +79,7 @@ def _count(
     """Count a language; return it, the hash of its text, its table and that of held-out text."""
     stream = CorpusStream(spec)
     sides, digest = stream.select(language)
-    # The rules of the first version have no name in their tables.
+    # Names of tables by the default rules have no rules, as before there were others.
     own = digest[:16] + ("" if rules == TextRules() else f"-{rules.name}")
     names = (f"{language}-{own}.runs.gz", f"{language}-heldout-{own}.runs.gz")
     out, aside = (folder / name for name in names)

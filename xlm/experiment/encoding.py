@@ -74,7 +74,7 @@ class TextEncoder:
         data = task_data.featured(options, self._tokenizer, "", examples)
         found = np.stack(self._predictor(self._params, data.features))[:, 0, : self._dimension]
         found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        found[[not text.strip() for text in texts]] = 0  # a prefix alone has a vector
+        found[[not text.strip() for text in texts]] = 0  # a prefix alone would have a vector
         return found
 
     def encode_lines(

@@ -57,7 +57,7 @@ def choice(
 
 
 def with_kind(config: ConfigDict, kind: str, log_q_correction: bool | None = None) -> ConfigDict:
-    """Return the config with a kind; a sampled one approximates the exact one by log Q."""
+    """Return the config with a kind; a sampled one corrects by log Q, close to the exact one."""
     config = config.copy_and_resolve_references()
     if log_q_correction is None:
         log_q_correction = kind in SAMPLED or config.output_layer.log_q_correction

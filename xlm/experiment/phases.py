@@ -23,7 +23,7 @@ def recorded(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def with_phase(settings: dict[str, Any], stage: artifacts.Stage, step: int) -> dict[str, Any]:
-    """Add a phase from the checkpoint of `step` on to the settings of a run, if it is not the last.
+    """Add a phase from the checkpoint of `step` on to a run's settings, if it is not there already.
 
     `stage` has these settings and the recorded phases. Raises ValueError if there is no run, or a
     phase cannot change the settings so.

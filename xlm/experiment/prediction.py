@@ -128,7 +128,7 @@ class FineTuned:
 def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
     """Read the tokenizer of a run.
 
-    Raises ValueError if it is missing, or has not the hash of the parameters' notes, `expected`.
+    Raises ValueError if it is missing, or lacks the hash of the parameters' notes, `expected`.
     """
     path = workdir / TOKENIZER
     if not path.exists():
