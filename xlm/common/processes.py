@@ -21,8 +21,8 @@ class Workers:
     """Pool of up to `number` worker processes, started on first use; `key` is their config key.
 
     A context manager. Ctrl-C or a signal in its block ends the workers at once; otherwise they
-    finish their current jobs. Unlike `concurrent.futures` it starts no thread, without which that
-    one waits for ever.
+    finish their current jobs. It starts no thread, unlike `concurrent.futures`, which waits for
+    ever if its thread is missing.
     """
 
     is_local = True

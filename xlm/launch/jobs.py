@@ -157,7 +157,7 @@ def define_flags() -> None:
         "grid", None, f"For finetune {', '.join(GRIDS)}; else one of GRIDS in the config's file."
     )
     flags.DEFINE_integer("seeds", 0, "Number of jobs that differ in train.seed.", lower_bound=0)
-    flags.DEFINE_bool("dry_run", False, "Print the commands, and start nothing.")
+    flags.DEFINE_bool("dry_run", False, "Print the plan, and start nothing.")
 
 
 def jobs_from_flags() -> list[Job]:
