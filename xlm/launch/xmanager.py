@@ -93,7 +93,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
     if platform == "vertex" and not is_url and not values.workdir.startswith("/gcs/"):
         raise ValueError(
             f"--workdir is {values.workdir!r}; on Vertex AI, machines share buckets only: give "
-            "gs://BUCKET/FOLDER, or its mount, /gcs/BUCKET/FOLDER"
+            "gs://BUCKET/FOLDER, or /gcs/BUCKET/FOLDER, its mount"
         )
     if platform == "vertex" and count and kind not in _VERTEX_GPUS:
         raise ValueError(
