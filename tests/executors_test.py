@@ -148,7 +148,7 @@ class LocalTest(_ExecutorTest):
         self.enterContext(mock.patch.dict("sys.modules", missing))
         for flags, message in (
             (["--dask=a", "--beam=b"], "--dask and --beam are both given"),
-            (["--dask=a", "--output=s3://b/c"], "s3://b/c is worked on in a copy"),
+            (["--dask=a", "--output=s3://b/c"], "s3://b/c has a local copy"),
             (["--dask=a"], r"--dask: .* pip install '\.\[dask"),
             (["--beam=a"], r"--beam: .* pip install '\.\[beam"),
         ):

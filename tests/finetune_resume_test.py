@@ -86,7 +86,7 @@ class StartTest(folders.FolderTest):
         started = rf"starts from {source} at step 301 of 400 \(unfinished\)"
         with self.assert_told(started, level="INFO"), self.assertRaises(Stopped):
             self.run_from(301, stops_after=6)
-        with self.assert_told("at step 301; that it is at step 400 now", level="INFO"):
+        with self.assert_told("step 301; its parameters of step 400 change nothing", level="INFO"):
             results = self.run_from(400, factor=0.5)
         whole = artifacts.read_json(tiny_tasks.finished("cola") / "results.json")
         self.assertEqual(results, whole)
@@ -152,7 +152,7 @@ class RunDataTest(folders.FolderTest):
         with self.assertRaises(Stopped):  # another folder takes them
             tiny_tasks.run(config, self.folder / "other", stops_after=2)
         path.unlink()
-        with self.assert_told("run has ended, and its data are not read: 1 of its", level="INFO"):
+        with self.assert_told("run has ended, and 1 of the", level="INFO"):
             self.assertEqual(tiny_tasks.run(config, run), results)
         self.flip(path.with_name("dev.tsv.xz"))
         with self.assertRaisesRegex(ValueError, r"other data:\n  \S*dev.tsv.xz: changed\nRestore"):

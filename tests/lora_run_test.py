@@ -46,7 +46,7 @@ class LoraRunTest(folders.FolderTest):
         self.assertIn("| lora | rank 4, alpha 16: mlp/wide |\n| layer_decay | 0.9 |", card)
 
     @parameterized.parameters(
-        ({"optimizer__frozen": ("embeddings",)}, "frozen is .* the whole encoder stays"),
+        ({"optimizer__frozen": ("embeddings",)}, "frozen is .* the whole encoder is frozen"),
         ({"optimizer__lora_targets": ("mlp/deep",)}, "names 'mlp/deep', must be .*mlp/wide"),
         ({"optimizer__lora_targets": ()}, "lora_rank is 4, but .*targets are"),
         ({"optimizer__lora_rank": 0, "optimizer__frozen": ("layers",)}, "layer_decay is 0.9, but"),

@@ -426,7 +426,7 @@ class ReportTest(FolderTest):
             ratio = float(one[f"price, {end}"]) / float(one[f"hours, {end}"])
             self.assertAlmostEqual(ratio / 6, 1, places=2)
         self.assertIn("of the peak of h100's data sheet", printed)
-        self.assertRegex(printed, "Epochs: by the sizes of the files")
+        self.assertRegex(printed, "Epochs: from the sizes of the files")
 
     def test_here_runs_the_step(self):
         self.enter_context(mock.patch.object(builders, "mesh", factories.one_device))
@@ -449,4 +449,4 @@ class CommandTest(FolderTest):
         found = commands.execute(
             "estimate", "--config=configs/finetune/xnli.py", "--encoder=xlmr_base", "--target=l4"
         )
-        self.assertIn("--target and --price are of pre-training", found.stderr)
+        self.assertIn("--target and --price are for pre-training", found.stderr)

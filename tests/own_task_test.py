@@ -137,7 +137,7 @@ class FilesTest(Case):
         for name in ("train.en.csv", "train.de.csv", "dev.en.csv", "train.en.csv~"):
             self.write(name, self.ROWS)
         options = task_settings(task_data.with_labels(self.config("text")))
-        told = "data in de: .* selected on en alone, .* held out of them; add files, or leave"
+        told = "data in de, and none are held out: .* selected on en only; add files, or leave"
         with self.assert_told(told):
             task_data.read_split(options, TOKENIZER, "validation")
         found = sorted(path.name for path in task_data.data_files(options))

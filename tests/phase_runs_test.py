@@ -124,6 +124,11 @@ class PhasesTest(folders.FolderTest):
             (({"name": "a"}, {"name": "b", "after": "c"}), "b names 'c', which is no earlier"),
             (({"name": "a", "mask.rate": 2.0},), "phases: a: mask.rate is 2.0"),
             (({"name": "a", "merge": ("a",)},), "no earlier phase"),
+            (({"name": "a"}, {"name": "b", "merge": ("a",)}), "b merges 1 phases by 'mean'"),
+            (
+                ({"name": "a"}, {"name": "b"}, {"name": "c", "merge": ("a", "b"), "method": "tie"}),
+                "c merges 2 phases by 'tie'",
+            ),
         ):  # fmt: skip
             with self.subTest(message), self.assertRaisesRegex(ValueError, message):
                 xlm.Experiment(config(*phases), self.folder)

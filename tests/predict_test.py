@@ -233,7 +233,7 @@ class SearchTest(folders.FolderTest):
             with mock.patch.object(prediction, "read_pretrained", return_value=now):
                 message = (
                     f"init_from is '{config.init_from}', with {name} {now.digests()[name]}, but "
-                    f"{folder} was made with {name} {same.digests()[name]}: .* put that of the run "
+                    f"{folder} was made with {name} {same.digests()[name]}: .* put the run's back"
                 )
                 with self.assertRaisesRegex(ValueError, message):
                     prediction.search_lines(config, side, side, None, folder)

@@ -64,7 +64,7 @@ class PrepareDataTest(folders.FolderTest):
         shutil.rmtree(self.rows)
         changes = {"corpus__parallel": "('*.tsv*','*.xz')", "data__pair_share": "0.5"}
         told = (
-            r"not trained on are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval",
+            r"for evaluation only are \S*flores\.en-sw\.tsv \(corpus\.parallel_eval",
             r"1 sources .* left out: \S*text/en-fr\.tsv \(en, fr\)\n",
             r"no file below \S*text is \*\.xz\n",
         )
@@ -241,7 +241,7 @@ class WorkingDirectoryTest(folders.FolderTest):
             path.unlink()
 
     def test_other_sections_of_earlier_stages_are_warned_of(self):
-        told = "differs from those of earlier stages, whose results are used as they are:\n"
+        told = "differs from those of earlier stages, whose results stay in use:\n"
         for stage in STAGES:
             self.assertNotIn(told, self.logs[stage])
         vocab, rows = (f"{re.escape(str(self.folder))}/work/{name}:" for name in ("vocab", "rows"))

@@ -90,6 +90,8 @@ class EncoderTest(absltest.TestCase):
             (alone,) = self.encoder.encode([text], batch_size=1)
             np.testing.assert_allclose(alone, vector, rtol=0, atol=1e-5)
         self.assertEqual(together[2].tolist(), [0] * together.shape[1])
+        none = self.encoder.encode([])
+        self.assertEqual((none.shape, none.dtype), ((0, together.shape[1]), np.float32))
         self.assertGreater(np.abs(together[0] - together[1]).max(), 1e-3)
 
     def test_the_loss_is_that_of_the_probabilities_that_fill_finds(self):

@@ -126,7 +126,7 @@ class InitialTest(TestCase):
         write_run(source, config(objective="masked_lm"), write_rows(source))
         with self.assertRaisesRegex(
             ValueError,
-            "is .*new, a run without a generator and .*: its objective is masked_lm; name",
+            "is .*new, a run without a generator and .*: its objective is masked_lm; .* name one",
         ):
             self.start(source.workdir)
 

@@ -244,7 +244,7 @@ class RefusedTest(ExportCase):
         self.assert_refused("leave out --part", workdir, "--part=generator")
         self.assert_refused("no place for the head", workdir, "--format=sentence_transformers")
         (workdir / "results.json").unlink()
-        self.assert_refused("no results.json; --workdir must be that of a finished run", workdir)
+        self.assert_refused("no results.json; --workdir must be a finished run", workdir)
         crossed = tiny_tasks.finished("pawsx")
         self.assert_refused("no class computes a head", crossed, "--format=onnx")
         search = "run of bucc, of kind mining, which has no encoder with a head"

@@ -158,7 +158,7 @@ class CommandTest(FolderTest):
         model = f"--tokenizers=a={self.folder / 'spm.model'}"
         parallel = f"--parallel={more},{apart}"
         told = ("no tax of de, fr, which --parallel has and --text has not",
-                "no tax of ta, of which --parallel has no text beside")  # fmt: skip
+                "no tax of ta: --parallel has no text of these beside")  # fmt: skip
         with self.assert_told(*told):
             self.run_main(model, parallel)
         results = artifacts.read_json(self.folder / "out" / "results.json")

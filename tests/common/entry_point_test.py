@@ -111,7 +111,7 @@ class MachineTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (None, "ulimit -v 1000000", 3, "address space is 1,024 MB, .*; raise it"),
-        ("cuda", ":", 2, "JAX_PLATFORMS is 'cuda', of which JAX finds no device; unset it"),
+        ("cuda", ":", 2, "JAX_PLATFORMS is 'cuda', but JAX finds no such device; unset it"),
     )
     def test_for_jax(self, platforms, limit, status, message):
         code = (

@@ -385,5 +385,5 @@ class EntryPointTest(folders.FolderTest):
         files = {path: path.read_bytes() for path in (self.folder / "out").iterdir()}
         done = self.export()
         self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertRegex(done.stderr, "out holds a model.*; its tokenizer is .*another --output")
+        self.assertRegex(done.stderr, "out holds a model.*, whose tokenizer .*another --output")
         self.assertEqual(files, {path: path.read_bytes() for path in files})

@@ -105,8 +105,8 @@ class PlanTest(FolderTest):
         self.assertEqual(
             str(raised.exception),
             f"--config.corpus.exclude is '{text}', --config.corpus.exclude is "
-            f"'{data}/../text.txt', --config.corpus.root is '{data}', but of this machine's files "
-            f"the containers see /models, {folder}/text alone; add --volume={text} "
+            f"'{data}/../text.txt', --config.corpus.root is '{data}', but the containers see only "
+            f"/models, {folder}/text of this machine's files; add --volume={text} "
             f"--volume='{data}/../text.txt' --volume='{data}'",
         )
         with self.assertRaisesRegex(ValueError, f"add --volume={text} --volume='[^ ]* b/../t"):
@@ -127,7 +127,7 @@ class PlanTest(FolderTest):
     @parameterized.parameters(
         ({"platform": "vertex", "gpus": "h100=8"}, "--gpus is h100=8"),
         ({"platform": "vertex", "workdir": "/runs"}, "give gs://BUCKET/FOLDER, or /gcs"),
-        ({"platform": "local", "cpus": 4}, "mean nothing to --platform=local"),
+        ({"platform": "local", "cpus": 4}, "have no effect with --platform=local"),
         ({"platform": "docker", "base_image": "a b"}, "--base_image is 'a b'"),
         ({"platform": "docker", "python": "a\nb"}, "--python is 'a.nb', must be one line"),
         ({"platform": "docker", "volume": ["/a\tb"]}, "--volume is '/a.tb', must be one line"),

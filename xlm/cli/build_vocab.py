@@ -4,13 +4,13 @@
 
 Writes DIR/vocab/spm.model, report.md with its plots, and allocation.json with curves, probabilities
 and every step. Rerun it with other settings of the `vocab` section before DIR/rows exists, and it
-recomputes only what depends on them. With --config.vocab.tables=FOLDER it reads the tables of xlm
-count instead of text. With --config.vocab.method=byte_bpe it writes DIR/vocab/tokenizer.json, which
-xlm export-tokenizer reads, in place of spm.model.
+recomputes only the steps that depend on them. --config.vocab.tables=FOLDER reads the tables of xlm
+count instead of text. --config.vocab.method=byte_bpe writes DIR/vocab/tokenizer.json instead of
+spm.model, for xlm export-tokenizer.
 
-With --config.vocab.tokenizer=PATH nothing is built. DIR/vocab/spm.model becomes an existing
-SentencePiece model (unigram or BPE) or Unigram tokenizer.json, such as XLM-R's, with the special
-tokens at this project's ids.
+--config.vocab.tokenizer=PATH builds nothing: DIR/vocab/spm.model becomes an existing SentencePiece
+model (unigram or BPE) or Unigram tokenizer.json, such as XLM-R's, with the special tokens at this
+project's ids.
 """
 
 from absl import flags

@@ -27,16 +27,15 @@ _MERGE = flags.DEFINE_multi_string(
 )
 _OUTPUT = outputs.define_flags("The table to write, <lang>.runs.gz.")
 _HELDOUT_FRACTION = flags.DEFINE_float(
-    "heldout_fraction", 0.0, "Share of the text that is counted separately."
+    "heldout_fraction", 0.0, "Share of the text to count separately."
 )
-_HELDOUT_OUTPUT = flags.DEFINE_string("heldout_output", None, "The table of what is held out.")
-_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Seed of the choice of what is held out.")
+_HELDOUT_OUTPUT = flags.DEFINE_string("heldout_output", None, "The table of held-out text.")
+_HELDOUT_SEED = flags.DEFINE_integer("heldout_seed", 0, "Seed of the choice of held-out text.")
 _HELDOUT_BY = flags.DEFINE_enum(
     "heldout_by",
     "text",
     ["text", "sentence"],
-    "text: hold out blocks of text, those that prepare_data.py holds out. sentence: hold out "
-    "sentences.",
+    "text: hold out the same blocks of text as prepare_data.py. sentence: hold out sentences.",
 )
 _BLOCK_BYTES = flags.DEFINE_integer(
     "block_bytes", sources.DEFAULT_BLOCK_BYTES, "Size, as corpus.block_bytes.", lower_bound=0
@@ -65,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
         raise ValueError("give either text with --input or tables with --merge")
     if _MERGE.value:
         if _HELDOUT_FRACTION.value or _HELDOUT_OUTPUT.value:
-            raise ValueError("tables cannot be split; hold text out when it is counted")
+            raise ValueError("tables cannot be split; hold text out when you count it")
         tables = _matching(_MERGE.value)
         # To add to a table, name it. An output that wildcards match would count its text twice.
         matched = [one for one in _MERGE.value if glob.has_magic(one)]
@@ -79,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     if len({places.path(out).resolve() for out in outs}) < len(outs):
         raise ValueError(
             f"--output and --heldout_output are both {_OUTPUT.value}, where one table would "
-            "replace the other; give what is held out a name of its own, <lang>.heldout.runs.gz"
+            "replace the other; give held-out text a name of its own, <lang>.heldout.runs.gz"
         )
     paths, first = _matching(_INPUT.value), _OUTPUT.value
     with executors.chosen(_WORKERS.value, "--num_workers") as executor, ExitStack() as stack:
@@ -90,8 +89,8 @@ def main(argv: Sequence[str]) -> None:
         places.remove(f"{first}.parts")
     if len(sizes) > 1 and not sizes[1].num_sentences:
         logging.warning(
-            "no text is held out by its hash; of a language that is no larger, prepare_data.py "
-            "holds out one block"
+            "no block is held out by its hash; of such a small language, prepare_data.py holds out "
+            "one block"
         )
     for out, size in zip(outs, sizes, strict=True):
         _log(out, size)

@@ -2,10 +2,10 @@
 
     xlm encode --workdir=RUN --input=FILE,FILE --output=vectors.npy
 
-RUN is a finished run of configs/finetune/embeddings.py; one of train.py or a model's folder gives
-the mean of its last states. Row i of the output is the vector of line i of all files together, of
-length 1, or zeros for an empty line. --precision=int8 takes a quarter of the space. --role=query is
-for questions, if the run has prefixes. Rerun the command to resume.
+RUN is a finished run of configs/finetune/embeddings.py. A run of train.py or a model's folder gives
+the mean of its last states. Row i of the output is the vector of line i of all files together. It
+has length 1, or is zero for an empty line. --precision=int8 takes a quarter of the space.
+--role=query is for questions, if the run has prefixes. Rerun the command to resume.
 """
 
 from absl import flags

@@ -1,12 +1,21 @@
-"""The last lines of a command: the numbers that matter, and where the rest is."""
+"""The last lines of a command: its main numbers, and the paths of all others."""
 
 import pathlib
 import statistics
 from collections.abc import Iterable
 
+from absl import flags
+
 from xlm.common import artifacts, html_report, tables
 from xlm.training.clock import GOODPUT, PARTS
 from xlm.training.metrics import read_metrics
+
+
+def advice() -> str:
+    """Say how much memory the run of --config needs, after it ran out."""
+    from xlm.experiment import memory  # imports more than training needs
+
+    return memory.advice(flags.FLAGS.config)
 
 
 def show(lines: Iterable[tuple[str, str]]) -> None:
@@ -14,7 +23,7 @@ def show(lines: Iterable[tuple[str, str]]) -> None:
 
 
 def of_training(folder: pathlib.Path) -> Iterable[tuple[str, str]]:
-    """Yield steps, time, speed and held-out loss of a run whose records are in `folder`."""
+    """Yield steps, time, speed and held-out loss of a run, by its records in `folder`."""
     if times := read_metrics(folder / GOODPUT):
         minutes = sum(times[-1][part] for part in PARTS) / 60
         yield "trained", f"{times[-1]['step']:,} steps in {minutes:.1f} minutes"
@@ -27,7 +36,7 @@ def of_training(folder: pathlib.Path) -> Iterable[tuple[str, str]]:
 
 
 def of_report(path: pathlib.Path) -> Iterable[tuple[str, str]]:
-    """Yield loss against unigram, the language with least gain, and retrieval against chance."""
+    """Yield loss against unigram, the language of least gain, and retrieval against chance."""
     results = artifacts.read_object(path.parent / "results.json")
     rows = [(language, one["loss"], one["unigram"]) for language, one in results["losses"].items()]
     if rows := [one for one in rows if None not in one]:

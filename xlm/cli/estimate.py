@@ -4,23 +4,23 @@
     xlm estimate --config=configs/one_gpu.py:laptop_night,TEXT --target=here
     xlm estimate --config=configs/vocap_paper.py:vocap_500k_knn --devices=1,8,256
 
-Runs on any machine in seconds, without data: nothing of the model's size is allocated, and the
+It runs on any machine in seconds, without data, and allocates nothing of the model's size. The
 vocabulary has `vocab.target_size` pieces. --target=here runs some steps on the devices of this
-machine instead. Steps and epochs are of the rows in --workdir, or else of the sizes of the text's
-files. Each number says what it rests on. --price is of one device and hour, in any currency.
+machine instead. Steps and epochs count the rows in --workdir, or else follow from the sizes of the
+text's files. Each number has its basis. --price is per device and hour, in any currency.
 
-The state's memory is exact, activations are estimated (`xlm/training/memory.py`). The compiler's
-temporary memory is not included: leave a fifth free. Nor is a refresh of the neighbour index, which
-needs copies of the table's rows instead of activations (docs/output_layer.md). A run with
+The state's memory is exact, activations are estimated (`xlm/training/memory.py`). Leave a fifth
+free for the compiler's temporary memory. A refresh of the neighbour index is not included. It needs
+copies of the table's rows instead of activations (docs/output_layer.md). A run with
 `optimizer.stages` or `phases` has a line for each. --layout adds a table with the sharding of every
-array. With `output_layer.kind` "auto" it takes the layer that a step on such GPUs is estimated to
-be fastest with, and prints the times.
+array. With `output_layer.kind` "auto", the command estimates the time of a step on such GPUs for
+each layer, takes the fastest, and prints the times.
 
     xlm estimate --config=configs/finetune/xnli.py --encoder=xlmr_large
 
-For fine-tuning, the sizes come from `init_from`, whose weights are not read, or a published model.
-There is memory for each length and each way to cut `train.batch_size` into parts, by default on
-one device, with the cost of `train.accumulation_steps`.
+For fine-tuning, the sizes come from `init_from`, without reading its weights, or from a published
+model. A table has the memory for each length and each `train.accumulation_steps`, by default on one
+device.
 """
 
 import itertools
@@ -35,16 +35,16 @@ from xlm.training import compilation
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A run, e.g. configs/vocap_paper.py.")
 _DEVICES = flags.DEFINE_list(
-    "devices", None, "Numbers of devices, by default 1 and 8, of fine-tuning 1."
+    "devices", None, "Numbers of devices, by default 1 and 8, for fine-tuning 1."
 )
 _ENCODER = flags.DEFINE_enum(
-    "encoder", None, memory.ENCODERS, "Published encoder, in place of init_from."
+    "encoder", None, memory.ENCODERS, "Published encoder, instead of init_from."
 )
 _TARGET = flags.DEFINE_enum(
     "target", None, ("here", *costs.CHIPS), "Chip that runs it; here: the devices of this machine."
 )
-_PRICE = flags.DEFINE_float("price", None, "Of a device and an hour.", lower_bound=0)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Of a run whose rows count, once prepared.")
+_PRICE = flags.DEFINE_float("price", None, "Price per device and hour.", lower_bound=0)
+_WORKDIR = flags.DEFINE_string("workdir", None, "A run with prepared rows to count.")
 _COMPILE = flags.DEFINE_bool("compile", False, "Also print the command that compiles the step.")
 _LAYOUT = flags.DEFINE_bool("layout", False, "Also print how each parameter is split.")
 
@@ -60,7 +60,7 @@ def main(_) -> None:
             compilation.keep_freed()  # as training does
     if "task" in _CONFIG.value:
         if _TARGET.value or _PRICE.value:
-            raise ValueError("--target and --price are of pre-training; leave them out")
+            raise ValueError("--target and --price are for pre-training; leave them out")
         _print_fine_tuning()
     elif _ENCODER.value:
         raise ValueError("--encoder is for configs of configs/finetune; leave it out")
@@ -119,7 +119,7 @@ def _print_pretraining() -> None:
         if _COMPILE.value:
             preset = config_flags.get_config_filename(flags.FLAGS["config"]).partition(",")[0]
             preset += f"#{next(iter(configs))}" if configs else ""
-            chip = target if target in ("h200", "v5e", "v5p", "v6e") else "h100"  # that it has
+            chip = target if target in ("h200", "v5e", "v5p", "v6e") else "h100"  # its targets
             print(f"\npython -m benchmarks.compile --preset={preset} --target={chip}:{number}")
     if _LAYOUT.value:
         print("\n\n".join(["", *layouts]))

@@ -1,10 +1,10 @@
-"""Evaluate the latest checkpoint of a working directory and write the report of the whole job.
+"""Evaluate the latest checkpoint of a working directory, and write the report of the whole job.
 
     python evaluate.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab, DIR/rows and DIR/train. Writes DIR/report: report.md, which opens with the loss
-against the unigram level and examples of predictions, plots and results.json. On several hosts,
-start the same command on each with the flags that train.py has; the first writes.
+Reads DIR/vocab, DIR/rows and DIR/train. Writes DIR/report: results.json, plots and report.md, which
+opens with the loss against the unigram level and examples of predictions. On several hosts, start
+the same command on each, with the flags of train.py; the first one writes.
 """
 
 from absl import flags
@@ -20,13 +20,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where results go.")
 _join_hosts = hosts.define_flags()
 
 
-def _advice() -> str:
-    from xlm.experiment import memory  # imports more than training needs
-
-    return memory.advice(_CONFIG.value)
-
-
-OPTIONS = {"on_out_of_memory": _advice, "help_on": schema.help_of}
+OPTIONS = {"on_out_of_memory": endings.advice, "help_on": schema.help_of}
 
 
 def main(_) -> None:

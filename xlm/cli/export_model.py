@@ -3,20 +3,21 @@
     xlm export --workdir=RUN --output=FOLDER [--format=onnx | --format=sentence_transformers]
     xlm export --model=FOLDER --output=FOLDER [--format=onnx | --format=sentence_transformers]
 
-From a run of train.py it writes the latest checkpoint, by the config that the run recorded. From a
-finished run of finetune.py it writes the best parameters with their head and the labels by name.
---model is a folder of xlm import, xlm merge, xlm prune or xlm export. Each output has a card.
+From a run of train.py it writes the latest checkpoint, with the recorded config. From a finished
+run of finetune.py it writes the best parameters with their head and labels. --model is a folder of
+xlm import, xlm merge, xlm prune or xlm export. Each output has a card.
 
-An XLM-R, XLM-R XL or ModernBERT encoder is written in its format:
+XLM-R, XLM-R XL and ModernBERT encoders keep their format:
 `AutoModelForMaskedLM.from_pretrained(FOLDER)` reads it. Other encoders have a format of our own,
-with a modelling file for PyTorch beside it: add `trust_remote_code=True`. xlm import, xlm prune,
-finetune.py, train.init_from and `AutoTokenizer` read both. --part=generator selects the generator
-of replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder adds
-VECO's cross-attention to its encoder.
+with a modelling file for PyTorch: add `trust_remote_code=True`. xlm import, xlm prune, finetune.py,
+train.init_from and `AutoTokenizer` read both. --part=generator selects the generator of
+replaced-token detection instead of the discriminator's encoder. --part=encoder_decoder adds VECO's
+cross-attention to its encoder.
 
---format=onnx has model.onnx in place of the weights: the states of the last layer, or the logits of
-a finished run of finetune.py, --part=masked_lm or generator. --format=sentence_transformers adds
-files by which that library gives the vectors of xlm.Encoder. docs/export.md has more.
+--format=onnx writes model.onnx instead of the weights. It computes the states of the last layer, or
+the logits of a finished run of finetune.py, --part=masked_lm or generator.
+--format=sentence_transformers adds files for that library, which then gives the vectors of
+xlm.Encoder. docs/export.md has more.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from xlm.experiment.pretrained import read_pretrained, run_config
 from xlm.interop import cards, model_folder, onnx_folder, sentence_folder
 from xlm.interop.task_heads import TaskHead
 
-_MODEL = flags.DEFINE_string("model", None, "The folder of a model, in place of --workdir.")
+_MODEL = flags.DEFINE_string("model", None, "The folder of a model, instead of --workdir.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
 _PART = flags.DEFINE_enum(
     "part", "encoder", ("encoder", "masked_lm", "generator", "encoder_decoder"),
@@ -47,7 +48,7 @@ _FORMAT = flags.DEFINE_enum(
     "For which library: transformers, onnxruntime, or sentence-transformers.",
 )  # fmt: skip
 _OBJECTIVE = flags.DEFINE_string(
-    "objective", "", "The run's objective, where it is of another package: code that you trust."
+    "objective", "", "The run's objective, if it is of another package: code that you trust."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
@@ -90,7 +91,7 @@ def main(_) -> None:
 def _export_encoder(
     head: TaskHead | None, source: pathlib.Path, output: pathlib.Path, form: str
 ) -> str:
-    """Write a folder's model, with the head of a task that it has, or a run's latest checkpoint.
+    """Write a folder's model with its task head, or a run's latest checkpoint.
 
     Returns why `transformers` cannot load it, or "".
     """
@@ -98,7 +99,7 @@ def _export_encoder(
     if not is_folder and not folders.train.exists():
         raise ValueError(
             f"{source} is no run of train.py or finetune.py, and no model's folder; give the "
-            "--workdir of one, or the --model that xlm import, merge, prune or export wrote"
+            "--workdir of one, or a --model of xlm import, merge, prune or export"
         )
     objective, keeps_decoder = _OBJECTIVE.value, _PART.value == "encoder_decoder"
     found = read_pretrained(
@@ -117,7 +118,7 @@ def _export_encoder(
         run = model_card.Run(folders, config, dataset, found.step)
         start = places.local(config.train.init_from)
         base = start.name if start.parent.name != "phases" else ""  # parts of this run
-        logging.info("the model is that of step %d", found.step)
+        logging.info("the model is of step %d", found.step)
     has_head = "head" in found.params
     card = model_card.of_encoder(
         sizes, tokenizer, form, has_head=has_head, task_head=head, base=base, run=run

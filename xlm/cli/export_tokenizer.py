@@ -4,8 +4,8 @@
         --check=heldout.txt
 
 `transformers.AutoTokenizer.from_pretrained(FOLDER)` reads the result. --check counts the lines of a
-text on which the ids are those of the model. A vocabulary of vocab.method=byte_bpe also has other
-forms: FOLDER/tokenizer.tiktoken with its .json, or FOLDER/tokenizer.gguf.
+text with the same ids in both. A vocabulary of vocab.method=byte_bpe also has other forms:
+FOLDER/tokenizer.tiktoken with its .json, or FOLDER/tokenizer.gguf.
 
     xlm export-tokenizer --model=WORKDIR/vocab/tokenizer.json --output=FOLDER --format=gguf
 """
@@ -22,7 +22,7 @@ from xlm.interop import byte_level, huggingface
 
 _MODEL = flags.DEFINE_string("model", None, "The spm.model or tokenizer.json of build_vocab.py.")
 _FORMAT = flags.DEFINE_enum(
-    "format", "hf", byte_level.FORMATS, "Form to write; others than hf of a byte-level BPE only."
+    "format", "hf", byte_level.FORMATS, "Form to write; others than hf for byte-level BPE only."
 )
 _OUTPUT = outputs.define_flags("The folder to write, one without a model.")
 _CHECK = flags.DEFINE_multi_string(
@@ -39,9 +39,9 @@ def main(_) -> None:
     named = ([one] if pathlib.Path(one).exists() else one.split(",") for one in _CHECK.value)
     texts = [*map(artifacts.existing, itertools.chain.from_iterable(named))]
     folder = pathlib.Path(_OUTPUT.value)
-    if (folder / "config.json").exists():  # whose tokenizer it would replace
+    if (folder / "config.json").exists():
         raise ValueError(
-            f"{folder} holds a model, by its config.json; its tokenizer is there already: choose "
+            f"{folder} holds a model (config.json), whose tokenizer would be replaced: choose "
             "another --output"
         )
 

@@ -3,11 +3,11 @@
     xlm extend-tokenizer --tokenizer=PATH --text=TEXT --pieces=4000 --output=FOLDER \\
         [--old_text=OLD] [--model=MODEL]
 
-PATH is a SentencePiece model, a tokenizer.json of Hugging Face, or a folder with them: Unigram, BPE
-with bytes to fall back to, or byte-level BPE. TEXT is a folder of <lang>.txt or <lang>.jsonl files
-of the new languages, one sentence a line; a part is held out to count tokens on. All old ids stay,
-the new ones follow. OLD is text of languages known before: how many sentences are segmented
-otherwise is printed. MODEL is the folder of a model with this tokenizer, in safetensors: its
+PATH is a SentencePiece model, a tokenizer.json of Hugging Face, or a folder with one: Unigram, BPE
+with byte fallback, or byte-level BPE. TEXT is a folder of <lang>.txt or <lang>.jsonl files of the
+new languages, one sentence a line. A held-out part counts tokens. All old ids stay, and the new
+ones follow. OLD is text of languages known before: the command prints how many of its sentences get
+another segmentation. MODEL is the folder of a model with this tokenizer, in safetensors, whose
 embeddings grow. docs/existing_tokenizer.md has more.
 """
 
@@ -20,7 +20,7 @@ from input_pipeline.sources import CorpusSpec
 from xlm.common import outputs
 from xlm.interop import extended
 
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "The tokenizer; by default, that of --model.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "The tokenizer; by default, the model's.")
 _MODEL = flags.DEFINE_string("model", None, "The folder of the tokenizer's model.")
 _TEXT = flags.DEFINE_string("text", None, "Folder of text of the new languages.")
 _PIECES = flags.DEFINE_integer("pieces", None, "Pieces to add.", lower_bound=1)

@@ -25,9 +25,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "The folder to write.")
 _MAX_DOCUMENTS = flags.DEFINE_integer(
     "max_documents", 0, "Documents of each language; 0 for all.", lower_bound=0
 )
-_SHARDS = flags.DEFINE_integer(
-    "shards", 1, "Files of each language, each written on its own.", lower_bound=1
-)
+_SHARDS = flags.DEFINE_integer("shards", 1, "Number of files of each language.", lower_bound=1)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where tensorflow-datasets keeps its data.")
 
 OPTIONS = {"required": ("dataset", "languages", "output")}
@@ -36,7 +34,7 @@ OPTIONS = {"required": ("dataset", "languages", "output")}
 def main(_) -> None:
     if _SHARDS.value > 1 and _MAX_DOCUMENTS.value:
         raise ValueError(
-            f"--shards={_SHARDS.value} and --max_documents={_MAX_DOCUMENTS.value}: give one of them"
+            f"--shards={_SHARDS.value} and --max_documents={_MAX_DOCUMENTS.value}: leave one out"
         )
     dataset = DATASETS.get(_DATASET.value) or TextDataset(_DATASET.value)
     folder = pathlib.Path(_OUTPUT.value)
@@ -45,7 +43,7 @@ def main(_) -> None:
             shard = (number, _SHARDS.value)
             path = folder / tfds_text.file_name(language, shard)
             if path.exists():
-                logging.info("%s is there already", path)
+                logging.info("%s exists already", path)
                 continue
             tfds_text.check_number_of_files(folder, language, _SHARDS.value)
             options = (_MAX_DOCUMENTS.value, _DATA_DIR.value, shard)

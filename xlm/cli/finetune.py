@@ -3,13 +3,13 @@
     python finetune.py --config=configs/finetune/udpos.py:DATA --workdir=DIR \\
         --config.init_from=CHECKPOINT
 
-CHECKPOINT is a working directory of train.py, or a folder of xlm import. DIR/best.safetensors keeps
-the parameters with the best score on the development data, DIR/results.json the scores,
+CHECKPOINT is a working directory of train.py, or a folder of xlm import. DIR/best.safetensors has
+the parameters with the best score on the development data, DIR/results.json the scores, and
 DIR/predictions the predictions. Rerun the command to resume. Tatoeba and BUCC evaluate the encoder
-as it is, without training. xlm table makes one table of many runs; predict.py takes a user's own
-text. On several hosts, start the same command on each with the flags that train.py has; the first
-writes. --tune=MINUTES first tries settings on the development data, in DIR/tuning. --seeds=3 makes
-three runs, with mean and spread in DIR/seeds.json.
+without training. xlm table makes one table of many runs; predict.py takes a user's own text. On
+several hosts, start the same command on each, with the flags of train.py; the first one writes.
+--tune=MINUTES first tries settings on the development data, in DIR/tuning. --seeds=3 makes three
+runs, with mean and spread in DIR/seeds.json.
 """
 
 import sys
@@ -17,10 +17,11 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
+from xlm.cli import endings
 from xlm.common import artifacts
 from xlm.evaluation import task_results
 from xlm.evaluation.label_analysis import REMEDY
-from xlm.experiment import memory, schema
+from xlm.experiment import schema
 from xlm.experiment.experiment import Experiment
 from xlm.experiment.model import set_up_compilation
 from xlm.experiment.task_schema import FINE_TUNING, TRANSLATION
@@ -39,7 +40,7 @@ _SEEDS = flags.DEFINE_integer(
 _join_hosts = hosts.define_flags()
 
 OPTIONS = {
-    "on_out_of_memory": lambda: memory.advice(_CONFIG.value),
+    "on_out_of_memory": endings.advice,
     "help_on": lambda section: schema.help_of(section, {**TRANSLATION, **FINE_TUNING}),
 }
 
@@ -47,7 +48,7 @@ OPTIONS = {
 def main(_) -> None:
     experiment = Experiment(_CONFIG.value, _WORKDIR.value)
     if not experiment.is_task:
-        raise ValueError("--config has no section task, so it is of pre-training: run train.py")
+        raise ValueError("--config has no section task, so it is for pre-training: run train.py")
     set_up_compilation(experiment.config)
     _join_hosts()
     with exit_if_stopped():

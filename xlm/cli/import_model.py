@@ -4,12 +4,12 @@
 
 FOLDER comes from xlm export, or has the weights and the tokenizer of an XLM-R, RoBERTa, CamemBERT,
 BERT or ModernBERT (mmBERT too) of transformers. The output is an XLM-R or a ModernBERT. Without a
-masked-LM head tied to the embeddings, the encoder is taken, for finetune.py. A head for a task is
-kept with its labels. Pieces of both vocabularies keep their embeddings; new ones start with the
-mean of their old pieces. Without --vocabulary the model keeps its pieces and added tokens, in this
-project's order. The SentencePiece model that normalises text is then FOLDER's
-sentencepiece.bpe.model, or rebuilt from its tokenizer.json. --check=TEXT lists the lines of a text
-that the tokenizer.json segments otherwise. docs/import.md has more.
+masked-LM head tied to the embeddings it is an encoder for finetune.py. It keeps a task's head with
+its labels. Pieces of both vocabularies keep their embeddings; new ones start with the mean of their
+old pieces. Without --vocabulary the model keeps its pieces and added tokens, in this project's
+order. Its SentencePiece model is then FOLDER's sentencepiece.bpe.model, or rebuilt from its
+tokenizer.json. --check=TEXT lists the lines of a text that the tokenizer.json segments differently.
+docs/import.md has more.
 """
 
 import pathlib
@@ -32,15 +32,14 @@ def main(_) -> None:
     folder, output = places.fetched(_MODEL.value), _OUTPUT.value
     if _CHECK.value and _VOCABULARY.value:
         raise ValueError(
-            "--check compares the tokenizer that is kept, and --vocabulary puts another in its "
-            "place; leave out one of them"
+            "--check compares the model's own tokenizer, which --vocabulary replaces; leave one out"
         )
     with outputs.folder(output, overwrite=False) as aside:
         _import(folder, aside)
 
 
 def _import(folder: pathlib.Path, aside: pathlib.Path) -> None:
-    """Write the model of a folder with another vocabulary, and print what became of the pieces."""
+    """Write the model of a folder with another vocabulary, and print the origins of its pieces."""
     old = vocabulary.read_vocabulary(folder)
     if _VOCABULARY.value is None:
         tokenizer = vocabulary.sentencepiece_model(folder)

@@ -3,10 +3,10 @@
     xlm inspect TEXT --output=DIR [--tokenizer=FILE] [--fail_on=0.05]
     xlm inspect TEXT --output=DIR --parallel='bitext/*.tsv' [--encoder=RUN]
 
-TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). Its TSV files, or what
---parallel names in it, are parallel text, of which pairs are inspected. DIR gets
-report.html and report.md to read, and inspection.json, the same as data. The worst findings are
-printed. The same command after an interruption resumes with the files that are left.
+TEXT is a folder of <lang>.txt or <lang>.jsonl files (docs/corpus_format.md). Its TSV files, or
+those of --parallel, are parallel text, whose pairs the command inspects. DIR gets report.html and
+report.md to read, and inspection.json with the same data. The command prints the worst findings.
+Rerun it to resume with the remaining files.
 """
 
 import collections
@@ -25,7 +25,7 @@ from input_pipeline.inspection import files, findings, page, pairs
 from input_pipeline.sources import CorpusSpec, ParallelSource, TextFile
 from xlm.common import artifacts, console, executors, html_report, outputs, packages
 
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also say what this tokenizer makes of it.")
+_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Also count tokens and unknown characters.")
 _FAIL_ON = flags.DEFINE_float(
     "fail_on", None, "End with status 1 if a finding is more than this share of a language.",
     lower_bound=0.0, upper_bound=1.0,
@@ -43,7 +43,7 @@ _OUTPUT = outputs.define_flags("The folder of the report.")
 
 OPTIONS = {"required": ("output",)}
 
-_FORMAT = 3  # of the parts that a killed inspection leaves
+_FORMAT = 3  # version of the parts for a resumed inspection
 _TOKENIZED_LINES = 2000
 _SCORED_PAIRS = 1000  # of each pair of languages
 

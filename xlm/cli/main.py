@@ -52,12 +52,12 @@ def main(verb: str = "") -> None:
             for one, module in VERBS.items():
                 print(f"  {one:<18}{_purpose(module)}")
             return
-        verb = {"estimate-memory": "estimate"}.get(verb, verb)  # its name of before
+        verb = {"estimate-memory": "estimate"}.get(verb, verb)  # its former name
         if verb not in VERBS:
             _fail(f"xlm has no verb {verb!r}; it has {', '.join(VERBS)}", 2)
         sys.argv[0] = f"xlm {verb}"
-    # XLA and TensorFlow read it once they are imported. XLA's alarm at slow compilation is an error
-    # to it. Other errors reach Python, but for those of other hosts.
+    # XLA and TensorFlow read it at their import. XLA logs slow compilation as an error. Real errors
+    # reach Python, except those of other hosts.
     level = "0" if "--verbose" in sys.argv else "2" if "--distributed" in sys.argv else "3"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
     interruption.listen()

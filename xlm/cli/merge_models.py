@@ -5,10 +5,10 @@
     xlm merge --model=A --model=B --base=BEFORE --method=ties --output=FOLDER
 
 FOLDER is a run of train.py, or comes from xlm export or xlm import. The first command writes the
-mean of all parameters, the second that of a run's last five checkpoints. The third is TIES
-(Yadav et al. 2023), for branches that began at the same model, --base: of each difference from it
-the largest --density stays, signs are elected, and what agrees is averaged. `train.init_from` and
-finetune.py read the output, as the next phase of a training does.
+mean of all parameters, the second the mean of a run's last five checkpoints. The third is TIES
+(Yadav et al. 2023), for branches of one model, --base. It keeps the largest share --density of each
+branch's differences from it, elects signs, and averages the differences that agree.
+`train.init_from` and finetune.py read the output, and so does a next phase of training.
 """
 
 from absl import flags, logging
@@ -22,7 +22,7 @@ _BASE = flags.DEFINE_string("base", None, "The run or folder before the branches
 _DENSITY = flags.DEFINE_float(
     "density", 0.2, "Share of each branch's differences that ties keeps.", 0.0, 1.0
 )
-_LAST = flags.DEFINE_integer("last", 1, "Checkpoints of each run that are averaged first.", 1)
+_LAST = flags.DEFINE_integer("last", 1, "Last checkpoints of each run to average first.", 1)
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 
 OPTIONS = {"required": ("model", "output")}

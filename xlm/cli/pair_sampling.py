@@ -4,9 +4,9 @@
     xlm pair-sampling --config=configs/bitext.py --counts=pairs.tsv --output=DIR
 
 Reads the bitext in DIR/rows. To plan a run before there is data, give a table of counts, with a row
-"one<TAB>other<TAB>sentence pairs" for each pair of `corpus.languages`, or for each set of one.
-Prints and writes report.md, report.json and plots, to DIR/pair_sampling or --output: what each
-method gives the pairs, which get nothing, how often each repeats in the run of the config.
+"one<TAB>other<TAB>sentence pairs" for each pair of `corpus.languages`, or for each set of a pair.
+Prints report.md, and writes it with report.json and plots to DIR/pair_sampling or --output: the
+share of each pair by each method, pairs without any, and repetitions in the run of the config.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "A working directory with rows."
 _COUNTS = flags.DEFINE_string("counts", None, "Instead of --workdir: a .tsv table of counts.")
 _OUTPUT = outputs.define_flags("The folder to write; needed with --counts.")
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", 0, "Sentence pairs that the run draws; 0 for those of the config's steps.",
+    "examples", 0, "Sentence pairs in the run; 0 to derive them from the config's steps.",
     lower_bound=0,
 )  # fmt: skip
 
@@ -77,10 +77,10 @@ def _report(config: ConfigDict, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair, list[int]]:
-    """Read sentence pairs by language pair (a, b), a < b; rows of one pair are sets of it.
+    """Read the numbers of sentence pairs by language pair (a, b), a < b, one for each of its sets.
 
-    Other pairs than those of `languages` are left out, if there are any. Raises ValueError if a row
-    is not two languages and a number of sentence pairs, or no pair is left.
+    Keeps only pairs of `languages`, if there are any. Raises ValueError if a row is not two
+    languages and a number of sentence pairs, or no pair is left.
     """
     found: dict[Pair, list[int]] = {}
     left_out: set[str] = set()
@@ -113,7 +113,7 @@ def read_counts(path: pathlib.Path, languages: Sequence[str] = ()) -> dict[Pair,
 def _examples(
     config: ConfigDict, dataset: data_builders.PackedDataset | None, sampling: PairSampling
 ) -> float:
-    """Return the sentence pairs that the run draws; a lower bound if lengths are unknown."""
+    """Return the number of sentence pairs in the run; a lower bound if lengths are unknown."""
     if _EXAMPLES.value:
         return float(_EXAMPLES.value)
     data = data_builders.data_settings(config)

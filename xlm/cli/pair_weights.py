@@ -1,13 +1,13 @@
-"""Report which language pairs robust sampling has re-weighted most, with examples of their text.
+"""Report the language pairs that robust sampling re-weighted most, with examples of their text.
 
     xlm pair-weights --config=configs/xy_lent.py:small,DATA --workdir=DIR \\
       --config.robust.num_phases=10
 
-Takes the config of a run of train.py with `robust.num_phases` above 0, with the same flags. Reads
-its phases in DIR/train/pair_weights.json, even during training, and sentence pairs from DIR/rows.
-Writes report.md, report.html, a plot and pair_weights.json to DIR/report/pairs (XY-LENT Section
-6.6, Figure 4), with the pairs whose losses their languages do not explain. `evaluation.seed` draws
-the examples, whatever the weights are.
+Give it the --config and flags of a run of train.py with `robust.num_phases` above 0. It reads the
+phases in DIR/train/pair_weights.json, even during training, and sentence pairs from DIR/rows. It
+writes report.md, report.html, a plot and pair_weights.json to DIR/report/pairs (XY-LENT Section
+6.6, Figure 4). They list pairs whose losses their languages do not explain. `evaluation.seed` draws
+the examples, independently of the weights.
 """
 
 import pathlib
@@ -29,7 +29,7 @@ from xlm.experiment.robust import RECORD
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The config of train.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The working directory of the run.")
-_PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs that are listed at each end.", lower_bound=1)
+_PAIRS = flags.DEFINE_integer("pairs", 10, "Pairs to list at each end.", lower_bound=1)
 
 OPTIONS = {"required": ("config", "workdir")}
 

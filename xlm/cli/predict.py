@@ -8,16 +8,16 @@ DIR is the --workdir of a finished run of finetune.py. An input line is a text, 
 a tab (NLI, paraphrases); a sentence with words separated by spaces, also in Chinese and Japanese
 (tagging); or a question and its context separated by a tab (a *.json file is read as SQuAD). A run
 on a user's own texts (configs/finetune/text.py) also takes CSV, TSV or JSON with its columns.
-Tatoeba finds for each line of FILE1 the nearest one of FILE2, BUCC the pairs of lines that may be
-translations; --language then takes the threshold of a run of BUCC.
+Tatoeba finds the nearest line of FILE2 for each line of FILE1. BUCC finds pairs of lines that may
+be translations. --language then selects the threshold of a run of BUCC.
 
 The output has one JSON object per row of the input, with probabilities of classes, tags and
-answers, or the error of a row that cannot be read. Ids are those of task.id_column, or line
-numbers, or those of objects if JSON has several on a line. --columns=NAME,NAME copies columns of
-the input, --text its text. A run that translates writes one
-line of text for each line of FILE, in the direction --language if it has several. Rerun the command
-to resume. On several hosts, start the same command on each with the flags that train.py has; the
-first writes. docs/predicting.md and docs/translate.md have more.
+answers, or the error of a malformed row. Ids are those of task.id_column, line numbers, or numbers
+of objects if JSON has several on a line. --columns=NAME,NAME copies columns of the input, --text
+its text. A run that translates writes one line of text for each line of FILE, in the direction
+--language if it has several. Rerun the command to resume. On several hosts, start the same command
+on each, with the flags of train.py; the first one writes. docs/predicting.md and docs/translate.md
+have more.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from xlm.experiment.task_settings import task_settings
 from xlm.experiment.translation_prediction import TranslationRun
 from xlm.training import compilation, hosts
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "One of tatoeba or bucc, for no run.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "One of tatoeba or bucc, without a run.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run of finetune.py.")
 _INPUT = flags.DEFINE_list("input", None, "The file to predict on; two of tatoeba and bucc.")
 _OUTPUT = outputs.define_flags("The file to write, JSON lines or translations.")
@@ -56,7 +56,7 @@ def main(_) -> None:
     compilation.use_cache()
     _join_hosts()
     if (_CONFIG.value is None) == (_WORKDIR.value is None):
-        raise ValueError("give --workdir, or of tatoeba and bucc --config; not both")
+        raise ValueError("give --workdir, or --config for tatoeba and bucc; not both")
     workdir = None if _WORKDIR.value is None else places.fetched(_WORKDIR.value)
     config = (
         task_schema.checked(_CONFIG.value) if workdir is None else prediction.run_config(workdir)
@@ -76,7 +76,7 @@ def main(_) -> None:
         elif workdir is None:
             raise ValueError(f"{config.task.name} needs a model; give the --workdir of finetune.py")
         elif task.is_translation:
-            count = _translate(workdir, paths, aside)
+            count = TranslationRun(workdir).write(_one(paths), aside, _LANGUAGE.value)
         else:
             count = _write(_predict(workdir, paths), aside)
     logging.info("%d lines: %s", count, _OUTPUT.value)
@@ -102,10 +102,6 @@ def _predict(workdir: pathlib.Path, paths: Sequence[pathlib.Path]) -> Iterator[l
         for lines in model(examples, _LANGUAGE.value, _COLUMNS.value, with_text=_TEXT.value):
             bar.update(len(lines))
             yield lines
-
-
-def _translate(workdir: pathlib.Path, paths: Sequence[pathlib.Path], aside: pathlib.Path) -> int:
-    return TranslationRun(workdir).write(_one(paths), aside, _LANGUAGE.value)
 
 
 def _one(paths: Sequence[pathlib.Path]) -> pathlib.Path:

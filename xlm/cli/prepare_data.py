@@ -2,9 +2,9 @@
 
     python prepare_data.py --config=configs/quickstart.py --workdir=DIR
 
-Reads DIR/vocab/spm.model, writes DIR/rows. Text is read as a stream, in tasks of an input file or a
-part of one. Rerun the command to resume with the remaining tasks. --dask or --beam runs them on
-other machines. --verify compares a finished dataset with the checksums of its manifest.
+Reads DIR/vocab/spm.model and writes DIR/rows. Each task streams an input file or a part of one.
+Rerun the command to resume with the remaining tasks. --dask or --beam runs them on other machines.
+--verify compares a finished dataset with the checksums of its manifest.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from xlm.interop import cards, model_folder, vocabulary
 
 _MODEL = flags.DEFINE_string("model", None, "The folder of the model.")
 _TEXTS = flags.DEFINE_multi_string(
-    "texts", None, "A .txt or .jsonl file, also compressed, of what is to be read; repeatable."
+    "texts", None, "A .txt or .jsonl file of text to keep pieces for, also compressed; repeatable."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "The folder to write, absent or empty.")
 

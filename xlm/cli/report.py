@@ -3,8 +3,8 @@
     xlm report --runs=DIR1,DIR2,... --output=DIR
 
 DIR1, ... are working directories of train.py or finetune.py, finished or not. Losses of runs whose
-vocabularies differ are compared in bits a character. Later fine-tuned runs are compared with the
-first by a paired bootstrap over the test examples. Writes report.md, and report.html with charts.
+vocabularies differ are compared in bits a character. A paired bootstrap over the test examples
+compares later fine-tuned runs with the first. Writes report.md, and report.html with charts.
 """
 
 import dataclasses

@@ -4,10 +4,10 @@
         --text=TEXT --output=DIR [--parallel=news.tsv]
 
 A tokenizer is a SentencePiece model, a tokenizer.json of Hugging Face (BPE and WordPiece too), or a
-folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line; best
-text that none of them was trained on. --parallel is a TSV or a folder of aligned files
-(docs/parallel_text.md). It compares the languages of --text with --pivot, which --text need not
-have. Lines that are not UTF-8 are skipped, with a warning. DIR gets report.html to sort and search,
+folder with one. TEXT is a folder of <lang>.txt or <lang>.jsonl files, one sentence a line. Best
+choose text that no tokenizer was trained on. --parallel is a TSV or a folder of aligned files
+(docs/parallel_text.md). It compares the languages of --text with --pivot, which --text may lack.
+The command skips lines that are not UTF-8, with a warning. DIR gets report.html to sort and search,
 report.md with plots, scores.csv and results.json.
 """
 
@@ -29,12 +29,12 @@ _TOKENIZERS = flags.DEFINE_list("tokenizers", None, "NAME=PATH of each tokenizer
 _TEXT = flags.DEFINE_string("text", None, "Folder of text by language.")
 _PARALLEL = flags.DEFINE_list("parallel", [], "Parallel text: TSV files, folders, quoted patterns.")
 _LANGUAGES = flags.DEFINE_list("languages", [], "Languages to use; all by default.")
-_PIVOT = flags.DEFINE_string("pivot", "en", "Language that others are compared with.")
+_PIVOT = flags.DEFINE_string("pivot", "en", "Language to compare others with.")
 _REFERENCE = flags.DEFINE_string(
-    "reference", "", "Name of the tokenizer that others are compared with; the first by default."
+    "reference", "", "Name of the tokenizer to compare others with; the first by default."
 )
 _SENTENCES = flags.DEFINE_integer(
-    "sentences", 20_000, "Sentences of a language that are used, from the first on.", lower_bound=1
+    "sentences", 20_000, "Most sentences of a language, from the first on.", lower_bound=1
 )
 _OUTPUT = outputs.define_flags("The folder of the report.")
 
@@ -67,7 +67,7 @@ def _read_segmenters() -> dict[str, Segmenter]:
         if not (name and path):
             raise ValueError(f"--tokenizers: {one!r} must be NAME=PATH, such as mine=spm.model")
         if name in segmenters:
-            raise ValueError(f"--tokenizers: {name!r} is there twice; give each a name of its own")
+            raise ValueError(f"--tokenizers: {name!r} comes twice; give each a name of its own")
         segmenters[name] = read_segmenter(pathlib.Path(path))
     return segmenters
 
@@ -108,7 +108,6 @@ def _read_text() -> tuple[dict[str, list[str]], list[ParallelText]]:
 
 
 def _about(text: Mapping[str, Sequence[str]], parallel: Sequence[ParallelText]) -> str:
-    """Say in Markdown what is scored."""
     number = sum(map(len, text.values()))
     items = [
         f"- Text: {tables.escaped(_TEXT.value)}, {len(text)} languages, {number:,} sentences, at "
@@ -125,7 +124,6 @@ def _about(text: Mapping[str, Sequence[str]], parallel: Sequence[ParallelText]) 
 
 
 def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
-    """Raise ValueError if no parallel text has the pivot, without which nothing is compared."""
     languages = _languages_of(parallel)
     if not languages:
         raise ValueError(
@@ -140,20 +138,20 @@ def _check_pivot(parallel: Sequence[ParallelSource]) -> None:
 
 
 def _warn_of_untaxed(parallel: Sequence[ParallelSource], languages: Sequence[str]) -> None:
-    """Warn of languages of parallel text without a reported tax that nobody left out."""
+    """Warn of languages of parallel text that get no tax, though --languages does not omit them."""
     found = _languages_of(parallel)
     others = [one for one in found if one in (_LANGUAGES.value or found) and one != _PIVOT.value]
     with_pivot = _languages_of([one for one in parallel if _PIVOT.value in one.languages])
-    # The text shows whether unknown tokens flatter a tax, so there is no tax without it.
+    # Unknown tokens may flatter a tax. Only the text shows this, so there is no tax without it.
     if without_text := [one for one in others if one not in languages]:
         logging.warning(
             "no tax of %s, which --parallel has and --text has not: add text of these languages, "
-            "for which the parallel text can stand",
+            "such as the parallel text",
             ", ".join(without_text),
         )
     if without_pivot := [one for one in others if one in languages and one not in with_pivot]:
         logging.warning(
-            "no tax of %s, of which --parallel has no text beside the pivot, %s",
+            "no tax of %s: --parallel has no text of these beside the pivot, %s",
             ", ".join(without_pivot), _PIVOT.value,
         )  # fmt: skip
 

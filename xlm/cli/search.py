@@ -2,9 +2,9 @@
 
     xlm search --workdir=RUN --vectors=vectors.npy --texts=FILE,FILE --queries=FILE --k=10
 
-RUN encodes --queries, a query a line; or these are vectors, *.npy. --texts are the files that the
-vectors are of, so that hits show their lines. Each query gives a JSON object with its hits, best
-first: line, cosine and text. --output writes them to a file.
+RUN encodes --queries, a query a line; or these are vectors, *.npy. --texts are the encoded files,
+so that hits show their lines. Each query gives a JSON object with its hits, best first: line,
+cosine and text. --output writes them to a file.
 """
 
 import json
@@ -42,8 +42,8 @@ def _hits(place: pathlib.Path, asked: pathlib.Path, *shown: pathlib.Path) -> Ite
     vectors, texts = encoding.read_vectors(place), encoding.read_lines(shown)
     if texts and len(texts) != len(vectors):
         raise ValueError(
-            f"--texts has {len(texts)} lines, but {place} {len(vectors)} vectors; name the files "
-            "that it was made of, in their order"
+            f"--texts has {len(texts)} lines, but {place} {len(vectors)} vectors; name the encoded "
+            "files, in their order"
         )
     if asked.suffix == ".npy":
         questions, queries = [], encoding.read_vectors(asked)
@@ -51,7 +51,8 @@ def _hits(place: pathlib.Path, asked: pathlib.Path, *shown: pathlib.Path) -> Ite
         raise ValueError(f"--queries={asked} is a text file; give the --workdir that encodes it")
     else:
         encoder = encoding.TextEncoder(places.fetched(_WORKDIR.value), vectors.shape[1])
-        questions = encoding.read_lines([asked])
+        if not (questions := encoding.read_lines([asked])):
+            raise ValueError(f"{asked} has no queries; write one on each line")
         queries = encoder(questions, "query")
     if queries.shape[1] != vectors.shape[1]:
         raise ValueError(

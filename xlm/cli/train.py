@@ -5,8 +5,8 @@
 Reads DIR/rows, writes checkpoints and metrics to DIR/train. Rerun the command to resume from the
 latest checkpoint, on CPUs bit for bit. On SIGTERM or Ctrl-C it completes the step in flight, saves,
 and ends with status 75 (docs/resume.md). On several hosts, start the same command on each with
---distributed. If no cluster manager, such as Slurm or a TPU pod, introduces the hosts to each
-other, add --coordinator, --num_processes and --process_id.
+--distributed. Without a cluster manager, such as Slurm or a TPU pod, add --coordinator,
+--num_processes and --process_id.
 """
 
 from absl import flags
@@ -29,13 +29,7 @@ _CONTINUE_FROM = flags.DEFINE_integer(
 _join_hosts = hosts.define_flags()
 
 
-def _advice() -> str:
-    from xlm.experiment import memory  # imports more than training needs
-
-    return memory.advice(_CONFIG.value)
-
-
-OPTIONS = {"on_out_of_memory": _advice, "help_on": schema.help_of}
+OPTIONS = {"on_out_of_memory": endings.advice, "help_on": schema.help_of}
 
 
 def main(_) -> None:

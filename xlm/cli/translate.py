@@ -4,9 +4,9 @@
     xlm translate RUN --input=FILE --output=FILE --references=FILE
     xlm translate RUN --input=FILE --output=FILE.tsv --back_translate
 
-RUN is the --workdir of a run. One that has not ended translates with its best parameters or newest
-checkpoint. Keys of `decoding` (docs/keys.md) that you leave out are those of the run. --references
-writes log probabilities as JSON. --back_translate writes pairs to train the opposite direction on,
+RUN is the --workdir of a run. An unfinished one translates with its best parameters or newest
+checkpoint. Keys of `decoding` (docs/keys.md) that you leave out keep the run's values. --references
+writes log probabilities as JSON. --back_translate writes training pairs of the opposite direction,
 whose translated side begins with <bt>. Rerun the command to resume. docs/translate.md has more.
 """
 
@@ -32,7 +32,7 @@ _PREFIXES = flags.DEFINE_string("prefixes", None, "File of beginnings of the tra
 _REFERENCES = flags.DEFINE_string("references", None, "File of translations to score.")
 _BACK = flags.DEFINE_bool("back_translate", False, "Write pairs for the opposite direction.")
 _MIN_SCORE = flags.DEFINE_float("min_score", -math.inf, "Least score of such a pair.")
-_MAX_RATIO = flags.DEFINE_float("max_ratio", 3.0, "Most characters by those of the other side.")
+_MAX_RATIO = flags.DEFINE_float("max_ratio", 3.0, "Most characters of a side per one of the other.")
 _DECODING = config_flags.DEFINE_config_dict(
     "decoding", ConfigDict(dataclasses.asdict(DecodingSettings())), "Keys of the search."
 )

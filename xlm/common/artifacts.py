@@ -1,7 +1,7 @@
 """Atomic files, and stage folders that record their provenance; needs the standard library only.
 
 A stage of the pipeline records its settings in its folder. The folder then refuses other settings,
-so results of two configs never mix, and a finished stage is recognised and not run again.
+so results of two configs never mix. A finished stage does nothing when it is started again.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-# Limit on files that are read whole; larger ones are refused before memory is taken.
+# Limit on files to read whole. Larger ones are refused before they take memory.
 MAX_BYTES = 1 << 30
 _SETTINGS = "settings.json"
 _DONE = "DONE"
 LOCK = "LOCK"
 # Names of `aside_of`, unlike any user's file.
 _ASIDE = re.compile(r"\..*\.[0-9a-f]{16}\.tmp(\.[^.]*)?")
-# Reading the umask means setting it, for all threads: so only once, here.
+# Reading the umask sets it for all threads, so read it only once.
 _UMASK = os.umask(0o077)
 os.umask(_UMASK)
 
 
 @contextlib.contextmanager
 def made_parents(path: pathlib.Path) -> Iterator[None]:
-    """Make the folders above `path`; remove those that were made if the block fails."""
+    """Make the folders above `path`; remove them again if the block fails."""
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in made:
@@ -52,8 +52,8 @@ def made_parents(path: pathlib.Path) -> Iterator[None]:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yield a temporary path beside `path`, renamed to it when the block succeeds.
 
-    File and name are then synced to the disk, so a power cut loses neither. Raises OSError if the
-    file cannot be written, and before the block if `path` is no regular file.
+    A power cut then loses neither file nor name, which are synced to the disk. Raises OSError if
+    writing fails, and before the block if `path` is no regular file.
     """
     path = pathlib.Path(path)
     check_replaceable(path)
@@ -94,7 +94,7 @@ def sync(path: pathlib.Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # a folder that may be written to, and not listed
+    except PermissionError:  # a folder to write to, but not to list
         return
     try:
         os.fsync(descriptor)
@@ -107,14 +107,14 @@ def sync(path: pathlib.Path) -> None:
 
 def aside_of(path: pathlib.Path) -> pathlib.Path:
     """Return a new path beside a file or folder at which to write it before a rename."""
-    # The suffix stays last, since writers such as np.save and savefig depend on it.
+    # The suffix stays last, since np.save and savefig depend on it.
     return path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp{path.suffix}")
 
 
 def remove_leftovers(folder: pathlib.Path) -> None:
-    """Remove temporary files that killed processes have left in a folder locked by this one."""
+    """Remove temporary files of killed processes in a folder that this process has locked."""
     for parent, folders, names in os.walk(folder):
-        # Commands that write there clear these themselves, see `outputs`.
+        # Commands clear these themselves, see `outputs`.
         folders[:] = [name for name in folders if not name.endswith(".output")]
         for name in filter(_ASIDE.fullmatch, names):
             pathlib.Path(parent, name).unlink(missing_ok=True)
@@ -126,9 +126,8 @@ def remove_leftovers(folder: pathlib.Path) -> None:
 def check_plain(path: pathlib.Path, name: str = "") -> None:
     """Raise ValueError if checkpoints cannot be written below an absolute path, called `name`.
 
-    Orbax takes "*", "?" and "[" for patterns. Tensorstore takes a backslash for a separator and
-    "gs:" for a bucket. Neither takes names that are not UTF-8. Control characters end up in
-    scripts.
+    Orbax reads "*", "?" and "[" as patterns. Tensorstore reads a backslash as a separator and "gs:"
+    as a bucket. Neither takes names that are not UTF-8. Control characters break scripts.
     """
     found = re.search(
         r"[*?\[\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|/gs:(?=/|\Z)", str(path)
@@ -141,7 +140,7 @@ def check_plain(path: pathlib.Path, name: str = "") -> None:
 
 
 def check_replaceable(path: pathlib.Path) -> None:
-    """Raise OSError unless `path` is a regular file or absent: devices and links are not ours."""
+    """Raise OSError unless `path` is a regular file or absent, and no device or link."""
     # A path such as ".", "x/.." or "/" ends in no name of its own: it is a folder.
     if path.name in ("", "..") or (path.is_dir() and not path.is_symlink()):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -159,7 +158,7 @@ def _check_regular(path: pathlib.Path, mode: int, verb: str) -> None:
 
 
 def _check_folders(folder: pathlib.Path) -> None:
-    """Raise ValueError if a folder in `folder` is a link: what lies elsewhere is not ours."""
+    """Raise ValueError if a folder in `folder` is a link to a place that is not the stage's."""
     for one in sorted(folder.iterdir()):
         if one.is_symlink() and one.is_dir():
             raise ValueError(
@@ -169,7 +168,7 @@ def _check_folders(folder: pathlib.Path) -> None:
 
 
 def _with_path(error: OSError, path: pathlib.Path) -> OSError:
-    """Return an error of writing that names `path`: one of a full disk names no file."""
+    """Return an error of writing that names `path`; the system's error on a full disk does not."""
     if error.errno is None:
         return OSError(
             f"{path}: cannot be written ({error}); make room on the disk, or choose a folder on "
@@ -241,7 +240,7 @@ def check_readable(path: str | os.PathLike[str]) -> None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file, without waiting for whoever is at the other end of a pipe."""
+    """Open a regular file, without waiting for the writer of a pipe."""
     check_readable(path)
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -261,7 +260,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         fault, place = str(error), 1
     raise ValueError(
         f"{path}, line {place}: not JSON ({fault}); the file may be cut off or damaged: copy or "
-        "download it again, or remove it and run again what wrote it"
+        "download it again, or remove it and rerun the command that wrote it"
     )
 
 
@@ -271,7 +270,7 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(
             f"{path}: holds {type(found).__name__}, must hold one JSON object; copy it again, or "
-            "remove it and run again what wrote it"
+            "remove it and rerun the command that wrote it"
         )
     return found
 
@@ -305,14 +304,14 @@ class Stage:
         return path.exists() and self._recorded() == self.settings
 
     def _recorded(self) -> Any:
-        """Settings of the folder, with defaults for newer ones, and uncompared ones as wanted."""
+        """Settings of the folder, with defaults for newer ones and wanted uncompared ones."""
         found = _filled(read_object(self.folder / _SETTINGS), self.settings, self.defaults)
         for path in self.uncompared:
             found = _with_wanted(found, self.settings, path.split("."))
         return found
 
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """Settings that differ from the record of the folder, by path: there, and now."""
+        """Settings that differ from the record of the folder, by path: recorded and present."""
         if self.settings is None or not (self.folder / _SETTINGS).exists():
             return {}
         return dict(_differences(self._recorded(), self.settings))
@@ -327,12 +326,12 @@ class Stage:
             )
 
     def claim(self) -> None:
-        """Reserve the folder for these settings, before any of its contents depend on them."""
+        """Reserve the folder for these settings, before its contents depend on them."""
         if not self.claimed:
             self.record()
 
     def record(self) -> None:
-        """Record these settings, uncompared ones too, in place of those of the folder."""
+        """Record these settings, also uncompared ones, in place of the folder's."""
         (self.folder / _DONE).unlink(missing_ok=True)
         write_json(self.folder / _SETTINGS, self.settings)
 
@@ -345,12 +344,10 @@ class Stage:
     def locked(self, *, claims: bool = True) -> Iterator[None]:
         """Claim the folder and lock it against other processes until the block ends.
 
-        The folders that the stage reads are locked against writers. The system releases the locks
-        if the process is killed. Hosts without shared file locks do not exclude each other. Without
-        `claims`, the block itself claims the folder before it replaces results of other settings.
-
-        Raises ValueError if another process holds a folder, or has claimed it for other settings:
-        the settings are compared again under the lock.
+        Folders that the stage reads are locked against writers. The system releases the locks of a
+        killed process. Hosts without shared file locks do not exclude each other. Without `claims`,
+        the block itself claims the folder before it replaces results of other settings. Raises
+        ValueError if another process holds a folder, or has claimed it for other settings.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -365,7 +362,7 @@ class Stage:
             yield
 
     def finish(self) -> None:
-        """Mark the folder as complete; the last action of a stage."""
+        """Mark the folder as complete, at the end of a stage."""
         self.claim()
         write_text(self.folder / _DONE, "")
 
@@ -386,7 +383,7 @@ def locked(
     except OSError:
         if not is_shared:
             raise
-        yield  # nobody else can write to it either
+        yield  # other processes cannot write to it either
         return
     with open(descriptor) as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode, "locked")
@@ -409,21 +406,21 @@ def open_stage(
 ) -> Stage:  # fmt: skip
     """Open `folder` for a stage with `settings` (JSON-able).
 
-    Nothing is written until the stage claims the folder or finishes, so a stage that failed because
-    of its settings can be run again with others. Raises ValueError, with all differences, if the
+    The stage writes nothing until it claims the folder or finishes. So a stage that failed because
+    of its settings can start again with others. Raises ValueError, with all differences, if the
     folder belongs to other settings.
 
     Args:
       defaults: values, in the structure of `settings`, for settings that an older record lacks. A
-        folder that lacks a setting without a default is refused. None says that a setting of older
-        records is gone.
-      uncompared: dotted paths of settings that are recorded but may differ, such as that of a
-        folder whose contents other settings identify.
+        record that lacks a setting without a default is refused. None marks a setting of older
+        records that is gone.
+      uncompared: dotted paths of recorded settings that may differ, such as that of a folder whose
+        contents other settings identify.
       replace: whether to replace results of other settings, asked again under the lock. For stages
         that write each file atomically and reuse no old ones.
-      reads: folders of earlier stages, whose files must stay while this one is at work.
+      reads: folders of earlier stages, whose files must stay during this one.
     """
-    # Tuples become lists, as when read back.
+    # Tuples become lists, as in a record.
     settings, defaults = json.loads(json.dumps([settings, defaults]))
     stage = Stage(pathlib.Path(folder), settings, defaults, uncompared, replace, reads)
     stage.check()
@@ -433,10 +430,10 @@ def open_stage(
 def differences(
     folder: str | os.PathLike[str], sections: dict[str, dict[str, Any]], *, defaults: Any = None
 ) -> list[str]:
-    """Return one line for each setting that differs from the record of a folder, if it has one.
+    """Return a line for each setting that differs from the record of a folder, if it has one.
 
-    `sections` are JSON-able settings. Sections and keys that they or the record lack are not
-    compared. `defaults` are those of `open_stage`.
+    `sections` are JSON-able settings. The comparison ignores sections and keys that they or the
+    record lack. `defaults` are those of `open_stage`.
     """
     path = pathlib.Path(folder) / _SETTINGS
     recorded = read_object(path) if path.exists() else {}
@@ -462,7 +459,7 @@ def _filled(found: Any, wanted: Any, defaults: Any) -> Any:
 
 
 def _with_wanted(found: Any, wanted: Any, path: Sequence[str]) -> Any:
-    """Replace the value at a path of keys by that of `wanted`, if both have one."""
+    """Replace the value at a path of keys by the one in `wanted`, if both have one."""
     if not path:
         return wanted
     key, *rest = path

@@ -1,6 +1,6 @@
-"""Charts as SVG, without a library: lines, dots, bars, areas and cells, with values to point at.
+"""Charts as SVG, without a library: lines, dots, bars, areas and cells, with values on hover.
 
-A file of `save` stands alone, in light colours. `html_report` puts the same chart into a page.
+A file of `save` needs no page and has light colours. `html_report` puts the same chart into a page.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _MOST_POINTS, _MOST_TEXTS, _MOST_TIPS = 200, 150, 1000  # of a line; of cells
 
 
 class Axis(NamedTuple):
-    """`names` are rows or columns, at the whole numbers from 0; `ends` must be in view."""
+    """An axis; `names` are rows or columns at 0, 1, ...; the values `ends` must be in view."""
 
     label: str = ""
     is_log: bool = False
@@ -33,14 +33,14 @@ class Axis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What one entry of the legend stands for; without a name it has none.
+    """Marks of one entry in the legend; without a name there is no entry.
 
     Attributes:
       kind: "line", "dots", "dotted" (a line and dots), "bars" (from `starts` to x, in row
         y), "spans" (thin bars), "area" (from `starts` to y), "cells" (whose shades, 0 to 1, are
         `starts`), "rule" (across, at a y or an x), or "shade" (between two x).
       style: classes of charts.css, such as "c3 hollow"; by default the next colour.
-      tips: what each point says instead of its name and numbers.
+      tips: texts on hover by point, instead of its name and numbers.
     """
 
     name: str
@@ -59,7 +59,7 @@ def chart(
     marks: Iterable[Marks], x: Axis = _NO_AXIS, y: Axis = _NO_AXIS, *, title: str = "",
     height: int = 300,
 ) -> str:  # fmt: skip
-    """Draw marks. Points that an axis cannot show are left out. Rows decide their height."""
+    """Draw marks, without points that an axis cannot show. Rows replace `height`."""
     places = itertools.count()
     there = [one if one.style else restyled(one, next(places))
              for one in (_shown(one, x, y) for one in marks)]  # fmt: skip
@@ -80,7 +80,7 @@ def chart(
 
 
 def by_step(records: Sequence[Mapping[str, float]], metric: str, name: str = "") -> Marks:
-    """Return the line of a metric of `records` with steps; an evaluation is dotted."""
+    """Return the line of a metric over the steps of `records`; evaluations also have dots."""
     found = [one for one in records if metric in one]
     steps, values = ([one[key] for one in found] for key in ("step", metric))
     kind = "line" if metric.startswith(("train/", "speed/")) else "dotted"
@@ -103,7 +103,7 @@ def stacked(charts: Sequence[str]) -> str:
 
 
 def save(svg: str, path: pathlib.Path) -> None:
-    """Write a chart as a file that needs no page: with its style, in the light colours."""
+    """Write a chart as a file of its own, with its style in light colours."""
     light = re.sub(r"light-dark\((.*?), .*?\)", r"\1", STYLE.read_text(encoding="utf-8"))
     paper = '<rect class="paper" width="100%" height="100%"/>'
     artifacts.write_text(path, svg.replace(">", f"><style>\n{light}</style>{paper}", 1) + "\n")
@@ -116,12 +116,12 @@ def markup(path: pathlib.Path) -> str:
 
 
 class _Scale:
-    """From values to pixels between `start` and `end`, with room around the values."""
+    """Map of values to pixels between `start` and `end`, with room around the values."""
 
     def __init__(
         self, axis: Axis, marks: Iterable[Marks], of: Sequence[str], start: float, end: float
     ):
-        """`of` is the field of the values, and the kinds of marks whose starts are values, too."""
+        """`of` has the field of the values, and the kinds of marks whose starts are values."""
         self._is_log, self._start, self._end = axis.is_log, start, end
         there = [(getattr(one, of[0]), one.starts if one.kind in of else ()) for one in marks]
         found = [*(v for both in there for v in (*both[0], *both[1])), *axis.ends] or [1.0]
@@ -152,7 +152,7 @@ class _Scale:
 
 
 def _shown(one: Marks, x: Axis, y: Axis) -> Marks:
-    """Leave out points that an axis cannot show, and most of those of a long line."""
+    """Leave out points that an axis cannot show, and most points of a long line."""
     if one.kind in ("rule", "shade"):
         return dataclasses.replace(one, style=one.kind)
     kept = [
@@ -204,7 +204,7 @@ def _drawn(
             yield _tag("rect", "cell", tip, f'fill-opacity="{start:.2f}"', **at)
             if len(pixels) <= _MOST_TEXTS and _room(tip) < wide:
                 yield _text(x, y + 4, tip, "mid light" if start > 0.5 else "mid")
-        else:  # points of a line are seen when they are pointed at
+        else:  # points of a line appear on hover
             style, size = ("hit", 5) if one.kind == "line" else ("", 3.4)
             yield _tag("circle", style, tip, cx=x, cy=y, r=size)
 
@@ -242,7 +242,7 @@ def _axes(
 
 
 def _legend(entries: Sequence[tuple[str, str]], top: float) -> tuple[float, str]:
-    """Return where the legend ends, and its rows."""
+    """Return the lower end of the legend, and its rows."""
     x, y, parts = 12.0, top + 8, []
     for name, style in entries:
         if x + _room(name) + 34 > _WIDTH and x > 12:
@@ -258,7 +258,7 @@ def _room(text: str) -> float:  # pixels, about
 
 
 def _tag(name: str, style: str, says: str = "", more: str = "", **places: float) -> str:
-    """Return an element: a text that `says` something, or a mark that does if it is pointed at."""
+    """Return an element; `says` is its text, or for a mark the text on hover."""
     says = html.escape(says)
     if says and name != "text":
         says = f"<title>{says}</title>"

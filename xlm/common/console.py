@@ -1,4 +1,4 @@
-"""What a command shows while it works: log lines of our own, and bars of progress."""
+"""Output of a command at work: its log lines, and bars of progress."""
 
 import io
 import logging
@@ -9,7 +9,7 @@ import tqdm
 from absl import logging as absl_logging
 
 _OWN = ("xlm", "vocap", "knn_sampling", "input_pipeline", "configs")
-# Their debug lines, in the tens of thousands, tell nothing of a run.
+# Libraries whose tens of thousands of debug lines are noise.
 _LIBRARIES = ("asyncio", "fontTools", "jax", "matplotlib", "numba", "PIL")
 _INDENT = " " * len("00:00:00  ")
 _SECONDS = 10.0  # between lines of progress where the output is no terminal
@@ -18,7 +18,7 @@ _told: set[str] = set()
 
 
 def set_up() -> None:
-    """Show log lines in our form, warnings once, libraries' other lines only by --verbose."""
+    """Show log lines in our form, each warning once, other lines of libraries with --verbose."""
     handler = absl_logging.get_absl_handler()
     handler.setFormatter(_Formatter())
     handler.addFilter(_is_shown)
@@ -30,9 +30,9 @@ def bar(
     items: Iterable | None, name: str, total: int | None, unit: str, initial: int = 0,
     ending: str = ", {remaining} left",
 ) -> Any:  # fmt: skip
-    """Return a tqdm bar: drawn on a terminal, elsewhere a log line now and then; see `is_drawn`.
+    """Return a tqdm bar: drawn on a terminal (`is_drawn`), elsewhere a log line now and then.
 
-    A quiet command has none, and then `bar.n` does not count.
+    A quiet command shows none, and `bar.n` does not count.
     """
     is_off = total == 0 or not logging.getLogger().isEnabledFor(logging.INFO)
     common: dict[str, Any] = {"initial": initial, "miniters": 1, "disable": is_off}
@@ -49,7 +49,7 @@ def bar(
 
 
 def is_drawn() -> bool:
-    """Return whether bars are drawn again in place: standard error is a terminal."""
+    """Return whether standard error is a terminal, which redraws bars in place."""
     return bool(_stream() and not _stream().closed and _stream().isatty())
 
 
@@ -74,7 +74,7 @@ class _Lines(_Bar):
 
 
 class _Formatter(logging.Formatter):
-    """`HH:MM:SS  message`; a warning says that it is one, further lines are indented."""
+    """`HH:MM:SS  message`, with a mark for warnings and indented further lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""

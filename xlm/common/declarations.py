@@ -1,7 +1,7 @@
 """Declarations of artefacts: fields, types, limits and versions, checked when a file is read.
 
 An artefact's declaration is a `msgspec.Struct` beside the code that writes it, derived from
-`Artefact`. Files are data: nothing in them is run, and names in them are never paths.
+`Artefact`. Files are data: they never run as code, and names in them are never paths.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from xlm.common import artifacts
 T = TypeVar("T")
 
 MAX_NAME_BYTES = 100
-# Of a language, a set or a file: one part of a path, whatever it is appended to, and no HTML.
+# Of a language, a set or a file: always one part of a path, and no HTML.
 _NAME = r"\A(?!\.)[^/\\<>|\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,100}\Z"
 
 Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
@@ -39,11 +39,11 @@ _KINDS |= {"object": "an object", "array": "a list", "null": "null"}
 
 
 class Artefact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of declarations; unknown fields are refused."""
+    """Base of declarations; refuses unknown fields."""
 
 
 def one_of(*words: str) -> msgspec.Meta:
-    """Annotation of a text that is one of `words`; messages list them."""
+    """Annotate a text as one of `words`; messages list them."""
     return msgspec.Meta(pattern=rf"\A(?:{'|'.join(words)})\Z")
 
 
@@ -90,7 +90,7 @@ def read_plain(path: str | os.PathLike[str], kind: type, *, remedy: str) -> Any:
 def parse(content: bytes | str, kind: Any, *, place: str, remedy: str) -> Any:
     """Parse JSON by its declaration; see `read`, with any name `place` in messages."""
     try:
-        # Fields that are not declared are not decoded, and may be of bytes that are no text.
+        # Decoding skips undeclared fields, whose bytes may be no text.
         text = content.decode() if isinstance(content, bytes) else content
         return _decoder(kind).decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -152,7 +152,7 @@ def _found(document: Any, path: str, kind: Any) -> tuple[list[str | int], Any]:
 
 
 def _refused(entries: dict[str, Any], document: Any, path: str, kind: Any) -> str:
-    """First key of `entries`, an object in `document`, that alone makes it refused at `path`."""
+    """First key of `entries`, an object in `document`, that by itself is refused at `path`."""
     every = dict(entries)
     try:
         for key, one in every.items():
@@ -170,7 +170,7 @@ def _refused(entries: dict[str, Any], document: Any, path: str, kind: Any) -> st
 
 
 def parse_lines(content: bytes, kind: type[T], *, place: str, remedy: str) -> Iterator[T]:
-    """Parse JSON lines of one declaration; a last line that was cut off is left out."""
+    """Parse JSON lines of one declaration; drop a last line that was cut off."""
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
         if line.endswith(b"\n"):
             yield parse(line, kind, place=f"{place}, line {number}", remedy=remedy)

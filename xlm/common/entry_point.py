@@ -19,11 +19,11 @@ from absl import app, flags, logging
 
 from xlm.common import artifacts, console, interruption, packages, places
 
-# Exit status for faults of the user's input: flags, config, files, disk. Any other error is a fault
-# of the program, which ends with its traceback and status 1.
+# Exit status for faults of the user's input: flags, config, files, disk. After any other error the
+# program ends with its traceback and status 1.
 EXIT_USER_ERROR = 2
 EXIT_OUT_OF_MEMORY = 3
-# Ends by a signal when nothing has to be saved, as shells report them.
+# Ends by a signal without anything to save, as shells report them.
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 _ADDRESS_SPACE = 3 << 29  # bytes
 
@@ -58,16 +58,15 @@ def run(
     may_be_remote: bool = False, on_out_of_memory: Callable[[], str] = lambda: "",
     help_on: Callable[[str], str] | None = None,
 ) -> None:  # fmt: skip
-    """Parse the flags, of which those in `required` must be given, and run `main`.
+    """Parse the flags, among them all of `required`, and run `main` with positional arguments.
 
     Packages report invalid input as a ValueError with a remedy, a full disk as an OSError, a
     non-finite loss as a FloatingPointError. The program then ends with that message and status
-    `EXIT_USER_ERROR`, or `EXIT_OUT_OF_MEMORY` if memory runs out. Only -v 1 shows the traceback.
+    `EXIT_USER_ERROR`, or `EXIT_OUT_OF_MEMORY` if memory runs out. --verbose shows the traceback.
 
     Args:
-      main: the command; it takes the positional arguments.
       may_be_remote: whether paths may be those of other machines, such as gs://BUCKET/run.
-      on_out_of_memory: says what the command needs, and which keys reduce it.
+      on_out_of_memory: describes the memory that the command needs, and keys that reduce it.
       help_on: help on the keys of a section of the config, or on all sections for "".
     """
     collect_seldom()
@@ -103,8 +102,7 @@ def _help(main: Callable[[list[str]], None]) -> str:
 def collect_seldom() -> None:
     """Exclude imported objects from garbage collection, and collect after more allocations.
 
-    Tracing makes many lasting objects. Visiting them and all modules again and again would take a
-    tenth of a short run.
+    Tracing makes many lasting objects. Visiting them again and again takes a tenth of a short run.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -113,7 +111,7 @@ def collect_seldom() -> None:
 def raise_file_limit() -> None:
     """Raise the limit on open files to the system's maximum.
 
-    The usual 1,024 are fewer than five files of each of 210 languages of one parallel text.
+    A parallel text of 210 languages needs five files of each, more than the usual 1,024.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it says
@@ -121,7 +119,7 @@ def raise_file_limit() -> None:
 
 
 class _Shown(io.FileIO):
-    """Stream whose failure ends no command, since results are files."""
+    """Stream whose failure does not end the command, since results are files."""
 
     fault: OSError | None = None  # of any of them
 
@@ -134,7 +132,7 @@ class _Shown(io.FileIO):
 
 
 def _shown(stream: Any) -> Any:
-    """Return an output stream that escapes what the terminal cannot show, perhaps all but ASCII."""
+    """Return an output stream that escapes characters that the terminal cannot show."""
     if type(stream) is not io.TextIOWrapper:  # of a test, or closed
         return stream or open(os.devnull, "w", encoding="utf-8")
     buffer = io.BufferedWriter(_Shown(stream.fileno(), "w", closefd=False))
@@ -162,15 +160,15 @@ def _call(
         main(arguments)
         sys.stdout.flush()
         fault = _Shown.fault
-        if fault and fault.errno != errno.EPIPE:  # the reader of a pipe wants no more
+        if fault and fault.errno != errno.EPIPE:  # the reader of a pipe has ended
             fault.filename = "standard output"
-            if not {"output", "workdir"} & set(flags.FLAGS):  # nor are there files
+            if not {"output", "workdir"} & set(flags.FLAGS):  # there are no files either
                 raise fault
             logging.warning("%s; all files are written", describe(fault))
     except SystemExit:
         raise
     except BaseException as error:
-        # Compiled code may raise an error of its own over that of a signal.
+        # Compiled code may replace the error of a signal by its own.
         came = interruption.received()
         if came == signal.SIGTERM:
             fail("terminated; the same command resumes what it has saved", EXIT_TERMINATED)
@@ -181,7 +179,7 @@ def _call(
         if asked := out_of_memory(error):
             try:
                 advice = on_out_of_memory() or "stop other programs, or take a larger machine"
-            except Exception as other:  # also for want of memory
+            except Exception as other:  # such as a further lack of memory
                 advice = f"no estimate ({type(other).__name__})"
             fail(f"out of memory: {asked}; {advice}", EXIT_OUT_OF_MEMORY)
         if isinstance(error, ValueError | OSError | FloatingPointError | app.UsageError):
@@ -195,14 +193,14 @@ def _call(
         if place.endswith("xla_bridge.py"):  # an AssertionError, if jax has no kind of device left
             named = os.environ.get("JAX_PLATFORMS", "")
             fail(
-                f"JAX_PLATFORMS is {named!r}, of which JAX finds no device; unset it, or "
+                f"JAX_PLATFORMS is {named!r}, but JAX finds no such device; unset it, or "
                 "install JAX for that device (README.md)"
             )
         raise
 
 
 def _check_address_space() -> None:
-    """End the program where XLA, if it is imported, could only abort."""
+    """End the program if XLA is imported and would abort."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if "jax" in sys.modules and limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE:
         fail(
@@ -233,17 +231,17 @@ def parse(arguments: Sequence[str], *, may_be_remote: bool = False) -> list[str]
 
 
 def _found(argument: str) -> str:
-    """Return a flag; a missing config file is looked up among this package's."""
+    """Return a flag, with a missing config file looked up in this package."""
     argument = _VERBOSITY.get(argument, argument)
     name, _, value = argument.partition("=")
     return f"{name}={packages.recipe(value)}" if name.lstrip("-") == "config" else argument
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's message; one of the system gets its file and a remedy."""
+    """Return an error's message; an error of the system gets its file and a remedy."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    # Packages give some their own message, with a remedy.
+    # Packages give some errors their own message, with a remedy.
     if error.strerror != os.strerror(error.errno):
         return str(error)
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -281,7 +279,7 @@ def fail(message: str, status: int = EXIT_USER_ERROR) -> NoReturn:
 
 
 def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the strings in a flag's value with their names; OSError if its config is unreadable."""
+    """Yield the strings in a flag's value with their names."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, list | tuple):
@@ -293,7 +291,7 @@ def strings(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_config(error: Exception, given: Sequence[str]) -> str:
-    """Message of an error of reading a config or setting its keys by the flags `given`."""
+    """Describe an error of reading a config or of setting its keys by the flags `given`."""
     of_file = " ".join(one for one in given if "." not in one.partition("=")[0])
     text = str(error)
     if isinstance(error, OSError) and "Failed loading config" in text:
@@ -323,7 +321,7 @@ def _nearest(text: str) -> str:
 
 
 def _place(error: BaseException, path: str) -> str:
-    """File and line at which the config file at `path`, or one that it builds on, has failed."""
+    """File and line of a failure in the config file at `path`, or in one that it builds on."""
     for one in chain(error):
         frames = traceback.extract_tb(one.__traceback__)
         places = [(frame.filename, str(frame.lineno)) for frame in frames]
@@ -344,8 +342,8 @@ def _check_local() -> None:
             is_url = places.is_url(value)
             if is_url and (value.startswith("http") or not _MAY_BE_URL.fullmatch(key)):
                 fail(
-                    f"{key} is {value}, which is no path; it is read and written on disks only: "
-                    "mount the bucket (for example with gcsfuse), or copy the file"
+                    f"{key} is {value}, but must be a path on a disk: mount the bucket (for "
+                    "example with gcsfuse), or copy the file"
                 )
             try:
                 if is_url:

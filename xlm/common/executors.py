@@ -1,8 +1,8 @@
 """Executors of tasks: processes of this machine, workers of Dask, runners of Apache Beam.
 
 An executor is a context manager. `run(function, jobs)` calls a function with the arguments of each
-job. A task reads and writes files, which workers of other machines see at the same paths. A task
-may run twice, as after the end of a worker, and then writes the same bytes.
+job. A task reads and writes files, which workers of other machines see at the same paths. After the
+end of a worker a task may run twice. It then writes the same bytes.
 """
 
 import concurrent.futures
@@ -18,16 +18,16 @@ from xlm.common.processes import Workers
 
 T = TypeVar("T")
 
-flags.disclaim_key_flags()  # the flags below belong to the command that defines them
+flags.disclaim_key_flags()  # the flags below are those of the calling command
 
 _WAIT = 60  # seconds, for a scheduler and its first worker
 _ONE = threading.Lock()
 
 
 class Dask:
-    """Workers of a Dask cluster, whose scheduler has an address or has written a scheduler file.
+    """Workers of a Dask cluster, by the address or the scheduler file of its scheduler.
 
-    Raise ValueError if Dask is not installed, or no scheduler with workers answers.
+    Raises ValueError if Dask is not installed, or no scheduler with workers answers.
     """
 
     is_local = False
@@ -54,10 +54,10 @@ class Dask:
         self._client.close()
 
     def run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
-        """Yield the results of jobs as they come; tasks of a worker that has ended run again.
+        """Yield the results of jobs as they come; run tasks of an ended worker again.
 
-        Raises what a job raises, MemoryError if workers end again and again, and OSError if the
-        scheduler does. Then no other job begins.
+        Raises the error of a job, MemoryError if workers end again and again, and OSError if the
+        scheduler ends. Then no other job begins.
         """
         import distributed
 
@@ -70,21 +70,21 @@ class Dask:
         except distributed.KilledWorker as error:
             raise MemoryError(
                 "a task has ended several workers of Dask, perhaps for want of memory; give them "
-                "more and run the same command again: what is finished is kept"
+                "more and run the same command again: it resumes"
             ) from error
         except concurrent.futures.CancelledError as error:
             raise OSError(
                 f"the scheduler of Dask has lost the tasks ({error}); start it again and run the "
-                "same command again: what is finished is kept"
+                "same command again: it resumes"
             ) from error
         finally:
             self._client.cancel(futures)
 
 
 class Beam:
-    """A runner of Apache Beam, by a pipeline for each round; `options` are those of its commands.
+    """A runner of Apache Beam with its `options`, which runs a pipeline for each round.
 
-    Raise ValueError if Beam is not installed.
+    Raises ValueError if Beam is not installed.
     """
 
     is_local = False
@@ -110,7 +110,7 @@ class Beam:
                 _ = (
                     pipeline
                     | "tasks" >> beam.Create(list(jobs))
-                    # Otherwise one worker would get them all, with the step that makes them.
+                    # Without it, the worker that creates the jobs would get them all.
                     | "to workers" >> beam.Reshuffle()
                     | function.__name__ >> beam.Map(lambda one: _call(function, *one))
                 )
@@ -121,7 +121,7 @@ Executor = Workers | Dask | Beam
 
 
 def _call(function: Callable[..., T], *job: Any) -> T:
-    """Call a function, one at a time: a process's tasks share its caches and their counts."""
+    """Call a function under a lock: the tasks of a process share its caches and their counts."""
     with _ONE:
         return function(*job)
 
@@ -130,10 +130,10 @@ def complete(
     executor: Executor, function: Callable[..., T], jobs: Sequence[tuple],
     is_done: Callable[..., bool], name: str, folder: Any,
 ) -> list[T]:  # fmt: skip
-    """Run all jobs of a round called `name`, which write to `folder`; return what they do.
+    """Run all jobs of a round called `name`, which write to `folder`; return their results.
 
-    `is_done` is whether the files of a job are there. Raise ValueError if those of one are not: its
-    runner has lost it, or its worker writes to another disk.
+    `is_done` tells whether the files of a job exist. Raises ValueError if some are missing: a
+    runner has lost the job, or a worker writes to another disk.
     """
     results = executor.run(function, jobs)
     found = list(console.bar(results, name, len(jobs), "tasks"))
@@ -148,7 +148,7 @@ def complete(
 def define_flags() -> None:
     flags.DEFINE_string("dask", None, "Scheduler of a Dask cluster that does the work: its "
                         "address, tcp://HOST:8786, or its file.")  # fmt: skip
-    flags.DEFINE_list("beam", None, "Flags of Apache Beam, which does the work: --runner=...")
+    flags.DEFINE_list("beam", None, "Flags of Apache Beam to do the work with: --runner=...")
 
 
 def chosen(number: int, key: str, folder: str | None = None) -> Executor:
@@ -159,7 +159,7 @@ def chosen(number: int, key: str, folder: str | None = None) -> Executor:
 def remote(folder: str | None) -> Dask | Beam | None:
     """Return the executor of other machines that the flags choose.
 
-    Raise ValueError if they choose two, or the workers would not see `folder`.
+    Raises ValueError if they choose two, or the workers would not see `folder`.
     """
     scheduler, options = flags.FLAGS.dask, flags.FLAGS.beam
     if scheduler and options:
@@ -168,7 +168,7 @@ def remote(folder: str | None) -> Dask | Beam | None:
         return None
     if folder and places.is_url(folder):
         raise ValueError(
-            f"{folder} is worked on in a copy, which workers of other machines do not see; give a "
-            "folder that all of them mount, or leave out --dask and --beam"
+            f"{folder} has a local copy, which workers of other machines do not see; give a folder "
+            "that all of them mount, or leave out --dask and --beam"
         )
     return Dask(scheduler) if scheduler else Beam(options)

@@ -1,6 +1,6 @@
 """Reports as HTML: one page with its charts, tables to sort and filter, and no network.
 
-The page is made of the report's Markdown, so both say the same. Raw HTML in it stays text.
+The page comes from the report's Markdown, so both say the same. Raw HTML in it stays text.
 """
 
 import html
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from xlm.common import artifacts, charts, languages, packages
 
 MARKDOWN, PAGE = "report.md", "report.html"
-# Whatever a report holds, the browser loads nothing for it.
+# The browser loads nothing, whatever the report contains.
 NO_NETWORK = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
@@ -30,8 +30,8 @@ def write(
 ) -> pathlib.Path:
     """Write a report in Markdown as report.md, and as report.html; return the path of the first.
 
-    The page has the charts of `folder` that the text shows, files of `charts.save`. `instead` is
-    HTML by the part of the text that it replaces in the page, and `head` is more for its head.
+    The page has the charts of `folder` that the text shows, files of `charts.save`. `instead` has
+    HTML by the part of the text that it replaces in the page. `head` is added to the page's head.
     """
     artifacts.write_text(folder / MARKDOWN, text)
     artifacts.write_text(folder / PAGE, page(body(text, folder, instead), _title(text), head))
@@ -72,7 +72,7 @@ def body(text: str, folder: pathlib.Path, instead: Mapping[str, str] | None = No
 
 
 def _name_languages(tokens: Sequence) -> None:
-    """Add names to the codes in columns that are called "language"."""
+    """Add names to the codes in columns called "language"."""
     column, named = 0, set[int]()
     for token, after in itertools.pairwise(tokens):
         if token.type == "thead_open":

@@ -1,4 +1,4 @@
-"""Signals that end a command, wherever they come: in imports, compiled code and destructors."""
+"""Signals that end a command at any time: in imports, compiled code and destructors."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ _PATIENCE = 2.0  # seconds
 
 
 class Terminated(BaseException):
-    """SIGTERM, raised so that temporary files are removed and workers end."""
+    """SIGTERM, as an exception that removes temporary files and ends workers."""
 
 
 def listen() -> None:
-    """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, and remember that they came.
+    """Raise KeyboardInterrupt on SIGINT and `Terminated` on SIGTERM, and remember the signal.
 
-    A shell ignores SIGINT for what it starts in the background. That stays so.
+    A background job of a shell still ignores SIGINT.
     """
     global _received, _watch
     _received = 0
@@ -32,10 +32,10 @@ def listen() -> None:
 
 
 class Watch:
-    """Calls `tell` with a signal at once, where Python's handlers wait for compiled code to return.
+    """Calls `tell` with a signal at once; Python's handlers wait for compiled code to return.
 
-    A second Ctrl-C ends a command whose handler waits for longer than `_PATIENCE`. While another
-    than `handler` is in place, signals are its own.
+    A second Ctrl-C ends a command whose handler waits for longer than `_PATIENCE`. The watch
+    ignores signals while another handler than `handler` is in place.
     """
 
     def __init__(self, tell: Callable[[int], None], handler: Callable[..., None]):
@@ -69,7 +69,7 @@ class Watch:
 
 
 _watch: Watch | None = None  # of a command
-# Or a forked worker's signals would count as this process's.
+# Otherwise, the signals of a forked worker would count as this process's.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
@@ -81,10 +81,10 @@ def _tell(number: int) -> None:
 
 
 def received() -> int:
-    """Return the number of the signal that came, 0 if none did.
+    """Return the number of the signal that came, or 0.
 
-    Libraries wrap its exception in errors of their own, and report a read that it cut short as
-    damage.
+    Ask before blaming a file: libraries wrap the signal's exception in their own errors, and report
+    a read that it cut short as damage.
     """
     return _received
 
@@ -98,7 +98,7 @@ def _receive(number: int, *_) -> NoReturn:
 
 
 class _Hook:
-    """Sends a signal again whose exception a destructor or a callback has swallowed."""
+    """Sends a signal again if a destructor or a callback has swallowed its exception."""
 
     def __init__(self, otherwise: Callable[[Any], None]):
         self._otherwise = otherwise

@@ -1,4 +1,4 @@
-"""English names of languages, for reports; the table beside this file has those of ISO 639."""
+"""English names of languages for reports, from the table of ISO 639 beside this file."""
 
 import functools
 import pathlib

@@ -1,11 +1,11 @@
-"""Lines too long to be a sentence, which every reader of text cuts in the same way."""
+"""Lines too long for a sentence: all readers of text cut them in the same way."""
 
 import re
 
 # In characters. Lines of ordinary text are shorter; pieces are about as long as a long sentence.
 LONGEST = 8192
 _PIECE = 512
-# In order of preference: up to the end of a sentence, up to a space, or as they come.
+# In order of preference: up to the end of a sentence, up to a space, or anywhere.
 _PIECES = re.compile(
     rf".{{{_PIECE // 2},{_PIECE}}}(?:(?<=[.!?…؟])(?=\s)|(?<=[。！？।॥።]))"
     rf"|.{{1,{_PIECE}}}(?=\s|\Z)"

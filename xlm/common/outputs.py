@@ -1,8 +1,8 @@
 """Outputs of commands: new, or replaced by --overwrite; never a link, a device or an input.
 
-A command enters `file` or `folder` before its work, and writes to the temporary path that this
-yields. The output is checked then and again before publication, under a lock against other
-processes. A hidden folder beside it has the lock and all unfinished files.
+A command enters `file` or `folder` before its work, and writes to the temporary path that it gets.
+Both check the output then and again before publication, under a lock against other processes. A
+hidden folder beside it has the lock and all unfinished files.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from xlm.common import artifacts, places
 _Output = contextlib.AbstractContextManager[pathlib.Path]
 _Paths = Sequence[str | os.PathLike[str]]
 
-flags.disclaim_key_flags()  # the flags below belong to the command that defines them
+flags.disclaim_key_flags()  # the flags below are those of the calling command
 
 
 def define_flags(text: str) -> flags.FlagHolder[str | None]:
-    """Define --output, which `text` describes, and --overwrite; return the former."""
+    """Define --output with the help `text`, and --overwrite; return the former."""
     flags.DEFINE_bool("overwrite", False, "Replace files of --output that exist.")
     return flags.DEFINE_string("output", None, text)
 
@@ -108,7 +108,7 @@ def _written(
         raise ValueError(f"--output is {name!r}, must be a path: results are written to files")
     check()
     path = pathlib.Path(name).resolve()
-    # The folder is removed later, so its name must be unlike any of the user's.
+    # `_emptied` removes this folder, so its name must be unlike any of the user's.
     digest = artifacts.fingerprint(os.fsencode(path.name).hex())
     hidden = path.with_name(f".{path.name}.{digest}.output")
     try:
@@ -129,7 +129,7 @@ def _written(
 
 @contextlib.contextmanager
 def _emptied(hidden: pathlib.Path) -> Iterator[None]:
-    """Remove what a killed process has left, and at the end all but parts."""
+    """Remove the files of a killed process, and at the end all but parts."""
     shutil.rmtree(hidden / "new", ignore_errors=True)
     (hidden / "new").mkdir()
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(by: str, extra: str = "train") -> Iterator[None]:
-    """Import packages in the block; ValueError says how to install the `extra` that has them."""
+    """Let the block import packages; a ValueError says how to install their `extra`."""
     try:
         yield
     except ImportError as error:
@@ -39,7 +39,7 @@ def find_recipes() -> None:
 
 
 def recipe(path: str) -> str:
-    """Path of a config file that the user calls `path`, which may be an installed recipe."""
+    """Path of the user's config file `path`, which may be an installed recipe."""
     name, colon, argument = path.partition(":")
     there = embedded("configs").parent / name
     if pathlib.Path(name).exists() or not name.startswith("configs/") or not there.is_file():

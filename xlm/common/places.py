@@ -1,10 +1,10 @@
 """Places of files: paths of this machine, and URLs of buckets, such as s3://BUCKET/run.
 
-Text is read where it lies, as a stream. Everything else is worked on in a local copy of its folder,
-since stages map files into memory, rename and append: `fetched` brings a copy to read, `held` one
-to write, which it publishes while the stage works. A bucket cannot rename a folder. So readers
-believe one object, `MANIFEST`, which is written after all that it lists. Needs the extra `remote`,
-whose packages find the credentials.
+Readers stream text from its place. Stages map other files into memory, rename them and append, so
+they work on a local copy of the folder. `fetched` brings a copy to read, `locked` a copy to write,
+which it publishes while the stage works. A bucket cannot rename a folder. So readers believe one
+object, `MANIFEST`, written after all that it lists. The packages of the extra `remote` find the
+credentials.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from xlm.common import artifacts, packages
 # ~/.cache; the gigabytes that it may hold; the seconds between publications of a stage at work.
 CACHE, CACHE_GB, PUBLISH_SECONDS = "XLM_CACHE", "XLM_CACHE_GB", "XLM_PUBLISH_SECONDS"
 MANIFEST, LOCK = ".published.json", ".lock.json"
-# Says that a stage has finished: taken back before other files change.
+# Marks of finished stages. A publication removes them before it changes other files.
 _MARK = re.compile(r"(.*/)?(DONE|meta\.json)")
 _UNFINISHED = re.compile(r"LOCK|\..*\.tmp(\..*)?|.*\.output|.*\.orbax-checkpoint-tmp.*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Few requests, each of which may take 50 ms. No thread reads ahead, which would outlive the reader,
-# since other processes compute while one waits.
+# Large blocks, since a request may take 50 ms. A thread that reads ahead outlives its reader, and
+# is not needed: other processes compute while one waits.
 _STREAM = {"block_size": 8 << 20, "cache_type": "readahead"}
 _LOCK_SECONDS = 300  # without a sign of its owner, a lock is void
 _BUSY = "a process on {} works on {}; wait for it or stop it, or choose another folder"
@@ -62,7 +62,7 @@ def check(name: str) -> None:
 
 
 def path(name: str | os.PathLike[str]) -> Any:
-    """Return a pathlib.Path, or for a URL a path of the same methods, whose text is streamed."""
+    """Return a pathlib.Path, or for a URL a path with the same methods."""
     if not is_url(name):
         return pathlib.Path(name)
     check(str(name))
@@ -89,7 +89,7 @@ def glob(root: Any, pattern: str) -> list[Any]:
 
 
 def matching(pattern: str) -> list[Any]:
-    """Return the files that a glob pattern matches, which is a path or a URL."""
+    """Return the files that match a glob pattern, a path or a URL."""
     if not is_url(pattern):
         return [pathlib.Path(one) for one in local_glob.glob(pattern, recursive=True)]
     root = path(pattern)
@@ -98,7 +98,7 @@ def matching(pattern: str) -> list[Any]:
 
 @contextlib.contextmanager
 def written(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yield a temporary path of a disk, whose file then appears at `name` as a whole."""
+    """Yield a temporary path on a disk; its file then appears at `name` as a whole."""
     if not is_url(name):
         with artifacts.atomic_path(name) as aside:
             yield aside
@@ -116,14 +116,14 @@ def remove(url: str) -> None:
 
 
 def opened(path: Any) -> BinaryIO:
-    """Open a file for reading bytes; one in a bucket by ranges of 8 MiB."""
+    """Open a file for reading bytes, in a bucket by ranges of 8 MiB."""
     if isinstance(path, pathlib.Path):
         return open(path, "rb")
     return io.BufferedReader(path.fs.open(path.path, "rb", **_STREAM), 1 << 20)
 
 
 def state(path: Any) -> tuple[int, int]:
-    """Return bytes and time (ns) of a file; of one in a bucket a hash of its version."""
+    """Return size and time (ns) of a file; in a bucket, size and a hash of its version."""
     if not isinstance(path, pathlib.Path):
         return _version(path.fs.info(path.path))
     found = path.stat()
@@ -142,19 +142,19 @@ def _cache() -> pathlib.Path:
 
 
 def local(name: str | os.PathLike[str]) -> pathlib.Path:
-    """Return where a file or folder is worked on: the path itself, or that of its local copy."""
+    """Return the path itself, or for a URL the path of its local copy."""
     return _Place(str(name)).copy if is_url(name) else pathlib.Path(name)
 
 
 def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
-    """Return a path to read a file or folder at, of one in a bucket that of a local copy.
+    """Return a path to read a file or folder; from a bucket, that of a fresh local copy.
 
-    Raises ValueError if there is nothing, or copies would take more than `CACHE_GB`.
+    Raises ValueError if it does not exist, or copies would take more than `CACHE_GB`.
     """
     if not is_url(name):
         return pathlib.Path(name)
     place = _Place(str(name))
-    # One that is held here is newer than the bucket.
+    # A copy that a process of this machine holds is newer than the bucket.
     with contextlib.suppress(BlockingIOError), _flock(place.side / "HELD"):
         with _naming(place.url):
             place.fetch()
@@ -165,10 +165,10 @@ def fetched(name: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Work on a folder until the block ends; of one in a bucket on a copy, which is published.
+    """Work on a folder until the block ends; for a bucket, on a copy that is published.
 
-    Publishes every `PUBLISH_SECONDS`, 30 by default, and at the end, whatever ends the block. One
-    process may nest blocks. Raises ValueError if another process works on it, OSError if the last
+    Publishes every `PUBLISH_SECONDS`, 30 by default, and whenever the block ends. A process may
+    nest blocks. Raises ValueError if another process works on the folder, OSError if the last
     publication fails.
     """
     url = str(name).rstrip("/")
@@ -184,7 +184,7 @@ def locked(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         with _naming(place.url):
             stack.enter_context(place.locked())
             place.fetch()
-        logging.info("%s is worked on in %s", url, place.copy)
+        logging.info("%s has its local copy in %s", url, place.copy)
         _held.add(url)
         stack.callback(_held.remove, url)
         stack.enter_context(place.published())
@@ -193,7 +193,7 @@ def locked(name: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _naming(url: str) -> Iterator[None]:
-    """Turn what a store answers, such as that there is no such bucket, into a ValueError."""
+    """Turn an error of a store, such as a missing bucket, into a ValueError."""
     try:
         yield
     except OSError as error:
@@ -205,8 +205,8 @@ def _naming(url: str) -> Iterator[None]:
 class _Place:
     """A file or folder of a bucket, and its local copy.
 
-    `known` is the manifest that the copy was last equal to: a random "id", and "files", by name
-    bytes and time of the last change (ns) of a file, or the target of a link.
+    `known` is the last manifest equal to the copy: a random "id", and "files" by name. A file has
+    its size and the time of its last change (ns), a link its target.
     """
 
     def __init__(self, url: str):
@@ -227,7 +227,7 @@ class _Place:
     def fetch(self) -> None:
         """Bring the copy up to date.
 
-        What a killed stage has not published stays, unless another machine has published since.
+        Unpublished files of a killed stage stay, unless another machine has published since.
         """
         with _flock(self.side / "FETCH", waits=True):
             if self._record.exists():
@@ -252,7 +252,7 @@ class _Place:
             return None
 
     def _listed(self) -> dict[str, Any]:
-        """Describe a file or folder that others have put there."""
+        """Describe a file or folder without a manifest."""
         found = self._fs.find(self._root, detail=True)
         files = {one[len(self._root) + 1 :]: list(_version(found[one])) for one in found}
         files.pop(LOCK, None)
@@ -287,7 +287,7 @@ class _Place:
     def published(self) -> Iterator[None]:
         """Publish the copy again and again until the block ends, and then once more."""
         ends, every = threading.Event(), float(os.environ.get(PUBLISH_SECONDS) or 30)
-        # Without a manifest, a first publication that is cut off would be taken for a whole one.
+        # Without a manifest, readers would take a cut-off first publication for a whole one.
         self._publish_manifest(self.known["files"])
 
         def work() -> None:
@@ -307,7 +307,7 @@ class _Place:
             self._publish()
 
     def _publish(self) -> None:
-        """Upload what has changed, then the manifest; then remove what is gone."""
+        """Upload changed files, then the manifest, and then remove files that are gone."""
         self._renew()
         known, links = self.known["files"], self.side / "upload"
         shutil.rmtree(links, ignore_errors=True)
@@ -327,7 +327,7 @@ class _Place:
                 self._fs.rm_file(self._key(name))
 
     def _snapshot(self, links: pathlib.Path) -> dict[str, Any]:
-        """Return what the copy holds at one moment, and link there what is not published."""
+        """Return the content of the copy at one moment, and link its unpublished files there."""
         while True:
             now = _scan(self.copy)
             with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
@@ -346,7 +346,7 @@ class _Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of a folder, an object that the store makes only where there is none."""
+        """Hold the lock of a folder, an object that the store creates only once."""
         for is_last in (False, True):
             with contextlib.suppress(FileExistsError):
                 self._sign(mode="create")
@@ -376,14 +376,14 @@ class _Place:
         found = self._read(LOCK) or {}
         if found.get("token") != self._token:
             raise OSError(
-                f"{self.url}: a process on {found.get('host')} has taken the folder over; what "
-                f"this one has not published is in {self.copy}: stop one of them"
+                f"{self.url}: a process on {found.get('host')} has taken the folder over; the "
+                f"unpublished files of this one are in {self.copy}: stop one of them"
             )
         self._sign()
 
 
 def _scan(folder: pathlib.Path) -> dict[str, Any]:
-    """Describe a local folder, or a file, called "", as a manifest; without what is unfinished."""
+    """Describe a local folder, or a file, called "", as a manifest, without unfinished files."""
     if folder.is_file():
         return {"": list(state(folder))}
     found: dict[str, Any] = {}
@@ -400,12 +400,12 @@ def _scan(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_room(size: int) -> None:
-    """Raise ValueError if all copies with `size` more bytes were larger than they may be."""
+    """Raise ValueError if all copies with `size` more bytes would exceed their limit."""
     most = float(os.environ.get(CACHE_GB) or 500)
     total = (size + sum(one[0] for one in _scan(_cache()).values() if isinstance(one, list))) / 1e9
     if size and total > most:
         raise ValueError(
-            f"{_cache()} would hold {total:.3g} GB, may hold {most:g}; remove folders of it that "
+            f"{_cache()} would hold {total:.3g} GB, may hold {most:g}; remove folders that "
             f"no run needs, set {CACHE_GB} to more, or {CACHE} to a folder on another disk"
         )
 

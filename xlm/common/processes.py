@@ -40,9 +40,9 @@ class Workers:
     def run(self, function: Callable[..., T], jobs: Sequence[tuple]) -> Iterator[T]:
         """Call a function with the arguments of each job; yield the results as they come.
 
-        This process does the work itself unless there are at least two jobs and two workers. Raises
-        MemoryError if a worker is out of memory or was killed, as the system does when memory is
-        short. After any other exception of a job, no other job begins and all workers end.
+        This process does the work itself for one job or one worker. Raises MemoryError if a worker
+        is out of memory, or was killed, as the system does when memory is short. After any other
+        exception of a job, no other job begins and all workers end.
         """
         if min(self.number, len(jobs)) < 2:
             yield from (function(*job) for job in jobs)
@@ -64,7 +64,7 @@ class Workers:
                     idle.pop().send((function, waiting.pop(0)))
                 ready: list[Any] = connection.wait(busy)
                 received = [one.recv() for one in ready]
-            except (EOFError, OSError):  # its end
+            except (EOFError, OSError):  # a worker has ended
                 ready, received = [], [(None, MemoryError())]
             busy.difference_update(ready)
             idle += ready
@@ -72,7 +72,7 @@ class Workers:
                 if isinstance(fault, MemoryError):
                     raise MemoryError(
                         f"a worker process has none left, or was killed; lower {self._key} and run "
-                        "the same command again: what is finished is kept"
+                        "the same command again: it resumes"
                     ) from fault
                 if fault is not None:
                     raise fault
@@ -82,8 +82,8 @@ class Workers:
         # Spawned, not forked: this process may hold threads of its libraries.
         context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # or the first start would, and change the mask
-        # Workers inherit the mask: Ctrl-C reaches all processes of a terminal, but only this one
-        # acts on it, even while they import their modules. Nor is a start cut short.
+        # Workers inherit the mask. Ctrl-C reaches all processes of a terminal, but only this one
+        # acts on it, even while they import their modules. No signal cuts a start short.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             while len(self._workers) < count:
@@ -106,7 +106,7 @@ class Workers:
 
 
 def _work(jobs: Any, parent: int) -> None:
-    """Do jobs until there are no more, or until the parent has ended in any way."""
+    """Do jobs until there are no more, or the parent has ended."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Keys of a config: fields of settings classes, each declared once by `key`.
 
 A field holds name, type, default and limits; the class's docstring documents it. Checks, help, the
-reference page and the identity of a stage come from these.
+reference page and the identity of a stage derive from these.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ def key(
 ) -> Any:  # fmt: skip
     """A field of a settings class that is a key of a config.
 
-    Older records without the key are read with `default`. `choices` limit a name, or the names in a
-    tuple. `effect` says what a change affects: "results"; "records" and speed, so that a stage may
+    Older records without the key get its `default`. `choices` limit a name, or the names in a
+    tuple. A change affects the `effect`: "results"; "records" and speed, so that a stage may
     resume; or the "place" of text that a digest identifies.
     """
     limits = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
@@ -38,7 +38,7 @@ def key(
 
 
 class Key(NamedTuple):
-    """A key of a section: type, default (None only if valid), meaning, and arguments of `key`."""
+    """A key of a section: type, default (None only if valid), meaning, limits of `key`."""
 
     kind: Any
     default: Any
@@ -56,7 +56,7 @@ def section(
     found: Section = {}
     for one in classes:
         kinds, texts = typing.get_type_hints(one), documentation(one)
-        own = inspect.get_annotations(one)  # come first, then those of its bases
+        own = inspect.get_annotations(one)  # before those of its bases
         for field in sorted(dataclasses.fields(one), key=lambda field: field.name not in own):
             if not field.metadata.get("key"):
                 continue
@@ -88,7 +88,7 @@ def settings(kind: type[T], section: Any, /, **derived: Any) -> T:
     """Convert a section of a checked config to a settings class.
 
     `section` has the values of keys; other fields keep their defaults. `derived` has values of
-    further fields, such as the vocabulary size, or of keys that are derived here.
+    further fields, such as the vocabulary size, or overrides keys.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     values = section.to_dict() if hasattr(section, "to_dict") else section
@@ -160,7 +160,7 @@ def words(kind: Any) -> str:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type; elements of a tuple are not checked."""
+    """Whether a value is of a type, whatever the elements of a tuple."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True

@@ -17,10 +17,9 @@ def markdown(
 ) -> str:  # fmt: skip
     """Format rows as a Markdown table with the columns of all rows; "" for no rows.
 
-    None, NaN and missing values are empty cells. Marks of Markdown stay marks; those of HTML and
-    "|" are text. `formats` are number formats by column, or one for all, such as ".3f" or "+.1%".
-    The first `left` columns are aligned to the left. A last row has the means of the columns
-    `mean`.
+    None, NaN and missing values are empty cells. Markdown in cells stays; HTML and "|" are escaped.
+    `formats` are number formats by column, or one for all, such as ".3f" or "+.1%". The first
+    `left` columns are aligned to the left. A last row has the means of the columns `mean`.
     """
     rows = list(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -50,7 +49,7 @@ def shown(value: Any, form: str = "") -> str:
 
 
 def mean_of(values: Iterable[float | None]) -> float:
-    """Return the mean of the values that are neither None nor NaN; NaN without one."""
+    """Return the mean of values, without None and NaN; NaN for no values."""
     found = [value for value in values if value is not None and not math.isnan(value)]
     return math.fsum(found) / len(found) if found else math.nan
 
@@ -62,7 +61,7 @@ def signed(value: float, form: str) -> str:
 
 
 def named(names: Collection[str], most: int) -> str:
-    """List the first `most` names, and the number of the others."""
+    """List the first `most` names, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(list(names)[:most]) + more
 
@@ -86,7 +85,7 @@ def escaped(text: str) -> str:
 
 
 def without_html(text: str) -> str:
-    """Escape what would be HTML or end a cell, unless it is escaped already."""
+    """Escape characters that begin HTML or end a cell, unless they are escaped already."""
     return re.sub(r"(?<!\\)([<>&|])", r"\\\1", text)
 
 

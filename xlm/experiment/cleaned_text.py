@@ -1,4 +1,4 @@
-"""The cleaned text of a run, which its vocabulary and its rows are made from."""
+"""The cleaned text of a run, the source of its vocabulary and its rows."""
 
 import dataclasses
 import os
@@ -20,8 +20,8 @@ def run(
 ) -> tuple[CorpusSpec, dict[str, Any]]:
     """Clean the text by the section `clean`, unless that is done or no rule is on.
 
-    Return the corpus to read, and what a stage records of the one that the config names. The
-    `executor` is by default `store.num_workers` processes.
+    Returns the corpus to read, and the record of the config's corpus and rules for later stages.
+    The default `executor` is `store.num_workers` processes.
     """
     spec, folder = builders.corpus_spec(config), folders.text.absolute()
     settings = schema.settings(CleaningSettings, config.clean)

@@ -1,7 +1,7 @@
-"""What a pre-training costs before it runs: steps, epochs, hours, and the loss to expect.
+"""Costs of a pre-training before it runs: steps, epochs, hours, and the expected loss.
 
-Hours on a chip of `CHIPS` are a roofline of the traced step, those on the devices of this machine a
-measurement of it. Both leave out reading, evaluating and saving.
+A roofline of the traced step gives the hours on a chip of `CHIPS`. A measurement gives the hours on
+this machine. Both leave out reading, evaluating and saving.
 """
 
 import collections
@@ -10,7 +10,7 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ from xlm.training.step import TrainFunctions
 
 
 class Chip(NamedTuple):
-    """Data sheet: FLOPs in bfloat16 and bytes of memory moved, a second; bytes of memory."""
+    """Data sheet: FLOPs in bfloat16 and memory traffic in bytes, per second; bytes of memory."""
 
     flops: float
     hbm_rate: float
@@ -51,20 +51,20 @@ CHIPS = {
     "v5p": Chip(459e12, 2.765e12, 102e9),
     "v6e": Chip(918e12, 1.64e12, 34.4e9),
 }
-# Shares of the data sheets' rates that large products and streams reach, as in the compile bench,
-# and what its times leave beside the products: bytes a FLOP, times D, in bfloat16, of the best and
-# the worst of its steps in rows up to 1,024.
+# Shares of the data sheets' rates that large products and streams reach in the compile bench. The
+# traffic beside the products is in bytes per FLOP, times D, in bfloat16: for the best and the worst
+# step of that bench with rows of at most 1,024 tokens.
 PRODUCTS, STREAMS, TRAFFIC = 0.7, 0.9, (4, 13)
-# Held-out bits a character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b of D
-# tokens, measured to the most tokens, where they are at least 3 a parameter of the layers
-# (research/studies/scaling.py). Beyond it the constants' errors grow: 0.2 at three times as many.
+# Held-out bits per character of small encoders by the recipe of configs/one_gpu.py: E + B / D^b for
+# D tokens. The fit covers at most `LAW_TO` tokens, and at least 3 per parameter of the layers
+# (research/studies/scaling.py). Its error is `LAW_ERROR` at three times as many tokens.
 LAW, LAW_TO, LAW_ERROR = (1.233, 448, 0.3945), 6.6e6, 0.2
 
 _ENOUGH = 60.0  # seconds of measured steps
 
 
 def seen(config: ConfigDict, tokens: Mapping[str, int]) -> tuple[int, dict[str, float]]:
-    """Return the steps of a run of one phase, and its epochs of text with `tokens` by language.
+    """Return the steps of a run of one phase, and its epochs by language of text with `tokens`.
 
     Raises ValueError if `train.num_epochs` counts text that is unknown.
     """
@@ -74,7 +74,7 @@ def seen(config: ConfigDict, tokens: Mapping[str, int]) -> tuple[int, dict[str, 
             f"train.num_epochs is {train.num_epochs}, and there is no text to count; give "
             "--config.corpus.root, or --workdir with rows"
         )
-    # Padding counts: there is next to none.
+    # Padding is negligible, so all positions count as tokens.
     of_step = train.batch_size * config.store.length
     of_step *= 1 - data.pair_share - data.contrast_share
     wanted = train.num_epochs * sum(tokens.values()) or train.num_tokens
@@ -92,10 +92,10 @@ def _batch(config: ConfigDict, mesh: Any) -> Batch:
 
 
 def sizes(config: ConfigDict, num_devices: int) -> tuple[float, int]:
-    """Return the FLOPs of a step's matrix products, of all devices, and the layers' parameters.
+    """Return the FLOPs of a step's matrix products on all devices, and the layers' parameters.
 
-    Pairs of sentences count as packed sequences, and an exact softmax by blocks as one at once,
-    since a trace does not tell how long a loop is and a block's logits are computed twice.
+    Pairs of sentences count as packed sequences. A blockwise softmax counts as a full one: a trace
+    does not show the length of a loop, and the loop computes the logits of a block twice.
     """
     config = copy.deepcopy(config)
     if config.output_layer.kind == "blockwise":
@@ -109,7 +109,7 @@ def sizes(config: ConfigDict, num_devices: int) -> tuple[float, int]:
 
 
 def expected_loss(parameters: float, tokens: float) -> float | None:
-    """Return the held-out bits a character by the law; None where nothing like it was measured."""
+    """Return the held-out bits a character by the law; None beyond its measurements."""
     if tokens > 3 * LAW_TO or tokens < 3 * parameters:
         return None
     constant, factor, power = LAW
@@ -117,10 +117,10 @@ def expected_loss(parameters: float, tokens: float) -> float | None:
 
 
 def roofline(config: ConfigDict, chip: Chip, flops: float) -> tuple[float, float]:
-    """Return the least and the most seconds that a chip takes for FLOPs of a config's steps.
+    """Return the least and the most seconds of a chip for `flops` of a config's steps.
 
-    Products of D x D take D times the FLOPs of the traffic around them, so that a narrow encoder
-    moves more bytes a FLOP, and float32 twice as many.
+    A product of width D has D times as many FLOPs as bytes around it. So a narrow encoder moves
+    more bytes per FLOP. float32 doubles them.
     """
     width = config.model.hidden_size * (1 if config.model.dtype == "bfloat16" else 0.5)
     least, most = (
@@ -150,9 +150,9 @@ def seconds(
     program: Any, functions: TrainFunctions, batch: Batch, vocab_size: int,
     clock: Callable[[], float], steps: int, tell: Callable[[float], None] = lambda seconds: None,
 ) -> list[float]:  # fmt: skip
-    """Return the times of steps of a compiled program on random tokens, but for the first two.
+    """Time steps of a compiled program on random tokens, without the first two.
 
-    One is enough if `_ENOUGH` seconds have passed; `tell` gets the first time.
+    Stops after `_ENOUGH` seconds, with at least the last time. `tell` gets the first one.
     """
     rng, state, found = np.random.default_rng(0), functions.init(np.int32(0)), []
     arrays = {name: rng.integers(5, vocab_size, x.shape) for name, x in batch.arrays.items()}
@@ -172,13 +172,13 @@ def seconds(
 def report(
     configs: Mapping[str, ConfigDict], num_devices: int, target: str, price: float, workdir: str
 ) -> str:
-    """Return tables of what phases cost, and what the numbers rest on.
+    """Return tables of the costs of phases, and the basis of the numbers.
 
     Args:
-      configs: by phase, "" for a run without phases.
-      target: of `CHIPS`, "here" for the devices of this machine, or "" for no times.
-      price: of a device and an hour.
-      workdir: of the run, whose rows count if there are any; "" for none.
+      configs: by name of the phase, "" for a run without phases.
+      target: a chip of `CHIPS`, "here" for the devices of this machine, or "" for no times.
+      price: per device and hour.
+      workdir: of a run, to count its rows if there are any; "" for none.
     """
     rows: list[dict[str, Any]] = []
     epochs = collections.defaultdict[str, dict[str, Any]](dict)
@@ -204,29 +204,39 @@ def report(
     total = {key: sum(row[key] for row in rows) for key in rows[0] if key != "phase"}
     if len(rows) > 1:
         rows.append({"phase": "all", **total})
-    basis = ["- PFLOP: of the matrix products of the traced step, the optimizer's included."]
-    if epochs and not has_rows:
-        basis.append(
-            f"- Epochs: by the sizes of the files, {BYTES_PER_TOKEN} bytes a token; a third either "
-            "way. --workdir of a run with rows counts tokens."
-        )
-    if target == "here":
-        basis.append("- Hours: the fastest and the slowest of some steps on this machine. Reading, "
-                     "evaluating and saving come on top.")  # fmt: skip
-    elif target:
-        peak = 3600 * num_devices * CHIPS[target].flops / 1e15
-        least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
-        basis.append(
-            f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
-            "traffic of steps that were compiled and not run (docs/compiled_steps.md)."
-        )
-    bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
-    found = (
-        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text as that of the law" if bits
-        else f"unknown, as the law is of 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
-    )  # fmt: skip
-    basis.append(f"- Loss: {found} (docs/performance.md).")
+    is_estimated = bool(epochs) and not has_rows
+    basis = _basis(total, parameters, num_devices, target, is_estimated=is_estimated)
     formats = {"steps": ",", "PFLOP": ",.4g", "tokens, million": ",.1f"}
     shown = [tables.markdown(rows, formats | dict.fromkeys(total.keys() - formats, ".3g")),
              tables.markdown(epochs.values(), ".2f"), "\n".join(basis)]  # fmt: skip
     return "\n\n".join(filter(None, shown))
+
+
+def _basis(
+    total: Mapping[str, Any], parameters: int, num_devices: int, target: str, *, is_estimated: bool
+) -> Iterator[str]:
+    """Yield items on the basis of the numbers; epochs may be `is_estimated` from file sizes."""
+    yield "- PFLOP: the matrix products of the traced step, with the optimizer's."
+    if is_estimated:
+        yield (
+            f"- Epochs: from the sizes of the files at {BYTES_PER_TOKEN} bytes a token, a third "
+            "either way. Give --workdir of a run with rows to count tokens."
+        )
+    if target == "here":
+        yield (
+            "- Hours: the fastest and the slowest of some steps on this machine. Reading, "
+            "evaluating and saving come on top."
+        )
+    elif target:
+        peak = 3600 * num_devices * CHIPS[target].flops / 1e15
+        least, most = (total["PFLOP"] / (peak * total[f"hours, {x}"]) for x in ("most", "least"))
+        yield (
+            f"- Hours: {least:.0%} to {most:.0%} of the peak of {target}'s data sheet, by the "
+            "traffic of steps that were compiled but not run (docs/compiled_steps.md)."
+        )
+    bits = parameters and expected_loss(parameters, 1e6 * total["tokens, million"])
+    found = (
+        f"{bits:.2f} bits a character, {LAW_ERROR} either way, on text like the law's" if bits
+        else f"unknown, since the law has 3 tokens a parameter to {3 * LAW_TO / 1e6:.0f} million"
+    )  # fmt: skip
+    yield f"- Loss: {found} (docs/performance.md)."

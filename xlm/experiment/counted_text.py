@@ -1,4 +1,4 @@
-"""Tables of runs of a corpus that is too large to be held, in place of its text."""
+"""Tables of runs of a corpus too large for memory, in place of its text."""
 
 import logging
 import pathlib
@@ -12,11 +12,11 @@ from vocap.text_rules import TextRules
 from xlm.common import artifacts, processes
 from xlm.experiment.data import Folders
 
-# Bytes of text. Less is held, at 2 to 3 bytes of memory a byte, and read once instead of twice.
+# Bytes of text. Memory holds a smaller corpus, at 2 to 3 bytes a byte, after one pass of reading.
 STREAMED_FROM = 256 << 20
-# Runs that one process holds; a gigabyte.
+# Runs in the memory of one process, about a gigabyte.
 _MAX_RUNS = 2_000_000
-# Begins the hash of text that is identified by its blocks.
+# Prefix of a hash over blocks of text.
 _BLOCKS = "blocks-"
 
 
@@ -24,7 +24,7 @@ class Counted(NamedTuple):
     """A corpus as tables of runs.
 
     Attributes:
-      train, heldout: table of each language; of `heldout` those with held-out text.
+      train, heldout: tables by language; `heldout` lacks languages without held-out text.
       digest: hash of all text and its split.
     """
 
@@ -34,13 +34,13 @@ class Counted(NamedTuple):
 
 
 def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
-    """Whether a vocabulary is built from tables of the text in place of the text.
+    """Whether a build reads tables of the text, in place of the text in memory.
 
-    The vocabulary of `folders` may be of text that was held. `reader` is a setting that reads
-    sentences, so that text of any size is held; "" if none does.
+    `reader` names a setting that reads sentences, so that memory must hold text of any size; "" for
+    none. With rows, text stays in memory if the vocabulary was built so.
     """
     settings = folders.vocab / "settings.json"
-    # A hash of the other kind would differ, and be refused, though the text is the same.
+    # The stage would refuse a hash of the other kind, though the text is the same.
     if folders.has_rows and settings.exists():
         text = artifacts.read_object(settings).get("text", _BLOCKS)
         if not str(text).startswith(_BLOCKS):
@@ -48,8 +48,8 @@ def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
     size = CorpusStream(spec).num_bytes()
     if size >= STREAMED_FROM and reader:
         logging.warning(
-            "some %.0f MB of text are held, at 2 to 3 bytes of memory a byte: %s reads sentences, "
-            "which others count as a stream",
+            "some %.0f MB of text stay in memory, at 2 to 3 bytes a byte: %s reads sentences, "
+            "other settings stream the text",
             size / 1e6, reader,
         )  # fmt: skip
     return size >= STREAMED_FROM and not reader
@@ -58,14 +58,10 @@ def is_streamed(spec: CorpusSpec, folders: Folders, reader: str) -> bool:
 def count(
     spec: CorpusSpec, folder: pathlib.Path, rules: TextRules, num_workers: int, progress: Progress
 ) -> Counted:
-    """Count the text of each language, which is read twice and never held.
+    """Count the text of each language as a stream, in two passes and `num_workers` processes.
 
-    Raises ValueError as `corpus.load_corpus`.
-
-    Args:
-      folder: where tables are kept; those of the same text are not counted again.
-      num_workers: languages at a time, each in its process.
-      progress: wraps an iteration, given its name and length.
+    `folder` keeps the tables, so the same text is not counted again. Raises ValueError as
+    `corpus.load_corpus`.
     """
     jobs = [(spec, language, folder, rules) for language in CorpusStream(spec).languages]
     with processes.Workers(num_workers, "vocab.num_workers") as workers:
@@ -83,7 +79,7 @@ def _count(
     """Count a language; return it, the hash of its text, its table and that of held-out text."""
     stream = CorpusStream(spec)
     sides, digest = stream.select(language)
-    # Tables of the first rules there were have no name of rules.
+    # Names of tables by the default rules have no rules, as before there were others.
     own = digest[:16] + ("" if rules == TextRules() else f"-{rules.name}")
     names = (f"{language}-{own}.runs.gz", f"{language}-heldout-{own}.runs.gz")
     out, aside = (folder / name for name in names)

@@ -1,4 +1,4 @@
-"""Counting of text into tables of runs, in one go or in parts that an executor counts."""
+"""Counting of text into tables of runs, at once or in parts by an executor."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ _MERGED_AT_ONCE = 64  # tables
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """How text is counted; `heldout_by` is "text" or "sentence", as of `xlm count`."""
+    """Settings of a count, those of `xlm count`; `heldout_by` is "text" or "sentence"."""
 
     rules: TextRules
     max_runs: int
@@ -37,10 +37,10 @@ def count(
     settings: Counting, paths: Iterable[Any], outs: Sequence[pathlib.Path], folder: Any,
     executor: Executor,
 ) -> Sequence[pretoken_tables.Size]:  # fmt: skip
-    """Count text into a table, and what is held out, if any, into another.
+    """Count text into a table, and held-out text, if any, into another.
 
-    `folder` keeps the tables of parts, which a killed count resumes with. All tables have the same
-    bytes, whoever counts. Raise ValueError if a file is malformed, or sentences are lost.
+    A killed count resumes with the tables of parts in `folder`. Each executor writes the same
+    bytes. Raises ValueError if a file is malformed, or sentences are lost.
     """
     is_whole = isinstance(executor, Workers) and executor.number == 1
     size = sys.maxsize if is_whole else _PART_BYTES
@@ -51,7 +51,8 @@ def count(
         return _count(settings, console.bar(pieces, "count", len(pieces), "files"), outs)
     states = [part.fingerprint for part in parts]
     folder = folder / artifacts.fingerprint(dataclasses.asdict(settings), states)
-    tables = [[f"{folder / kind}-{part.number:06d}" for part in parts] for kind in _kinds(outs)]
+    kinds = ("kept", "heldout")[: len(outs)]
+    tables = [[f"{folder / kind}-{part.number:06d}" for part in parts] for kind in kinds]
     jobs = list(zip(itertools.repeat(settings), parts, *tables))
     _complete(executor, _count_part, jobs, "count")
     sizes = [_merged(of_kind, out, executor) for of_kind, out in zip(tables, outs, strict=True)]
@@ -62,10 +63,6 @@ def count(
                 f"{counted}; remove them, and run the same command again"
             )
     return sizes
-
-
-def _kinds(outs: Sequence[pathlib.Path]) -> Sequence[str]:
-    return ("kept", "heldout")[: len(outs)]
 
 
 def _complete(executor: Executor, function: Any, jobs: Iterable[tuple], name: str) -> None:
@@ -80,7 +77,7 @@ def _complete(executor: Executor, function: Any, jobs: Iterable[tuple], name: st
 
 
 def _merged(tables: Sequence[str], out: pathlib.Path, executor: Executor) -> pretoken_tables.Size:
-    """Merge tables into one; of many, the executor merges groups first."""
+    """Merge tables into one; the executor first merges groups of many tables."""
     while len(tables) > _MERGED_AT_ONCE:
         groups = [tables[i : i + _MERGED_AT_ONCE] for i in range(0, len(tables), _MERGED_AT_ONCE)]
         tables = [f"{group[0]}-merged" for group in groups]

@@ -1,7 +1,6 @@
 """Builders that need no jax: settings, folders, corpus, packed dataset."""
 
 import collections
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,51 +30,27 @@ BYTES_PER_TOKEN = 4
 _AMOUNTS = 'write one object, {"en": 300.8, ...}'
 
 
-@dataclasses.dataclass(frozen=True)
 class Folders:
-    """Result folders of the stages in a working directory."""
+    """Paths of the results of the stages in a working directory.
 
-    workdir: pathlib.Path
+    Attributes:
+      text: cleaned text, if the config has rules.
+      text_record: findings in the text, see `text_warnings`.
+      byte_tokenizer: the result of vocab.method = byte_bpe, in place of `tokenizer`.
+    """
 
-    @property
-    def text(self) -> pathlib.Path:
-        """Cleaned text, if the config has rules."""
-        return self.workdir / "text"
-
-    @property
-    def vocab(self) -> pathlib.Path:
-        return self.workdir / "vocab"
-
-    @property
-    def rows(self) -> pathlib.Path:
-        return self.workdir / "rows"
+    def __init__(self, workdir: pathlib.Path):
+        self.workdir = workdir
+        self.text, self.text_record = workdir / "text", workdir / "text.json"
+        self.vocab, self.rows = workdir / "vocab", workdir / "rows"
+        self.train, self.report = workdir / "train", workdir / "report"
+        self.tokenizer = self.vocab / "spm.model"
+        self.byte_tokenizer = self.vocab / "tokenizer.json"
 
     @property
     def has_rows(self) -> bool:
         """Whether there is a finished packed dataset."""
         return (self.rows / META).exists()
-
-    @property
-    def train(self) -> pathlib.Path:
-        return self.workdir / "train"
-
-    @property
-    def report(self) -> pathlib.Path:
-        return self.workdir / "report"
-
-    @property
-    def text_record(self) -> pathlib.Path:
-        """What was found in the text, see `text_warnings`."""
-        return self.workdir / "text.json"
-
-    @property
-    def tokenizer(self) -> pathlib.Path:
-        return self.vocab / "spm.model"
-
-    @property
-    def byte_tokenizer(self) -> pathlib.Path:
-        """What vocab.method = byte_bpe builds in place of `tokenizer`."""
-        return self.vocab / "tokenizer.json"
 
     def read_tokenizer(self) -> bytes:
         """Read the serialised tokenizer.
@@ -110,7 +85,7 @@ def vocabulary_settings(config: ConfigDict) -> VocabularySettings:
     )
 
 
-# An empty object would be taken for no amounts given, and those of the text would be used.
+# An empty object would look like no amounts, and the build would use those of the text.
 _Amounts = Annotated[dict[Name, Annotated[float, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
 
 
@@ -150,14 +125,14 @@ def _read_sizes(path: str, section: ConfigDict) -> dict[str, int]:
 def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str, pathlib.Path]]:
     """Find the tables of runs for training and held-out text, by language, in vocab.tables.
 
-    They are named `<lang>.runs.gz` and `<lang>.heldout.runs.gz`. Raises ValueError if a language of
-    corpus.languages, or every one, is missing, or there are partial tables.
+    Their names are `<lang>.runs.gz` and `<lang>.heldout.runs.gz`. Raises ValueError if a language
+    of corpus.languages has no table, no language has one, or a table is a part of another.
     """
     from vocap.pretoken_tables import PART  # training needs no numba
 
     folder = places.fetched(config.vocab.tables)
     found = {path.name.removesuffix(".runs.gz"): path for path in folder.glob("*.runs.gz")}
-    # Each would be taken for a separate language.
+    # Each part would count as a language of its own.
     if parts := sorted(name for name in found if PART.fullmatch(name)):
         raise ValueError(
             f"{found[parts[0]]} is a part of a table; make one table of a language's parts with "
@@ -187,8 +162,7 @@ def count_tables(config: ConfigDict) -> tuple[dict[str, pathlib.Path], dict[str,
 def parallel_sentences(config: ConfigDict) -> dict[str, list[str]]:
     """Read the lines of vocab.parallel that all its languages have; {} if the key is empty.
 
-    Raises ValueError if there is no such folder, files differ in length, or no line is in all
-    languages.
+    Raises ValueError without such a folder or line, or if the lengths of files differ.
     """
     if not config.vocab.parallel:
         return {}
@@ -232,7 +206,7 @@ def text_tokens(config: ConfigDict) -> dict[str, int]:
 
 
 def rows_of_tasks(config: ConfigDict) -> tuple[int, int]:
-    """Rows of text and of pairs in a step that has them, which joint ones share (`data.kinds`)."""
+    """Rows of text, and of pairs, in a step; a joint step divides its rows (`data.kinds`)."""
     size = config.train.batch_size
     of_pairs = round(size * config.data.pair_share)
     return (size - of_pairs, of_pairs) if data_settings(config).is_joint else (size, size)
@@ -245,7 +219,7 @@ def pair_sampling(config: ConfigDict, dataset: PackedDataset) -> PairSampling | 
 
 
 def pair_shares(config: ConfigDict, dataset: PackedDataset) -> dict[Pair, float] | None:
-    """Shares of language pairs in the stream; None for those by sets of `data.pair_alpha`."""
+    """Shares of language pairs in the stream; None if `data.pair_alpha` weights sets instead."""
     if data_settings(config).pair_sampling == "alpha":
         return None
     found = pair_sampling(config, dataset)
@@ -256,21 +230,21 @@ def evaluation_settings(config: ConfigDict) -> EvaluationSettings:
     return settings(EvaluationSettings, config.evaluation)
 
 
-# Sections of a config that only earlier stages read and that do not affect training results.
+# Sections of a config without effect on the results of training.
 ELSEWHERE = ("corpus", "clean", "vocab", "store", "evaluation", "phases")
-# Keys of `train` that change no results but with row-wise updates, where pending ones are rounded.
+# Keys of `train` that change results of row-wise updates only, whose pending ones are rounded.
 _INTERVALS = ("evaluate_every", "checkpoint_every")
-# Recorded and not compared: the digest `text` of the same record identifies what lies there.
+# Recorded, not compared: the digest `text` of the same record identifies the content.
 PLACE_OF_TEXT = ("corpus.root",)
 
 
 def warn_of_other_sections(
     config: ConfigDict, earlier: Mapping[pathlib.Path, Sequence[str]]
 ) -> None:
-    """Warn where the config differs from the records of earlier stages; their results are used.
+    """Warn of differences between the config and the records of earlier stages.
 
-    They may differ: a vocabulary of one text serves rows of another. `earlier` has the sections
-    that the stage of a folder has read, by folder.
+    They may differ: a vocabulary of one text serves rows of another. `earlier` lists the sections
+    that the stage of each folder has read.
     """
     found, defaults = [], schema.defaults_of_records()
     for folder, names in earlier.items():
@@ -281,10 +255,9 @@ def warn_of_other_sections(
             found += [f"{folder}:", *lines]
     if found:
         logging.warning(
-            "the config differs from those of earlier stages, whose results are used as they are:\n"
-            "%s\nWhere keys of corpus differ, text that is held out of one stage may be what "
-            "another one learns from. For results of this config run all stages in another "
-            "--workdir, or set the keys back",
+            "the config differs from those of earlier stages, whose results stay in use:\n%s\n"
+            "If keys of corpus differ, one stage may learn from text that another holds out. For "
+            "results of this config run all stages in another --workdir, or set the keys back",
             "\n".join(found),
         )
 
@@ -294,8 +267,8 @@ def open_train_stage(
 ) -> artifacts.Stage:
     """Open the folder of training, which refuses other settings (see `artifacts`).
 
-    Keys that do not affect results may differ (docs/resume.md has the list); those of earlier
-    stages are warned of. At `continue_from` a phase begins, whose settings may differ (`phases`).
+    Keys without effect on results may differ (docs/resume.md lists them). Differences from earlier
+    stages give a warning. A phase with other settings begins at step `continue_from` (`phases`).
     """
     rows = artifacts.read_object(folders.rows / "settings.json")
     defaults = schema.defaults_of_records()
@@ -313,7 +286,7 @@ def open_train_stage(
         now = open_stage(settings, replace=lambda: True)
         begun = phases.with_phase(settings, now, continue_from)
         before = now.changes()
-        # The phase replaces the settings that it was checked against, and no others.
+        # The phase replaces only the settings that it was checked against.
         stage = open_stage(begun, replace=lambda: now.changes() == before)
     stages = {folders.vocab: ("vocab",), folders.rows: ("corpus", "clean", "store")}
     warn_of_other_sections(config, stages)
@@ -338,7 +311,7 @@ def _drop(section: dict[str, Any], keys: Iterable[str]) -> None:
 def open_packed_dataset(folders: Folders) -> PackedDataset:
     """Open the packed dataset of a working directory, checked against its tokenizer."""
     if not folders.has_rows and folders.byte_tokenizer.exists():
-        folders.read_tokenizer()  # says that there can be none
+        folders.read_tokenizer()  # raises: byte_bpe permits no rows
     dataset = PackedDataset.open(folders.rows)
     dataset.check_tokenizer(folders.read_tokenizer(), folders.tokenizer)
     return dataset

@@ -13,25 +13,25 @@ class DataSettings(PairSamplingSettings, BlockSettings):
     """Settings of the training stream; the `data` section of a config.
 
     Attributes:
-      alpha: exponent of the language probabilities (Eq. 3) that sequences are sampled with.
+      alpha: exponent of the language probabilities (Eq. 3) by which the stream samples sequences.
       loader: "tf.data", or "threads" where TensorFlow is not installed.
       prefetch: number of prefetched batches.
-      read_threads: threads that read blocks; 0 to read what is needed when it is needed. Without
-        `block_bytes` there are none.
-      read_ahead: number of batches whose blocks are requested before they are made.
-      alpha_phases: (step, alpha) pairs: changes of the exponent from these steps on, counting those
-        on packed sequences; each language's sequences then start over.
+      read_threads: threads that read blocks ahead; 0 to read on demand. No effect without
+        `block_bytes`.
+      read_ahead: number of batches whose blocks the threads request in advance.
+      alpha_phases: (step, alpha) pairs: the exponent from this step on. Only steps on packed
+        sequences count. Each language's sequences then start over.
       across_documents: whether attention crosses the documents of a sequence.
       pair_share: share of steps on pairs of translations (translation language modelling, or the
         bilingual batches of VECO), from `corpus.parallel`; 0 for none. With joint steps it is the
         share of the rows of every step, and train.batch_size counts the rows of both tasks.
-      pair_weight: weight of the loss on these pairs; that on text has 1.
+      pair_weight: weight of the loss on these pairs; the loss on text has weight 1.
       contrast_share: share of steps on pairs of separately encoded sentences with a contrastive
         loss (`xlm.objectives.contrastive`); 0 for none.
-      kinds: "joint" for rows of text and of pairs in every step, whose losses are added
-        (XY-LENT, Table 9); otherwise a step is of text or of pairs, in "random" order or spread
-        evenly, in "turns" if each has half of the steps (VECO, Section 3). Metrics are of the step
-        recorded: of kinds in turns with an even train.log_every they would all be of one kind.
+      kinds: "joint" puts rows of text and of pairs into every step, and adds their losses
+        (XY-LENT, Table 9). Otherwise a step has either, in "random" order or spread evenly, in
+        "turns" (VECO, Section 3). Metrics are of the recorded step: in turns of one step each, an
+        even train.log_every records one kind only.
       pair_positions: "continue" through both sentences of a pair, or "restart" at zero in the
         second.
     """
@@ -55,7 +55,7 @@ class DataSettings(PairSamplingSettings, BlockSettings):
         if min(starts, default=1) < 1 or sorted(set(starts)) != starts:
             raise ValueError(
                 f"data.alpha_phases are {self.alpha_phases}; phases must begin at step 1 or later, "
-                "each later than the one before it; data.alpha is that of the first"
+                "each later than the one before it; data.alpha is for the steps before them"
             )
         alphas = [alpha for _, alpha in self.alpha_phases]
         if min(alphas, default=0) < 0:

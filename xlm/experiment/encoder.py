@@ -21,7 +21,7 @@ from xlm.models.segments import mean_state, packed_segments
 from xlm.models.settings import EncoderSettings
 
 MASK = "<mask>"
-_LENGTHS = 64  # rows are padded to multiples of it, each with a program of its own
+_LENGTHS = 64  # rows are padded to its multiples, with a compiled program for each
 
 
 class Prediction(NamedTuple):
@@ -58,20 +58,16 @@ class Encoder:
     ) -> np.ndarray:
         """Sentence vectors: the mean state of a text's tokens, without special ones.
 
-        Returns [N, D] float32; zeros for a text without tokens.
-
-        Args:
-          texts: cut to as many tokens as the encoder has positions.
-          layer: whose states are taken; the last by default, 0 for the embeddings.
+        Returns [N, D] float32; zeros for a text without tokens. Each text is cut to the encoder's
+        positions. `layer` chooses the states: by default the last one, 0 for the embeddings.
         """
         rows = [self._row(text) for text in texts]
         found = [
             np.asarray(_vectors(self.settings, self._special, layer, self._params, batch))
             for batch in self._batches(rows, batch_size)
         ]
-        return (
-            np.concatenate(found)[: len(rows)] if rows else np.zeros((0, self.settings.hidden_size))
-        )
+        none = np.zeros((0, self.settings.hidden_size), np.float32)
+        return np.concatenate([none, *found])[: len(rows)]
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Prediction]]:
         """The likeliest pieces at each `<mask>` of a text, the likeliest first.
@@ -102,10 +98,10 @@ class Encoder:
     def loss(
         self, texts: Sequence[str], *, num_folds: int = 7, batch_size: int = 32, seed: int = 0
     ) -> float:
-        """Exact masked-LM loss in nats a token; each token is masked once.
+        """Exact masked-LM loss in nats per token, with each token masked once.
 
-        Each of `num_folds` passes over a text masks another part of its tokens. Raises ValueError
-        if the texts have no tokens.
+        Each of `num_folds` passes masks another part of the tokens. Raises ValueError if the texts
+        have no tokens.
         """
         rows = [self._row(text) for text in texts]
         rng, total, count = np.random.default_rng(seed), 0.0, 0
@@ -125,13 +121,13 @@ class Encoder:
         return total / count
 
     def _row(self, text: str) -> list[int]:
-        """Ids of a text between `<s>` and `</s>`, with those of masks in it."""
+        """Ids of a text and its masks, between `<s>` and `</s>`."""
         ids: list[int] = []
         for number, part in enumerate(text.split(MASK)):
             if number:
                 ids.append(self._special.mask)
             pieces = self._tokenizer.encode(part, out_type=str)
-            if number and pieces and not part[0].isspace():  # it goes on with the masked word
+            if number and pieces and not part[0].isspace():  # it continues the masked word
                 bare = pieces[0].removeprefix("\u2581")
                 known = self._tokenizer.piece_to_id(bare) != self._tokenizer.unk_id()
                 pieces = [*([bare] if known else []), *pieces[1:]] if known or not bare else pieces

@@ -1,4 +1,4 @@
-"""Vectors of texts by a run of configs/finetune/embeddings.py, or by an encoder as it is."""
+"""Vectors of texts by a run of configs/finetune/embeddings.py, or by a pre-trained encoder."""
 
 import dataclasses
 import io
@@ -29,10 +29,10 @@ _TASK = next(name for name, task in TASKS.items() if task.is_embedding)
 class TextEncoder:
     """Texts -> vectors of length 1, with the pooling and the prefixes of a run.
 
-    `folder` is a finished run of embeddings; or a working directory of train.py or a model's
-    folder, which give the mean of the last states. `dimension` first dimensions are kept, 0 for
-    all. `objective` is that of `run_config`. Raises ValueError if the folder is none of these, is
-    damaged, or has fewer.
+    `folder` is a finished run of embeddings, a working directory of train.py or a model's folder.
+    The last two give the mean of the last states. Vectors keep their first `dimension` numbers, 0
+    for all. `objective` is that of `run_config`. Raises ValueError if the folder is none of these,
+    is damaged, or has fewer.
     """
 
     def __init__(self, folder: pathlib.Path, dimension: int = 0, objective: str = ""):
@@ -69,13 +69,13 @@ class TextEncoder:
     def __call__(self, texts: Sequence[str], role: str = "passage") -> np.ndarray:
         """Return [N, D] float32 vectors, zeros for empty texts; `role` chooses the prefix."""
         options = self._options
-        if role == "passage":  # the only text of an example is its first one
+        if role == "passage":  # an example's only text is in the place of a query
             options = dataclasses.replace(options, query_prefix=options.passage_prefix)
         examples = [EmbeddingExample(str(number), (text,)) for number, text in enumerate(texts, 1)]
         data = task_data.featured(options, self._tokenizer, "", examples)
         found = np.stack(self._predictor(self._params, data.features))[:, 0, : self._dimension]
         found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        found[[not text.strip() for text in texts]] = 0  # whatever the prefix
+        found[[not text.strip() for text in texts]] = 0  # a prefix alone would have a vector
         return found
 
     def encode_lines(
@@ -83,7 +83,7 @@ class TextEncoder:
     ) -> Iterator[int]:
         """Write the vectors of lines as an array [N, D]; yield the number of lines after each part.
 
-        Parts are kept beside the output, as those of translations; the same call resumes.
+        The same call resumes with the parts that it finds beside the output.
         """
         key = artifacts.fingerprint(self._identity, role, precision, lines)
         parts = [outputs.parts(aside, key) / f"{i}.npy" for i in range(0, len(lines), CHUNK)]

@@ -80,9 +80,7 @@ def retrieval(
 ) -> Retrieval:
     """Build retrieval on the parallel sets of the packed dataset.
 
-    Raises:
-      ValueError: there are such sets, and the encoder has no layer `evaluation.retrieval_layer`, or
-        fewer positions than their sentences have tokens.
+    Raises ValueError as `check_retrieval`.
     """
     check_retrieval(config, encoder, dataset)
     options = evaluation_settings(config)
@@ -98,7 +96,7 @@ def _on_pairs(
     config: ConfigDict, masked_lm: MaskedLM, encoder: MaskedLM | ReplacedToken,
     dataset: PackedDataset, mesh: Mesh,
 ) -> tuple[TranslationGain | None, PairReplacedTokenDetection | None]:  # fmt: skip
-    """Build the evaluations of masked LM and of a discriminator on pairs, of a run with pairs."""
+    """Build the evaluations of masked LM and discriminator on pairs; None where one is missing."""
     options, data = evaluation_settings(config), data_builders.data_settings(config)
     if not data.pair_share:
         return None, None
@@ -117,13 +115,12 @@ def _on_pairs(
 def _examples(
     config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, folders: Folders, mesh: Mesh
 ) -> Examples:
-    """Build example predictions of masked pieces in held-out sentences."""
     processor = spm.SentencePieceProcessor(model_proto=folders.read_tokenizer())
     pieces = [processor.id_to_piece(i) for i in range(dataset.vocab_size)]
     return Examples(masked_lm, dataset, pieces, seed=evaluation_settings(config).seed, mesh=mesh)
 
 
 def _allocation(folders: data_builders.Folders) -> record.Record | None:
-    """Record of the vocabulary's build; None of a tokenizer that was given."""
+    """Record of the vocabulary's build; None for a given tokenizer."""
     path = folders.vocab / "allocation.json"
     return record.read(path) if path.exists() else None

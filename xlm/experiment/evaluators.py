@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def training_evaluators(
     config: ConfigDict, objective: Objective, dataset: PackedDataset, mesh: Mesh
 ) -> list[Evaluator]:
-    """Build the evaluators during training, none for objectives without masked LM.
+    """Build the evaluators during training; none for objectives without masked LM.
 
-    They are the exact and the sampled loss, and for replaced-token detection the scores of the
-    discriminator. Retrieval, which is evaluated after training alone, is checked here as well.
-    Raises ValueError as `detection` and `retrieval`.
+    They are the exact and the sampled loss, and the discriminator's scores for replaced-token
+    detection. Retrieval runs after training, and its settings are checked here. Raises ValueError
+    as `detection` and `check_retrieval`.
     """
     if not has_masked_lm(objective):
         return []
@@ -52,9 +52,9 @@ def detection(
     *,
     in_training: bool,
 ) -> "ReplacedTokenDetection | None":
-    """Build the evaluation of the discriminator, on fewer sequences if it is run during training.
+    """Build the evaluation of the discriminator, on fewer sequences if it runs `in_training`.
 
-    Returns the evaluator; None for an objective without a discriminator. Raises ValueError if
+    Returns None for an objective without a discriminator. Raises ValueError if
     `evaluation.frozen_generator` is not the working directory of a run of replaced-token detection
     on the same vocabulary.
     """
@@ -74,14 +74,14 @@ def detection(
 def _frozen_generator(
     path: str, objective: str, dataset: PackedDataset
 ) -> tuple[ReplacedToken, Any] | None:
-    """Read the generator of another run, and its parameters; None if there is no path."""
+    """Read the generator of another run and its parameters; None without a path."""
     if not path:
         return None
     folders = Folders(places.fetched(path))
     if not (folders.train / "settings.json").exists():
         raise ValueError(
-            f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name "
-            "that of a run of replaced-token detection, or leave the key empty"
+            f"evaluation.frozen_generator is {path!r}, which is no --workdir of train.py; name a "
+            "run of replaced-token detection, or leave the key empty"
         )
     from xlm.experiment.pretrained import read_run
 
@@ -108,7 +108,7 @@ def exact_masked_lm(
     *,
     in_training: bool,
 ) -> ExactMaskedLM:
-    """Build the exact evaluation, on fewer sequences if it is run during training."""
+    """Build the exact evaluation, on fewer sequences if it runs `in_training`."""
     options = evaluation_settings(config)
     return ExactMaskedLM(
         masked_lm, dataset, num_folds=options.num_folds, batch_size=options.batch_size,
@@ -120,12 +120,12 @@ def exact_masked_lm(
 def sampled_loss(
     config: ConfigDict, masked_lm: MaskedLM, dataset: PackedDataset, mesh: Mesh
 ) -> SampledLoss:
-    """Build the comparison of sampled and exact loss on held-out batches like in training."""
+    """Build the comparison of sampled and exact loss on held-out batches as in training."""
     options = evaluation_settings(config)
     return SampledLoss(
         masked_lm,
         dataset,
-        # As many sequences as are planned together in training: more could exceed the capacity.
+        # As many sequences as training plans together: more could exceed the capacity.
         batch_size=config.train.batch_size // config.train.accumulation_steps,
         max_sequences=options.max_sequences_in_training,
         seed=options.seed,
@@ -136,6 +136,7 @@ def sampled_loss(
 def check_retrieval(
     config: ConfigDict, encoder: MaskedLM | ReplacedToken, dataset: PackedDataset
 ) -> None:
+    """Raise ValueError if parallel sets need a layer or positions that the encoder lacks."""
     num_layers = encoder.encoder.settings.num_layers
     layer = sentence_layer(evaluation_settings(config).retrieval_layer, num_layers)
     if dataset.parallel and layer > num_layers:
@@ -149,6 +150,6 @@ def check_retrieval(
         if length > max_length:
             raise ValueError(
                 f"model.max_length is {max_length}, but parallel sentences have {length} tokens in "
-                f"{dataset.folder} (store.parallel_length of prepare_data.py); raise the one or "
-                "prepare the rows with a smaller other"
+                f"{dataset.folder} (store.parallel_length of prepare_data.py); raise "
+                "model.max_length, or prepare the rows with a smaller store.parallel_length"
             )

@@ -17,9 +17,8 @@ from xlm.experiment.run_folder import RESULTS
 class Experiment:
     """A recipe in a working directory: a pre-training, or a task that starts from one.
 
-    Each stage writes to a folder of its own, does nothing where that is up to date, and resumes
-    where it was stopped. `xlm build-vocab`, `prepare`, `train`, `evaluate` and `finetune` are these
-    methods.
+    Each stage writes to a folder of its own, does nothing if that is up to date, and resumes after
+    a stop. `xlm build-vocab`, `prepare`, `train`, `evaluate` and `finetune` are these methods.
 
         experiment = xlm.Experiment("configs/quickstart.py", workdir="runs/mine", train__seed=1)
         experiment.build_vocab().prepare().train()
@@ -36,14 +35,13 @@ class Experiment:
     """
 
     def __init__(self, config: str | ConfigDict, workdir: str | os.PathLike[str], **overrides: Any):
-        """Check the config; nothing is read or written yet.
+        """Check the config, and neither read nor write results.
 
-        Raises ValueError if there is no such recipe, or a key or value is wrong; the message names
-        it.
+        Raises ValueError if there is no such recipe, or a key or value is wrong.
 
         Args:
           config: a config, or the path of a recipe, "configs/X.py" or "configs/X.py:ARGUMENT".
-          workdir: where results go; of one in a bucket, s3://BUCKET/run, `folders` is a copy.
+          workdir: folder of the results. `folders` are in a local copy of s3://BUCKET/run.
           **overrides: keys with "__" for the dot, such as `train__num_steps=1000`.
         """
         found = load_recipe(config) if isinstance(config, str) else config
@@ -52,7 +50,7 @@ class Experiment:
             section, _, key = name.rpartition("__")
             there = found.get(section) if section else found
             if not isinstance(there, ConfigDict) or key not in there:
-                raise ValueError(f"{name}: no such key; docs/keys.md lists those there are")
+                raise ValueError(f"{name}: no such key; docs/keys.md lists all")
             with there.unlocked():
                 there[key] = value
         self.is_task = isinstance(found, ConfigDict) and "task" in found
@@ -82,9 +80,8 @@ class Experiment:
     def prepare(self, *, executor: Executor | None = None) -> "Experiment":
         """Write WORKDIR/rows, the packed dataset.
 
-        Args:
-          executor: runs the tasks, `Dask` or `Beam` of xlm.common.executors; by default
-            `store.num_workers` processes.
+        The executor is `Dask` or `Beam` of xlm.common.executors, by default `store.num_workers`
+        processes.
         """
         from xlm.experiment import rows
 
@@ -99,11 +96,9 @@ class Experiment:
     def train(self, *, continue_from: int | None = None) -> "Experiment":
         """Write checkpoints and metrics: to WORKDIR/train, or to WORKDIR for a task.
 
-        A task is evaluated at its end. Raises Stopped if a signal asked for it; the state is saved,
-        and FloatingPointError if the loss or the state is not finite.
-
-        Args:
-          continue_from: step of a pre-training's checkpoint to resume from with other settings.
+        A task also evaluates at its end. A pre-training resumes from its checkpoint of the step
+        `continue_from` with other settings. Raises Stopped after a signal, once the state is saved,
+        and FloatingPointError if loss or state is not finite.
         """
         from xlm.experiment import model
 
@@ -136,10 +131,10 @@ class Experiment:
         return self
 
     def evaluate(self, *, seeds: int = 0) -> pathlib.Path:
-        """Return the path of the results, after what they lack is done.
+        """Evaluate, after training a task if necessary, and return the path of the results.
 
-        They are WORKDIR/report/report.md, or WORKDIR/results.json of a task. Several `seeds` of a
-        task have runs in WORKDIR/seed0 and so on, and WORKDIR/seeds.json.
+        They are WORKDIR/report/report.md, or WORKDIR/results.json of a task. With `seeds` a task
+        has as many runs, in WORKDIR/seed0 and so on, and WORKDIR/seeds.json.
         """
         if seeds:
             from xlm.experiment import model, tuning

@@ -1,4 +1,4 @@
-"""Builders of fine-tuning: the model, its program, what selects and what evaluates."""
+"""Builders of fine-tuning: model, compiled functions, data, selection and prediction."""
 
 import copy
 import dataclasses
@@ -47,9 +47,9 @@ from xlm.training.step import TrainFunctions, make_train_functions
 MESH = MeshSettings(
     data=-1, fsdp=1, model=1, vocab_multiple=1, rules=(), shard_optimizer_over_data=False
 )
-# What of the encoder can stay as it is.
+# Parts of the encoder that `optimizer.frozen` can name.
 _GROUPS = ("embeddings", "layers")
-# XLM-R Base: its width, and its rate here.
+# Width of XLM-R Base, and its learning rate.
 _WIDE, _RATE = 768, 2e-5
 
 
@@ -58,7 +58,7 @@ def with_head(
 ) -> FineTuning:
     """An encoder of these settings with the head of the task, and its loss.
 
-    Raises ValueError if it has no cross-attention, which is to be used.
+    Raises ValueError if the task uses cross-attention that the encoder lacks, or keys do not fit.
     """
     options = task_settings(config)
     kind = KINDS[options.task.kind]
@@ -95,9 +95,9 @@ def with_head(
 
 
 def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
-    """The same model as a run trains it: with low-rank factors if `optimizer.lora_rank` says so.
+    """Add low-rank factors to the model if `optimizer.lora_rank` is above 0.
 
-    Raises ValueError if `optimizer.frozen` names parts of an encoder that stays whole.
+    Raises ValueError with `optimizer.frozen`, since factors freeze the whole encoder.
     """
     lora = settings(LoraSettings, config.optimizer)
     if not lora.lora_rank:
@@ -105,13 +105,13 @@ def with_factors(config: ConfigDict, fine_tuning: FineTuning) -> FineTuning:
     if config.optimizer.frozen:
         raise ValueError(
             f"optimizer.frozen is {tuple(config.optimizer.frozen)}, but with optimizer.lora_rank "
-            "the whole encoder stays as it is; set either back"
+            "the whole encoder is frozen; set either back"
         )
     return dataclasses.replace(fine_tuning, lora=lora)
 
 
 def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> EncoderSettings:
-    """Settings of a pre-trained encoder, with those of the `model` section in their place.
+    """Settings of a pre-trained encoder, with the values of the `model` section.
 
     Raises ValueError if rows are longer than the encoder's positions.
     """
@@ -119,16 +119,16 @@ def encoder_settings(config: ConfigDict, pretrained: EncoderSettings) -> Encoder
     if length > pretrained.max_length:
         raise ValueError(
             f"task.max_length is {length}, but the encoder has {pretrained.max_length} positions; "
-            "lower it (of questions lower task.stride and task.max_query_length with it)"
+            "lower it (for questions also task.stride and task.max_query_length)"
         )
     return dataclasses.replace(pretrained, **config.model.to_dict())
 
 
 def by_width(config: ConfigDict, encoder: EncoderSettings) -> ConfigDict:
-    """The config with what it leaves to the encoder's width D: learning rate and pooling.
+    """Fill in the learning rate and the pooling that depend on the encoder's width D.
 
-    XLM-R's rate of 2e-5 and its state of `<s>` are those of D >= 768. A narrower encoder gets
-    2e-5 (768 / D)^2, at most 1e-3, and the mean state: see docs/own_task.md.
+    At D >= 768 these are XLM-R's 2e-5 and the state of `<s>`. A narrower encoder gets
+    2e-5 (768 / D)^2, at most 1e-3, and the mean state (docs/own_task.md).
     """
     config, width = copy.deepcopy(config), encoder.hidden_size
     if not config.optimizer.learning_rate:
@@ -142,7 +142,7 @@ def by_width(config: ConfigDict, encoder: EncoderSettings) -> ConfigDict:
 
 
 def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
-    """Lengths and intervals of a run over so many features.
+    """Steps and intervals of a run over `num_features` rows.
 
     Raises ValueError if a batch does not divide evenly over the devices.
     """
@@ -158,14 +158,14 @@ def train_settings(config: ConfigDict, num_features: int) -> TrainSettings:
 
 
 def mesh() -> Mesh:
-    """All devices, which share out the batch."""
+    """A mesh of all devices, which divide the batch among them."""
     return make_mesh(MESH)
 
 
 def warmup_steps(optimizer: ConfigDict, num_steps: int) -> int:
-    """Derive the steps of warm-up from `optimizer.warmup_share`, at most what a decay leaves.
+    """Steps of warm-up by `optimizer.warmup_share`, at most those that a decay leaves.
 
-    Raises ValueError if warm-up and decay are more than the run.
+    Raises ValueError if warm-up and decay are longer than the run.
     """
     share, decay_steps = optimizer.warmup_share, 1
     if optimizer.schedule == "wsd":
@@ -183,7 +183,7 @@ def train_functions(
 ) -> TrainFunctions:
     """The compiled functions of the run.
 
-    Raises ValueError if `optimizer.frozen` names something else than parts of the encoder.
+    Raises ValueError if `optimizer.frozen` names anything but parts of the encoder.
     """
     if unknown := sorted(set(config.optimizer.frozen) - set(_GROUPS)):
         raise ValueError(
@@ -194,7 +194,7 @@ def train_functions(
         warmup_steps=warmup_steps(config.optimizer, num_steps),
         frozen=("encoder",) if fine_tuning.lora else tuple(config.optimizer.frozen),
     )  # fmt: skip
-    # A contrast takes the parts together, in the objective.
+    # The objective of a contrast accumulates by itself, since it compares all examples.
     is_whole = isinstance(fine_tuning, SentenceEmbedding)
     accumulation = Accumulation(1 if is_whole else config.train.accumulation_steps, warmup_steps=0)
     return make_train_functions(
@@ -205,7 +205,7 @@ def train_functions(
 def initial_params(
     fine_tuning: FineTuning, pretrained: Pretrained, seed: int, *, random: bool
 ) -> Callable[[], Any] | None:
-    """Initialiser of the parameters: the encoder's and a random head; None for all random."""
+    """Initialiser with the encoder's parameters and a random head; None for all random."""
     if random:
         return None
 
@@ -243,12 +243,12 @@ def keeper(
     notes: dict[str, Any],
     merged: Callable[[Any], Any] = lambda params: params,
 ) -> Callable[[str, Any, int, float | None], None]:
-    """Build what keeps the `merged` parameters of a choice in a folder; see `Selection.keep`."""
+    """Return a `Selection.keep` that writes the `merged` parameters of a choice to a folder."""
 
     def keep(choice: str, params: Any, step: int, value: float | None) -> None:
         if hosts.is_first():
             found = {**notes, "step": step, "value": value}
-            # Merged from this host's copy, for the others are not here.
+            # The other hosts are elsewhere, so this one merges its own copy.
             whole = jax.device_get(merged(jax.device_get(params)))
             write_params(best_of(folder, choice), whole, found)
 
@@ -256,14 +256,14 @@ def keeper(
 
 
 def kept(folder: pathlib.Path, choices: Sequence[str]) -> dict[str, float]:
-    """Scores of the parameters that a run which was stopped has kept, by choice."""
+    """Scores of the parameters that a stopped run has kept, by choice."""
     paths = {choice: best_of(folder, choice) for choice in choices}
     values = {one: read_params(path)[1].value for one, path in paths.items() if path.exists()}
     return {choice: value for choice, value in values.items() if value is not None}
 
 
 def run_metadata(config: ConfigDict) -> dict[str, Any]:
-    """Metadata of a run, with which its results begin."""
+    """Metadata at the beginning of a run's results."""
     options, train = task_settings(config), config.train
     name = config.model_name or pathlib.Path(config.init_from).name
     varied: dict[str, Any] = {"learning_rate": config.optimizer.learning_rate}
@@ -302,11 +302,10 @@ def run_metadata(config: ConfigDict) -> dict[str, Any]:
 
 
 def _setting(options: TaskSettings) -> str:
-    """Setting by the languages that are trained on, as `xlm.evaluation.xtreme_runs.SETTINGS` has
-    them.
+    """Name the setting by the training languages, as `xlm.evaluation.xtreme_runs.SETTINGS`.
 
-    Translate-train-all is training on translations of English into all languages that are tested,
-    which is what training data in other languages are of the datasets that come with such.
+    Translate-train-all trains on translations of English into all languages of the test. Datasets
+    that have such translations have no other training data in these languages.
     """
     if options.task.is_search:
         return "zero_shot"
@@ -324,7 +323,7 @@ def _setting(options: TaskSettings) -> str:
 
 
 def model_notes(fine_tuning: FineTuning, pretrained: Pretrained) -> dict[str, Any]:
-    """Notes kept with the parameters: the encoder's settings and the tokenizer's hash."""
+    """Notes beside the parameters: the encoder's settings and the tokenizer's hash."""
     return {
         "encoder": dataclasses.asdict(fine_tuning.encoder.settings),
         "tokenizer": tokenizer_hash(pretrained.tokenizer),

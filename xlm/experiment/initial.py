@@ -24,21 +24,21 @@ def initial_params(
 ) -> Callable[[], Any] | None:
     """Build a reader of the initial parameters in `train.init_from`; None for random ones.
 
-    A working directory of train.py gives all parameters of its latest checkpoint, such as those of
-    generator and discriminator; a model folder gives those of a masked LM. Cross-attention that the
-    source lacks is left out, to be random, and so is that which only the source has. Raises
-    ValueError if the run has not started and cannot start from there.
+    A working directory of train.py gives all parameters of its latest checkpoint, also of generator
+    and discriminator. A model folder gives those of a masked LM. Cross-attention of one side only
+    is left out, and random if the run has it. Raises ValueError if the run has not started and
+    cannot start from there.
     """
     if not config.train.init_from:
         if config.optimizer.stages:
             logging.warning(
-                "optimizer.stages are %s, but train.init_from is empty: what the first stages do "
-                "not train stays random in them",
+                "optimizer.stages are %s, but train.init_from is empty: the first stages leave "
+                "random what they do not train",
                 config.optimizer.stages,
             )
         return None
     source = places.fetched(config.train.init_from)
-    # Checked before the folder of training is claimed.
+    # Before the run claims its folder.
     check = not (folders.train / "checkpoints").exists()
     if (source / "train" / "settings.json").exists():
         return _of_run(source, config.objective, objective, folders, check=check)
@@ -48,14 +48,13 @@ def initial_params(
 def _of_folder(
     source: pathlib.Path, objective: Objective, folders: Folders, *, check: bool
 ) -> Callable[[], Any]:
-    """Reader of a model folder (`xlm.interop.model_folder`)."""
     from xlm.interop import model_folder
 
     masked_lm = masked_lm_of(objective)
     if check and masked_lm.scope:
         raise ValueError(
             f"train.init_from is {source}, which is no --workdir of train.py; a run of objective "
-            "replaced_token has two encoders, and starts from that of another such run"
+            "replaced_token has two encoders, and starts only from another such run"
         )
     if check and not (source / "config.json").exists():
         raise ValueError(
@@ -101,23 +100,13 @@ def _of_run(
 
 
 def _check_same_parts(source: pathlib.Path, name: str, there: Shapes, here: Shapes) -> None:
-    """Raise ValueError if one of two objectives has a generator, and the other has not."""
-    if _has_generator(here) and not _has_generator(there):
+    theirs, ours = (any(one.startswith(f"{GENERATOR}.") for one in side) for side in (there, here))
+    if theirs != ours:
+        other = "its folder of xlm export --part=generator" if theirs else "one that has them"
         raise ValueError(
-            f"train.init_from is {source}, a run without a generator and a discriminator: its "
-            f"objective is {name}; name a run of replaced-token detection, or set objective as it "
-            "is there"
+            f"train.init_from is {source}, a run {'with' if theirs else 'without'} a generator and "
+            f"a discriminator: its objective is {name}; set the same objective, or name {other}"
         )
-    if _has_generator(there) and not _has_generator(here):
-        raise ValueError(
-            f"train.init_from is {source}, a run with a generator and a discriminator: its "
-            f"objective is {name}; set objective as it is there, or name the folder that "
-            "xlm export --part=generator makes of it"
-        )
-
-
-def _has_generator(shapes: Shapes) -> bool:
-    return any(name.startswith(f"{GENERATOR}.") for name in shapes)
 
 
 def _check_same_parameters(source: pathlib.Path, there: Shapes, here: Shapes) -> None:

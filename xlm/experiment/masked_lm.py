@@ -49,9 +49,9 @@ def build(setup: Setup) -> Objective:
 
 
 def masked_lms(setup: Setup, encoder: EncoderSettings, scope: str = "") -> dict[str, MaskedLM]:
-    """Build masked LM for each kind of batch that the run has; for joint ones that of text.
+    """Build masked LM for each kind of batch of the run; joint batches count as text.
 
-    All share the `encoder` and the `scope`, the key of its parameters, see `MaskedLM`.
+    All share the `encoder` and `scope`, the key of its parameters (see `MaskedLM`).
     """
     data = data_settings(setup.config)
     parts: dict[str, Any] = {**_parts(setup), "encoder": Encoder(encoder), "scope": scope}
@@ -129,9 +129,8 @@ def packed_term(objective: Objective) -> Objective | None:
 def encoder_settings(setup: Setup, *, cross_attention: bool = False) -> EncoderSettings:
     """Settings of the encoder in the config.
 
-    `cross_attention` says whether the objective trains cross-attention. Raises ValueError if it has
-    fewer positions than sequences or pairs have tokens, or cross-attention that is not trained, or
-    none that is.
+    Raises ValueError if sequences are longer than its positions, or `model.cross_attention` differs
+    from `cross_attention`: whether the objective trains it.
     """
     found = setup.settings(EncoderSettings, "model", vocab_size=setup.vocab_size)
     if found.cross_attention != cross_attention:
@@ -173,7 +172,7 @@ def _parts(setup: Setup) -> dict[str, Any]:
 
 
 def _check_capacity(setup: Setup, settings: OutputLayerSettings, mask: MaskSettings) -> None:
-    """Raise ValueError if what a batch must keep can exceed a group's V', or a step's rows."""
+    """Raise ValueError if a batch may need more classes than V', or more rows than a step has."""
     data, length = data_settings(setup.config), setup.dataset.length
     masks = [mask, mask.of_pairs()] if data.pair_share or data.contrast_share else [mask]
     size, slots = setup.batch_size, max(one.slots(length) for one in masks)
@@ -212,7 +211,7 @@ def language_shares(
 
 
 def _no_statistics() -> TokenStatistics:
-    """Token statistics of no tokens, for output layers that look at none."""
+    """Empty token statistics, for output layers that read none."""
     kinds = (jnp.float32, jnp.uint32, jnp.int32)
     return TokenStatistics(*(jnp.zeros(0, kind) for kind in kinds))
 
@@ -229,9 +228,9 @@ def _pair_statistics(setup: Setup) -> TokenStatistics:
 def _mixed_statistics(
     setup: Setup, text: TokenStatistics, pairs: TokenStatistics
 ) -> TokenStatistics:
-    """Token statistics of joint steps, by the masked tokens of each task at the first of them."""
+    """Token statistics of joint steps, weighted by the number of masked tokens of each task."""
     if not setup.settings(OutputLayerSettings, "output_layer").is_sampled:
-        return text  # at most for the bias
+        return text  # for the bias, if at all
     mask, rows = setup.settings(MaskSettings, "mask"), rows_of_tasks(setup.config)
     masked = np.array([mask.rate, mask.of_pairs().rate]) * rows
     one, two = (np.asarray(found.probabilities, np.float64) for found in (text, pairs))
@@ -244,7 +243,7 @@ def _mixed_statistics(
 def _packed_statistics(setup: Setup) -> list[tuple[int, TokenStatistics]]:
     """Token statistics of the packed sequences, with the first step of each phase.
 
-    An exact softmax has none, but for a bias that begins with the frequencies of the first phase.
+    An exact softmax needs them only for a bias that starts at the first phase's frequencies.
     """
     layer = setup.settings(OutputLayerSettings, "output_layer")
     if not (layer.is_sampled or layer.frequency_bias):
@@ -279,10 +278,8 @@ def statistics_of(
     A token's probability as a target is its add-one smoothed frequency in each source, weighted by
     the sources' shares.
 
-    Args:
-      dataset: packed dataset, for the ids of special tokens.
-      counts: share and counts [pieces] of each source, read one after the other: those of hundreds
-        of languages and millions of pieces are gigabytes.
+    `counts` yields share and counts [pieces] of one source at a time, since those of hundreds of
+    languages and millions of pieces take gigabytes.
     """
     special_ids = np.array(dataset.special.special_ids())
     mixed, highest = np.zeros(vocab_size), np.zeros(vocab_size)
@@ -296,7 +293,7 @@ def statistics_of(
         own[special_ids] = 0
         own = share * own / own.sum()
         mixed += own
-        languages[own > highest] = number  # of equal ones the first
+        languages[own > highest] = number  # ties: the first source
         np.maximum(highest, own, out=highest)
     return TokenStatistics(
         jnp.asarray(mixed, jnp.float32),

@@ -1,4 +1,4 @@
-"""Memory estimates from a config alone: of pre-training, and of fine-tuning by sizes."""
+"""Memory estimates from a config, for pre-training and for fine-tuning."""
 
 import copy
 import dataclasses
@@ -53,13 +53,13 @@ class Estimate:
     """Memory of one device, in bytes.
 
     Attributes:
-      state: of the parts that do not depend on the batch.
+      state: of each part that does not depend on the batch.
       examples: examples of a part of the batch on the device, ascending.
       accumulation_steps: parts of the batch, for each number of examples.
       lengths: tokens of a row, ascending.
       activations: [examples][lengths].
-      mesh, layout, stage: of a pre-training: devices along data, fsdp and model, the table of the
-        parameters' sharding, what is trained and in which steps.
+      mesh, layout, stage: of a pre-training: devices along data, fsdp and model, a table of the
+        parameters' sharding, the trained parameters with their steps.
     """
 
     state: dict[str, int]
@@ -74,7 +74,7 @@ class Estimate:
     def bytes(self, row: int = -1, column: int = -1) -> dict[str, int]:
         """Bytes of each part, for a number of examples and a length."""
         found = dict(self.state)
-        # The sum over the parts of a batch, beside the gradients of the part in work.
+        # The sum of earlier parts of the batch, beside the gradients of the present one.
         found["gradients"] *= 2 if self.accumulation_steps[row] > 1 else 1
         return {**found, "activations": self.activations[row][column]}
 
@@ -99,14 +99,6 @@ def absent_rows(config: ConfigDict) -> PackedDataset:
     )  # fmt: skip
 
 
-def with_layer(config: ConfigDict, num_devices: int, backend: str) -> ConfigDict:
-    """Return a config with the output layer that "auto" stands for."""
-    if config.output_layer.kind != "auto":
-        return config
-    kind, _ = output_layers.choice(config, absent_rows(config), num_devices, backend)
-    return output_layers.with_kind(config, kind)
-
-
 def functions_of(
     config: ConfigDict, mesh: Mesh | AbstractMesh, stage: int = -1
 ) -> tuple[Objective, TrainFunctions]:
@@ -116,7 +108,7 @@ def functions_of(
     """
     model.check_batch(config.train.batch_size, mesh)
     dataset = absent_rows(config)
-    # Without text, epochs and tokens are no steps; the number changes no size.
+    # Without text, epochs and tokens give no steps. Their number changes no size.
     config = copy.deepcopy(config)
     config.train.update(num_steps=config.train.num_steps or 1_000_000, num_epochs=0.0, num_tokens=0)
     check_batches(config, dataset, mesh)
@@ -128,16 +120,18 @@ def functions_of(
 
 
 def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str = "") -> Estimate:
-    """Estimate the memory of a device when the run of `config` has `num_devices`.
+    """Estimate the memory of each of `num_devices` in a pre-training.
 
-    `stage` is the index of one of `optimizer.stages`, by default of the last. `backend` is that of
-    the devices, such as "gpu", by default this process's. Raises ValueError if the mesh, the batch
-    or its parts do not fit the devices.
+    `stage` is the index of one of `optimizer.stages`, by default the last. `backend` is that of the
+    devices, such as "gpu", by default this process's. Raises ValueError if the mesh, the batch or
+    its parts do not fit the devices.
     """
     mesh_settings = settings(MeshSettings, config.mesh)
     mesh = make_abstract_mesh(mesh_settings, num_devices)
     backend = backend or jax.default_backend()
-    config = with_layer(config, num_devices, backend)
+    if config.output_layer.kind == "auto":
+        kind, _ = output_layers.choice(config, absent_rows(config), num_devices, backend)
+        config = output_layers.with_kind(config, kind)
     objective, functions = functions_of(config, mesh, stage)
     state, in_stage, length = functions.abstract_state, functions.stage, config.store.length
     trained = in_stage.trained_part(state.params)
@@ -173,15 +167,10 @@ def estimate(config: ConfigDict, num_devices: int, stage: int = -1, backend: str
 def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = "") -> Estimate:
     """Estimate the memory of a device for a config of configs/finetune.
 
-    `train.batch_size` is taken in 1, 2, 4, ... parts (`train.accumulation_steps`), as far as it
-    divides over parts and devices. No weights are read. Raises ValueError if the task is of a kind
-    that trains no encoder with a head, there is no such encoder, its positions are too few, or the
-    batch does not divide over the devices.
-
-    Args:
-      config: of the run; of its `init_from` the sizes are read.
-      num_devices: devices that share the batch; each holds all parameters.
-      encoder: one of `ENCODERS` in place of `init_from`.
+    `train.accumulation_steps` are 1, 2, 4, ... as far as the batch divides over them and the
+    devices, each of which holds all parameters. Sizes are those of `init_from`, whose weights are
+    not read, or of `encoder`, one of `ENCODERS`. Raises ValueError if the task trains no encoder
+    with a head, there is no such encoder, its positions are too few, or the batch does not divide.
     """
     options = task_settings(config)
     if options.task.kind not in KINDS:
@@ -194,7 +183,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
     mesh = make_abstract_mesh(fine_tuning.MESH, num_devices)
     functions = fine_tuning.train_functions(config, objective, mesh, num_steps=1000)
     state = state_bytes(functions.abstract_state, functions.stage)
-    del state["extra state"]  # of which fine-tuning has none
+    del state["extra state"]  # fine-tuning has none
 
     batch, shards = config.train.batch_size, num_batch_shards(mesh)
     if batch % shards:
@@ -214,7 +203,7 @@ def estimate_fine_tuning(config: ConfigDict, num_devices: int, encoder: str = ""
 
 
 def advice(config: ConfigDict) -> str:
-    """Words on the memory that a run needs on each device, and on the keys that reduce it."""
+    """Say how much memory a run needs on each device, and which keys reduce it."""
     number = jax.device_count()
     if "task" in config:
         found = estimate_fine_tuning(config, number)
@@ -233,7 +222,7 @@ def advice(config: ConfigDict) -> str:
     sizes = found.bytes(row)
     parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in sizes.items())
     return (
-        f"xlm estimate has {sum(sizes.values()) / 1e9:.2f} GB ({parts}) on each of {number} "
+        f"xlm estimate expects {sum(sizes.values()) / 1e9:.2f} GB ({parts}) on each of {number} "
         f"devices for rows of {found.lengths[-1]} tokens; {remedy}"
     )
 
@@ -253,12 +242,12 @@ def table(found: Estimate) -> str:
 
 
 def _shards(axes: Iterable[str], mesh: AbstractMesh) -> int:
-    """Parts that mesh axes split the activations of a sequence into, if not the batch already."""
+    """Number of parts that mesh axes, without those of the batch, split a sequence into."""
     return math.prod(mesh.shape[axis] for axis in axes if axis not in SEQUENCES)
 
 
 def _is_cross_attention(trained: Mapping[str, Any]) -> bool:
-    """Whether all parameters that are trained are of cross-attention, which one pass reads."""
+    """Whether training changes only cross-attention, which one pass reads."""
     return set(trained) == {"layers"} and set(trained["layers"]) <= set(CROSS_ATTENTION)
 
 
@@ -272,8 +261,8 @@ def activation_sizes(
     backend: str = "",
 ) -> ActivationSizes:
     """Sizes of an encoder's activations for a device's sequences; `backend` as of `estimate`."""
-    # Keys whose weights a query of the average layer holds: local layers hold those in reach, and
-    # long global ones recompute theirs by blocks.
+    # Attention weights of a query in memory, in the average layer: local layers hold those in
+    # reach, and long global ones recompute theirs by blocks.
     is_long = length > LONGEST_AT_ONCE and not sizes.has_bias
     of_kinds = (0 if is_long else length, min(length, 2 * sizes.local_window))
     layers = range(sizes.num_layers)
@@ -289,7 +278,7 @@ def activation_sizes(
 
 
 def _classes_at_once(layer: OutputLayer, num_targets: int) -> int:
-    """Number of classes per masked position whose logits are stored at the same time."""
+    """Number of classes per masked position with logits in memory at the same time."""
     if isinstance(layer, FullSoftmax):
         return layer.num_valid
     if isinstance(layer, BlockwiseSoftmax):  # a block on each of the devices that split the rows

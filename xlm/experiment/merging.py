@@ -17,14 +17,14 @@ def merge(
     output: pathlib.Path, models: Sequence[str], method: str = "mean", base: str | None = None, *,
     density: float = 0.2, last: int = 1,
 ) -> None:  # fmt: skip
-    """Write the merger of models, runs or model folders, to a folder, absent or empty.
+    """Merge models, of runs or model folders, into a folder, absent or empty.
 
     Raises ValueError if the models do not fit each other, or arguments are missing.
 
     Args:
       method: "mean" of all parameters, or "ties" (see `averaging.ties`), which needs `base`.
       density: share of each model's differences from the base that ties keeps.
-      last: checkpoints of each run that are averaged first.
+      last: number of last checkpoints of each run to average first.
     """
     if method not in ("mean", "ties") or (method == "ties") != (base is not None):
         raise ValueError(
@@ -65,7 +65,6 @@ def _read(name: str, last: int) -> Pretrained:
 
 
 def _check_alike(first: Pretrained, first_name: str, found: Pretrained, name: str) -> None:
-    """Raise ValueError unless two models have one tokenizer and parameters of equal shapes."""
     if found.tokenizer != first.tokenizer:
         raise ValueError(
             f"{name} has another tokenizer than {first_name}; merge models of one vocabulary"

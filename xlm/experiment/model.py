@@ -23,7 +23,7 @@ from xlm.training.step import TrainFunctions, make_train_functions
 
 
 def set_up_compilation(config: ConfigDict) -> None:
-    """Set what a backend reads when it starts; call it before anything asks for devices."""
+    """Set the options that a backend reads at its start, before anything asks for devices."""
     if config.train.deterministic:
         compilation.use_deterministic_operations()
     compilation.use_cache()
@@ -65,7 +65,7 @@ def train_functions(
 
 
 def log_choices(config: ConfigDict, objective: Objective, dataset: PackedDataset) -> None:
-    """Log how layers are computed, and which table rows a step reads; warn of costly refreshes."""
+    """Log the kernels and the table rows that a step reads; warn of costly refreshes."""
     sizes = settings(EncoderSettings, config.model, vocab_size=dataset.vocab_size)
     logging.debug(
         "layers: attention by %s, model.remat is %s, %d an iteration of the loop",
@@ -75,7 +75,7 @@ def log_choices(config: ConfigDict, objective: Objective, dataset: PackedDataset
         return
     warn_of_refreshes(config, dataset)
     if config.train.accumulation_steps > 1:
-        reads = "all rows in every step: each part (train.accumulation_steps) touches others"
+        reads = "all rows in every step: each of train.accumulation_steps parts touches others"
     else:
         size = config.train.batch_size
         reads = masked_lm_of(objective).describe_table_reads(size, dataset.length)
@@ -106,8 +106,8 @@ def restore(
 ) -> Trained:
     """Read the latest checkpoint of the run in a working directory.
 
-    `mesh` is what the parameters are placed on, by default that of the config. Raises ValueError if
-    there is no checkpoint, or all are damaged.
+    The parameters are placed on `mesh`, by default the config's. Raises ValueError if there is no
+    checkpoint, or all are damaged.
     """
     mesh = make_mesh(settings(MeshSettings, config.mesh)) if mesh is None else mesh
     objective = objectives.objective(config, dataset, mesh)

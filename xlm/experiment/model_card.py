@@ -65,9 +65,9 @@ if starts[0] + ends[0] - starts[first] - ends[last] > {threshold}:
     answer = ""
 """
 _OWN_FORM = """\
-{reason}. The tensors of the encoder and, under names that begin with `task.`, those of the head are
-read with safetensors. `predict.py --workdir=RUN` of this project predicts with the run that this is
-an export of.
+{reason}. Read the tensors with safetensors. Names of the head's tensors begin with `task.`, all
+others are the encoder's. To predict, run `predict.py --workdir=RUN` of this project with the run
+that was exported.
 """
 
 _TRANSLATION = """\
@@ -94,12 +94,12 @@ _STARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts of a run that its card tells, among them its results.json and its form of `FORMATS`.
+    """Facts of a run for its card, among them its results.json and its form of `FORMATS`.
 
     Attributes:
       head: as exported; its class is "" if no class computes it.
-      start: digest of the parameters that it started from.
-      reason: why `transformers` loads it by the code in its folder alone, if at all, or "".
+      start: digest of the initial parameters.
+      reason: why `transformers` needs the code in the folder or cannot load it, or "".
       tokenizer_reason: why `AutoTokenizer` cannot read its tokenizer, or "".
     """
 
@@ -146,7 +146,7 @@ def text(facts: Facts) -> str:
 
 
 def _calibrated(temperature: float) -> str:
-    """Say how probabilities are calibrated; 1 is that of a model without errors to learn from."""
+    """Say how to calibrate probabilities; "" for 1, as of a model without errors to learn from."""
     if temperature == 1:
         return ""
     return (
@@ -159,7 +159,7 @@ def of_encoder(
     sizes: Mapping[str, Any], tokenizer: bytes, form: str, *, has_head: bool,
     task_head: TaskHead | None = None, base: str = "", run: Run | None = None,
 ) -> str:  # fmt: skip
-    """Write the card of an encoder: a checkpoint of `run`, or a folder's model, called `base`."""
+    """Write the card of an encoder that started from `base`: a checkpoint of `run`, or a folder."""
     start, more = tables.escaped(base) or "random parameters", dict[str, Any]()
     if run:
         named = list(run.dataset.languages)
@@ -215,7 +215,6 @@ def of_translation(parts: TranslationParts, results: dict[str, Any], base: str) 
 
 
 def _evaluation(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the parts on losses by language."""
     keys = {"loss": "loss", "unigram": "unigram", "bits/char": "bits_per_character"}
     rows: list[dict[str, Any]] = [
         {"language": label(language), **{name: one[key] for name, key in keys.items()}}
@@ -238,7 +237,7 @@ def _choice(selected: Mapping[str, Any]) -> str:
     )
     if "steps" in selected:
         found += (
-            " The scores are not theirs, unless the step is the same: those of each language are "
+            " The scores are not theirs, unless the step is the same: each language has the scores "
             "of the checkpoint that did best on its own validation data, which is not here."
         )
     return found
@@ -261,13 +260,13 @@ def _metadata(facts: Facts) -> str:
 
 
 def _trained_on(facts: Facts) -> tuple[str, ...]:
-    """Languages of the training data; where no key names them, those of the run's setting."""
+    """Languages of the training data, by their key or else by the run's setting."""
     if facts.options.train_languages:
         return tuple(facts.options.train_languages)
     setting, _, named = facts.results["setting"].partition(":")
     if named:
         return tuple(named.split("+"))
-    # Else of translate-train-all, in every language that is tested.
+    # Translate-train-all has training data in every language of the test.
     return ("en",) if setting == "zero_shot" else tuple(facts.results["test"])
 
 

@@ -48,7 +48,7 @@ class Setup:
     mesh: Mesh | AbstractMesh | None = None
 
     def settings(self, kind: type[T], name: str, **derived: Any) -> T:
-        """Convert the section `name` to its settings class, see `xlm.experiment.data.settings`.
+        """Convert the section `name` to its settings class, see `xlm.common.schema.settings`.
 
         Raises ValueError if there is no such section, or a key of it is unknown or missing.
         """
@@ -105,7 +105,7 @@ def objective(
 
 
 def _check_place(module: str, config: ConfigDict, dataset: PackedDataset) -> None:
-    """Raise ValueError if a module would be found in a folder of runs or data: none is imported."""
+    """Raise ValueError if a module would be imported from a folder of runs or data."""
     strings = entry_point.strings("config", config.to_dict())
     # corpus.text is below corpus.root, so its "." is not the folder that the command runs in.
     named = (value for name, value in strings if name != "config.corpus.text")
@@ -119,7 +119,7 @@ def _check_place(module: str, config: ConfigDict, dataset: PackedDataset) -> Non
     first, *_ = module.split(".")
     for start in sys.path:
         if not any(pathlib.Path(start).glob(f"{first}*")):
-            continue  # as in the cache of models that transformers adds, whose folder is temporary
+            continue  # such as transformers' cache of models, whose folder is temporary
         place = pathlib.Path(start, *module.split("."))
         for path in (place.resolve(), place.with_suffix(".py").resolve()):
             if found := closed & {path, *path.parents}:

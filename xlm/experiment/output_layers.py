@@ -1,4 +1,4 @@
-"""Choice of the output layer of a run, where `output_layer.kind` is "auto"."""
+"""Choice of the output layer of a run with `output_layer.kind` "auto"."""
 
 import logging
 
@@ -16,9 +16,9 @@ from xlm.training.settings import MeshSettings
 
 
 def resolved(config: ConfigDict, dataset: PackedDataset, folders: Folders) -> ConfigDict:
-    """Return the config with a definite output layer: that of the run's record, else the cheapest.
+    """Return the config with a definite output layer: the recorded one, or else the cheapest.
 
-    So a run that resumes on other devices, and whoever reads it, has the layer that it began with.
+    So a run keeps its first layer when it resumes on other devices, and when others read it.
     """
     if config.output_layer.kind != "auto":
         return config
@@ -51,13 +51,13 @@ def choice(
     kind = costs.cheapest(found)
     each = ", ".join(f"{name} {1e3 * one:.3g}" for name, one in found.items())
     return kind, (
-        f'output_layer.kind "auto" is {kind}: of {num_devices} devices ({backend}) a step is '
-        f"estimated to take, in ms: {each}; a sampled layer must be {costs.SPEED_UP} times as fast"
+        f'output_layer.kind "auto" is {kind}: estimates of a step on {num_devices} devices '
+        f"({backend}), in ms: {each}; a sampled layer must be {costs.SPEED_UP} times as fast"
     )
 
 
 def with_kind(config: ConfigDict, kind: str, log_q_correction: bool | None = None) -> ConfigDict:
-    """Return the config with a kind; a sampled one approximates the exact one, so by log Q."""
+    """Return the config with a kind; a sampled one corrects by log Q, close to the exact one."""
     config = config.copy_and_resolve_references()
     if log_q_correction is None:
         log_q_correction = kind in SAMPLED or config.output_layer.log_q_correction

@@ -1,10 +1,10 @@
-"""Phases of a pre-training: runs in turn, each from the state that another one ended with.
+"""Phases of a pre-training: runs in turn, each from the final state of another one.
 
 `config.phases` has a mapping for each phase: its "name", and keys that differ from the config, such
 as "mask.rate" or "corpus.languages". WORKDIR/phases/NAME is its working directory, on the
 vocabulary of WORKDIR. A phase continues parameters and optimizer of the phase "after", by default
 the one before. Its schedule and its random streams are its own. A phase with "merge" has no steps:
-it writes the merger of the phases named. WORKDIR/rows and WORKDIR/train are links to the last phase
+it merges the models of other phases. WORKDIR/rows and WORKDIR/train are links to the last phase
 with steps, so that other commands read WORKDIR as any run.
 """
 
@@ -21,7 +21,7 @@ from xlm.common.executors import Executor
 from xlm.experiment.data import Folders
 
 _OWN = ("name", "after", "merge", "method")
-# What all phases share, and what is derived here.
+# Keys that all phases share, and keys that are derived here.
 _SHARED = ("phases", "objective", "vocab", "mesh", "train.init_from", "train.init_optimizer",
            "optimizer.steps_before")  # fmt: skip
 _SEED_STRIDE = 1_000_003
@@ -40,7 +40,7 @@ class Phase:
 
 
 def phases_of(config: ConfigDict) -> list[Phase]:
-    """Return the phases of a config; ValueError if one names what is not there."""
+    """Return the phases of a config; ValueError for an unknown key or phase in one."""
     found: list[Phase] = []
     for number, given in enumerate(config.phases):
         own = {key: given[key] for key in _OWN if key in given}
@@ -65,6 +65,11 @@ def phases_of(config: ConfigDict) -> list[Phase]:
         if number:
             of_phase.train.seed = (of_phase.train.seed + number * _SEED_STRIDE) % (1 << 31)
         method = str(own.get("method", "mean"))
+        if merges and (len(merges) < 2 or method not in ("mean", "ties")):
+            raise ValueError(
+                f"phases: {name} merges {len(merges)} phases by {method!r}; name two or more, and "
+                'the method "mean" or "ties"'
+            )
         found.append(Phase(name, of_phase, changes, after, merges, method))
     if found and found[0].merges:
         raise ValueError(
@@ -89,7 +94,7 @@ class PhasedExperiment:
     """The stages of an experiment with phases; `xlm.experiment.Experiment` calls them."""
 
     def __init__(self, config: ConfigDict, folders: Folders):
-        """Check all phases; nothing is read or written."""
+        """Check the configs of all phases."""
         from xlm.experiment import schema
 
         self._phases, self._folders = phases_of(config), folders

@@ -1,11 +1,11 @@
-"""Phases of a run, each after the first begun by train.py --continue_from with other settings."""
+"""Phases of a run: train.py --continue_from begins each further one, with other settings."""
 
 import pathlib
 from typing import Any
 
 from xlm.common import artifacts
 
-PHASES = "phases"  # key of settings.json, absent of a run with one phase
+PHASES = "phases"  # key of settings.json, absent if a run has one phase
 # Keys that change neither the arrays of the state nor the examples of a step.
 _CHANGEABLE = (
     "optimizer.learning_rate", "optimizer.muon_learning_rate", "optimizer.warmup_steps",
@@ -23,14 +23,10 @@ def recorded(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def with_phase(settings: dict[str, Any], stage: artifacts.Stage, step: int) -> dict[str, Any]:
-    """Add a phase that begins at `step` to the settings of a run, unless its last one is that.
+    """Add a phase from the checkpoint of `step` on to a run's settings, if it is not there already.
 
-    Raises ValueError if there is no run, or a phase cannot change the settings so.
-
-    Args:
-      settings: of the run from then on.
-      stage: with these settings and the recorded phases.
-      step: steps taken by the checkpoint to go on from.
+    `stage` has these settings and the recorded phases. Raises ValueError if there is no run, or a
+    phase cannot change the settings so.
     """
     if not (stage.folder / "settings.json").exists():
         raise ValueError(f"--continue_from is {step}, but {stage.folder} has no run; leave it out")

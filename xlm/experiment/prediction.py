@@ -25,7 +25,7 @@ CHUNK = 1024
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a run began with, among its settings: see `Pretrained`, its digests and its step."""
+    """Start of a run among its settings: the digests and the step of `Pretrained`."""
 
     tokenizer: str = ""
     parameters: str = ""
@@ -36,16 +36,16 @@ _START = Start.__struct_fields__
 
 
 def run_config(workdir: pathlib.Path, *, is_finished: bool = True) -> ConfigDict:
-    """Read the config of a run of finetune.py, of a finished one unless the caller takes others.
+    """Read the config of a run of finetune.py.
 
-    Raises ValueError if there is no such run, or it has not ended.
+    Raises ValueError if there is no such run, or it has not ended and must be finished.
     """
     if is_finished and not (workdir / RESULTS).exists():
         raise ValueError(
-            f"{workdir}: no {RESULTS}; --workdir must be that of a finished run of finetune.py"
+            f"{workdir}: no {RESULTS}; --workdir must be a finished run of finetune.py"
         )
     path = workdir / SETTINGS
-    # The start is no key of the config, and a record permits no code.
+    # The start is no key of the config. A record cannot permit the code of an objective.
     sections = artifacts.read_object(path).items()
     recorded = {name: value for name, value in sections if name not in ("objective", *_START)}
     task = recorded.get("task")
@@ -87,9 +87,9 @@ class FineTuned:
     ) -> Iterator[list[Line]]:  # fmt: skip
         """Yield the lines of successive chunks of `CHUNK` examples; see `TaskKind.lines`.
 
-        A bad row has a line as well, with its `error` and no prediction. Lines have `columns` of
-        the input, and the `text` if they are to. Raises ValueError if no example has one of the
-        columns, or all rows are bad.
+        A bad row has a line with its `error` and no prediction. Lines copy `columns` of the input,
+        and its text `with_text`. Raises ValueError if no example has one of the columns, or all
+        rows are bad.
         """
         if examples and all(isinstance(one, BadRow) for one in examples):
             raise ValueError(f"no row of {len(examples)} can be read: {examples[0].error}")
@@ -126,9 +126,9 @@ class FineTuned:
 
 
 def read_tokenizer(workdir: pathlib.Path, expected: str) -> Tokenizer:
-    """Read the tokenizer of a run, of which the hash is in the notes of its parameters.
+    """Read the tokenizer of a run.
 
-    Raises ValueError if it is missing, or another one.
+    Raises ValueError if it is missing, or lacks the hash of the parameters' notes, `expected`.
     """
     path = workdir / TOKENIZER
     if not path.exists():
@@ -151,14 +151,10 @@ def search_lines(
 ) -> list[Line]:
     """Search the second text for translations of the first with an encoder.
 
-    Raises ValueError if there is no such encoder, it has no such layer, or is not the one of the
-    run.
-
-    Args:
-      config: of a retrieval task, for the nearest sentence of the second text to each of the first;
-        or of a mining task, for pairs that may be translations, best first.
-      threshold: for mining, smallest score of a pair; None for all pairs.
-      workdir: of the run that config and threshold are of; None for none.
+    A retrieval task finds the nearest sentence of the second text for each of the first. A mining
+    task finds pairs that may be translations, best first, with scores from `threshold` on, None for
+    all. Config and threshold are those of the run in `workdir`, None for no run. Raises ValueError
+    if there is no such encoder, it has no such layer, or is not the one of the run.
     """
     options = task_settings(config)
     pretrained = read_pretrained(config.init_from, objective=config.objective)
@@ -172,20 +168,20 @@ def search_lines(
 
 
 def read_start(workdir: pathlib.Path) -> Start:
-    """Read what a run has recorded of its start, as far as older ones have."""
+    """Read the record of a run's start; older runs recorded less."""
     return declarations.read(workdir / SETTINGS, Start, remedy="copy the folder of the run again")
 
 
 def _check_encoder(workdir: pathlib.Path, init_from: str, pretrained: Pretrained) -> None:
-    """Check that an encoder is the one of a run, as far as older runs recorded which it was."""
+    """Raise ValueError if a run has recorded another encoder."""
     recorded = read_start(workdir)
     for name, now in pretrained.digests().items():
         there = getattr(recorded, name)
         if there not in ("", now):
             raise ValueError(
                 f"init_from is {init_from!r}, with {name} {now}, but {workdir} was made "
-                f"with {name} {there}: the encoder has changed since; put that of the run "
-                "back, or run finetune.py in another --workdir, or give --config in place of it"
+                f"with {name} {there}: the encoder has changed since; put the run's back, "
+                "or run finetune.py in another --workdir, or give --config instead of --workdir"
             )
 
 

@@ -23,20 +23,20 @@ from xlm.training.settings import MeshSettings
 from xlm.training.sharding import make_mesh
 from xlm.training.step import TrainFunctions
 
-# A single device: only the parameters are needed, and the batch may not divide over more.
 SETTINGS = "settings.json"
+# A single device: the caller needs only parameters, and the batch may not divide over more.
 _MESH: dict[str, Any] = {"data": 1, "fsdp": 1, "model": 1, "slices": 1, "rules": ()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """Pre-trained encoder, without any cross-attention unless that was asked for.
+    """Pre-trained encoder, with cross-attention on request only.
 
     Attributes:
       params: of `xlm.models.encoder.Encoder`, nested dicts of float32 arrays; table rows beyond the
         tokenizer's pieces are padding.
-      step: of the checkpoint; None of a model folder.
-      num_steps: of the run that it is of.
+      step: of the checkpoint; None for a model folder.
+      num_steps: of the run; 0 for a model folder.
     """
 
     settings: EncoderSettings
@@ -47,7 +47,7 @@ class Pretrained:
 
     def digests(self) -> dict[str, str]:
         """Identity of the tokenizer and of the parameters, as a run of finetune.py records them."""
-        hasher = hashlib.sha256()  # of all parameters, which differs between checkpoints of a run
+        hasher = hashlib.sha256()
         for path, array in jax.tree.leaves_with_path(self.params):
             hasher.update(f"{jax.tree_util.keystr(path)} {array.shape}".encode())
             hasher.update(np.ascontiguousarray(array).data)
@@ -57,12 +57,10 @@ class Pretrained:
 def read_pretrained(
     path: str, *, keeps_decoder: bool = False, objective: str = "", part_of: Any = encoder_of
 ) -> Pretrained:
-    """Read an encoder from a working directory of train.py, or a folder of
-    `xlm.interop.model_folder`.
+    """Read an encoder from a working directory of train.py or a model folder.
 
-    `keeps_decoder` keeps the cross-attention that there may be. `objective` is that of
-    `run_config`, and `part_of` maps one to its part with the encoder. Raises ValueError if it is
-    neither, or cannot be read.
+    `keeps_decoder` keeps cross-attention. `objective` is that of `run_config`. `part_of` maps an
+    objective to its part with the encoder. Raises ValueError if the folder is neither, or damaged.
     """
     folder, step, num_steps = places.fetched(path), None, 0
     if _is_model_folder(folder, path):
@@ -73,8 +71,10 @@ def read_pretrained(
         trained = read_run(Folders(folder), objective)
         step, num_steps = trained.step, run_config(Folders(folder), objective).train.num_steps
         found, params, tokenizer = _of_run(folder, part_of(trained.objective), trained.params)
-    part = (found, params) if keeps_decoder else encoder_alone(found, params)
-    return Pretrained(*part, tokenizer, step, num_steps)
+    if not keeps_decoder:  # tasks of understanding do without (VECO, Section 2.3)
+        found = dataclasses.replace(found, cross_attention=False)
+        params = without_cross_attention(params)
+    return Pretrained(found, params, tokenizer, step, num_steps)
 
 
 def _of_run(
@@ -102,9 +102,9 @@ def read_last(folder: pathlib.Path, count: int) -> tuple[Pretrained, list[int]]:
 def read_settings(
     path: str, *, keeps_decoder: bool = False, objective: str = ""
 ) -> EncoderSettings:
-    """Read the architecture that `read_pretrained` would return, but no weights.
+    """Read the architecture as `read_pretrained`, without weights.
 
-    Raises ValueError if it is no encoder, or its settings cannot be read.
+    Raises ValueError if it is no encoder, or damaged.
     """
     folder = places.fetched(path)
     if _is_model_folder(folder, path):
@@ -118,9 +118,9 @@ def read_settings(
 
 
 def _is_model_folder(folder: pathlib.Path, path: str) -> bool:
-    """Whether an encoder is in a model folder, or in a working directory of train.py.
+    """Whether a folder is a model folder, or else a working directory of train.py.
 
-    Raises ValueError if it is in neither.
+    Raises ValueError if it is neither.
     """
     if (folder / "config.json").exists():
         return True
@@ -130,13 +130,6 @@ def _is_model_folder(folder: pathlib.Path, path: str) -> bool:
         f"{path!r} (init_from, or --model) is no encoder; give a --workdir of train.py, or an "
         "--output of xlm import, xlm merge or xlm export"
     )
-
-
-def encoder_alone(
-    found: EncoderSettings, params: dict[str, Any]
-) -> tuple[EncoderSettings, dict[str, Any]]:
-    """Leave out cross-attention, which tasks of understanding do without (VECO, Section 2.3)."""
-    return dataclasses.replace(found, cross_attention=False), without_cross_attention(params)
 
 
 def read_run(folders: Folders, objective: str = "") -> model.Trained:
@@ -156,12 +149,12 @@ def _built(folders: Folders, objective: str = "") -> tuple[Objective, TrainFunct
 def run_config(folders: Folders, objective: str = "") -> ConfigDict:
     """Read the recorded config of a run of train.py, for one device.
 
-    `objective` is the name of another package's, which the user gave: a record alone imports no
+    `objective` names one of another package that the user trusts: a record by itself imports no
     code. Raises ValueError if the record is no config, or its objective is neither built in nor
-    that one.
+    this one.
     """
     path = folders.train / SETTINGS
-    # Sections of other stages are not of a record, and could name folders.
+    # Sections of other stages do not belong to a record, and could name folders.
     sections = artifacts.read_object(path).items()
     recorded = {name: value for name, value in sections if name not in ("rows", *ELSEWHERE)}
     name = recorded.get("objective", "")

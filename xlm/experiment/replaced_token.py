@@ -21,9 +21,8 @@ _TASKS = {PACKED: "mrtd", PAIRS: "trtd"}
 def build(setup: Setup) -> Objective:
     """Build MRTD on packed sequences, and TRTD if there are pairs; one objective for joint steps.
 
-    The `model` section is the discriminator's; the generator differs in depth and width, and in
-    having no dropout. Raises ValueError if settings do not fit the data; the message names the
-    keys.
+    The `model` section is the discriminator's. The generator differs in depth and width, and has no
+    dropout. Raises ValueError if settings do not fit the data.
     """
     if setup.config.data.contrast_share:
         raise ValueError(

@@ -44,14 +44,14 @@ def with_next_phase(
 ) -> PairRecord:
     """Solve for the worst distribution, and add it to the record as the phase from `step` on.
 
-    Raises ValueError for losses of other pairs, an infinite loss, or a step that is not after the
-    last.
+    Raises ValueError for losses of other pairs, an infinite loss, or a step before the last phase.
 
     Args:
-      losses: mean loss of each pair, NaN if it was not seen.
-      baseline: loss of each pair that is subtracted, see `baseline_losses`; None for none. A pair
-        without one counts as not seen.
-      errors, examples: standard errors of the losses, which `settings.shrink` needs, and examples.
+      losses: mean loss of each pair, NaN for an unseen one.
+      baseline: loss to subtract for each pair, see `baseline_losses`; None for none. A pair without
+        one counts as unseen.
+      errors: standard errors of the losses, for `settings.shrink`.
+      examples: number of examples of each pair, for the record.
     """
     if set(losses) != set(record.base):
         differing = sorted(set(losses) ^ set(record.base))
@@ -81,7 +81,7 @@ def with_next_phase(
 
 
 def baseline_losses(path: pathlib.Path) -> dict[str, float]:
-    """Read the losses of the last phase of a run's record, of the pairs that it has seen.
+    """Read the losses of seen pairs in the last phase of a run's record.
 
     Raises ValueError if the file is missing or damaged, or has no phases.
     """
@@ -95,13 +95,11 @@ def baseline_losses(path: pathlib.Path) -> dict[str, float]:
 
 @dataclasses.dataclass
 class ReweightedData:
-    """Training data whose language pairs are re-weighted by what a run learns, in phases.
+    """Training data with language pairs re-weighted in phases by their losses so far.
 
     It is an input of the training loop (`xlm.training.loop.LearnedData`). The stream is a pure
-    function of the seed, the step and the recorded phases, so that a resumed run continues exactly.
-
-    The first host writes the record to `path`. Raises ValueError if a baseline is of other pairs,
-    or cannot be read.
+    function of the seed, the step and the recorded phases, so that a run resumes exactly. The first
+    host writes the record to `path`. Raises ValueError if a baseline is of other pairs or damaged.
     """
 
     config: ConfigDict
@@ -121,10 +119,9 @@ class ReweightedData:
         self._data = self._make_data()
 
     def _check_baseline(self, baseline: Mapping[str, float]) -> None:
-        """Check that there are pairs to compare, and warn of those that keep their share.
+        """Warn of pairs that keep their shares, since they have no baseline.
 
-        Raises ValueError if fewer than two pairs have a baseline, so that none would be
-        re-weighted.
+        Raises ValueError if fewer than two pairs have one, so that none would be re-weighted.
         """
         pairs = sorted(pair for pair, share in self.record.base.items() if share > 0)
         missing = [pair for pair in pairs if pair not in baseline]
@@ -165,9 +162,9 @@ class ReweightedData:
         return min(later, default=self.config.train.num_steps)
 
     def renew(self, step: int, learned: Callable[[], Extra]) -> None:
-        """Forget phases of a future that was lost, and solve the one that begins with `step`.
+        """Drop phases after `step`, which the run has lost, and solve the one that begins there.
 
-        Raises ValueError if an earlier phase, which the run has used, is not in the record.
+        Raises ValueError if the record lacks an earlier phase, which the run has used.
         """
         record = self.record.as_of(step)
         used = {phase for phase in self._phase_steps if phase < step}
@@ -199,10 +196,10 @@ class ReweightedData:
 def training_data(
     config: ConfigDict, dataset: PackedDataset, mesh: Mesh, folder: pathlib.Path
 ) -> ReweightedData:
-    """Build this host's part of the training batches, re-weighted by what is learned.
+    """Build this host's part of the re-weighted training batches.
 
-    `folder` is that of training, for the record of the phases. Raises ValueError if settings do not
-    fit each other or the data, or a record belongs to another run.
+    The record of the phases is in `folder`. Raises ValueError if settings do not fit each other or
+    the data, or the record belongs to another run.
     """
     robust = robust_settings(config)
     streams.log_pair_sampling(config, dataset)
@@ -218,7 +215,7 @@ def training_data(
 def robust_settings(config: ConfigDict) -> RobustSettings:
     """Read the settings of robust sampling.
 
-    Raises ValueError if robust sampling is on in a run without what it needs.
+    Raises ValueError if it is on, but the run has another objective, no pairs or no shares of them.
     """
     robust = settings(RobustSettings, config.robust)
     if not robust.num_phases:

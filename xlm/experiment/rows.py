@@ -78,9 +78,9 @@ def run(config: ConfigDict, folders: builders.Folders, executor: Executor | None
 
 
 def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
-    """Log the parallel text that is left out, and patterns without any.
+    """Log parallel text without use, and patterns without files.
 
-    Raises ValueError if the run trains on pairs, and `corpus.parallel` names none that can be used.
+    Raises ValueError if the run trains on pairs, and `corpus.parallel` gives none.
     """
     left_out = sources.find_left_out(job.spec)
     shown = [f"{path} ({', '.join(languages)})" for path, languages in left_out.items()]
@@ -107,16 +107,15 @@ def _check_parallel(config: ConfigDict, job: Job, found: Found) -> None:
             _listed(shown),
         )
     if evaluated:
-        logging.info("corpus.parallel: not trained on are %s", _listed(evaluated))
+        logging.info("corpus.parallel: for evaluation only are %s", _listed(evaluated))
 
 
 def _listed(shown: Sequence[str]) -> str:
-    """Sources in a line."""
     return ", ".join(shown[:_MAX_LISTED]) + (", ..." if len(shown) > _MAX_LISTED else "")
 
 
 def _stage(config: ConfigDict, job: Job, record: Mapping[str, Any], text: str) -> artifacts.Stage:
-    """Open the folder for text of a digest, which a finished dataset of another one refuses."""
+    """Open the folder for text of a digest; a finished dataset of another digest refuses."""
     return artifacts.open_stage(
         job.folder,
         {
@@ -127,18 +126,18 @@ def _stage(config: ConfigDict, job: Job, record: Mapping[str, Any], text: str) -
         },
         defaults=schema.defaults_of_records(),
         uncompared=builders.PLACE_OF_TEXT,
-        # A preparation that did not end has written nothing that is read.
+        # Nobody reads the files of an unfinished preparation.
         replace=lambda: not (job.folder / META).exists(),
     )
 
 
 def _recorded_text(config: ConfigDict, job: Job, record: Mapping[str, Any]) -> str:
-    """Digest of the text as it is now, of which only what has changed is read.
+    """Digest of the present text; reads changed files only.
 
     Raises ValueError if the dataset was made under other settings.
     """
     path = job.folder / plans.INPUTS
-    if not path.exists():  # of a version that kept no records, and a digest of another kind
+    if not path.exists():  # of a version without records, whose digest is of another kind
         return load_corpus(job.spec).digest()
     recorded = plans.read_inputs(path)
     _stage(config, job, record, plans.text_digest(recorded))

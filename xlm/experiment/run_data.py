@@ -1,7 +1,7 @@
-"""Records of the data files of runs of finetune.py, by which a later call sees other data.
+"""Records of the data files of runs of finetune.py, to detect other data in later calls.
 
-Settings of a run name its files by patterns. `data.json` has the SHA-256 of each file that they
-matched when the run began; data of tensorflow-datasets have none.
+Settings of a run name its files by patterns. `data.json` has the SHA-256 of each file that matched
+when the run began. tensorflow-datasets have none.
 """
 
 import os
@@ -24,30 +24,30 @@ def digests(files: Iterable[pathlib.Path]) -> dict[str, str]:
 
 
 def check_resumed(folder: pathlib.Path, now: Mapping[str, str]) -> None:
-    """Check that a run that goes on, or begins, has the data that it began with.
+    """Raise ValueError if a run that resumes has other data than at its beginning.
 
-    The `folder` has no record of its data if it is new, or older than the records. Raises
-    ValueError if they are other data.
+    The `folder` has no record of its data if it is new, or older than the records.
     """
     if (folder / DATA).exists():
         _check(folder, _read(folder), now)
 
 
 def check_ended(folder: pathlib.Path, find: Callable[[], Iterable[pathlib.Path]]) -> None:
-    """Check that a run that has ended has the data that it began with, as far as they are there.
+    """Raise ValueError if a run that has ended has other data now, found by `find`.
 
-    `find` finds the files of its data. Raises ValueError if there are other data.
+    If recorded files are gone, only the others are compared.
     """
     if not (folder / DATA).exists():
         return
     recorded = _read(folder)
-    there = [pathlib.Path(path) for path in recorded if os.path.isfile(path)]  # of any length
+    # Path.is_file raises for a name that is too long.
+    there = [pathlib.Path(path) for path in recorded if os.path.isfile(path)]
     if len(there) == len(recorded):
         _check(folder, recorded, digests(find()))
         return
     _check(folder, recorded, {**recorded, **digests(there)})
     logging.info(
-        "%s has ended, and its data are not read: %d of its %d files are gone",
+        "%s has ended, and %d of the %d files of its data are gone; the others are unchanged",
         folder, len(recorded) - len(there), len(recorded),
     )  # fmt: skip
 

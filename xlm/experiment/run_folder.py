@@ -1,4 +1,4 @@
-"""The folder of a run of finetune.py: names of its files, its predictions, and how it stops."""
+"""The folder of a run of finetune.py: names of its files, and its predictions."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BEST, DATA, RESULTS = "best.safetensors", "data.json", "results.json"
 BAD_ROWS, TOKENIZER = "bad_rows.jsonl", "spm.model"
-MODEL = "model.json"  # of a run that translates, to read its checkpoints by
+MODEL = "model.json"  # of a run that translates, to read its checkpoints
 _BY_LANGUAGE = "best_by_language"
 
 # steps taken -> whether to stop

@@ -1,11 +1,10 @@
-"""Every section of a config of pre-training and its keys; `task_schema` has those of tasks.
+"""Sections and keys of a pre-training config; `task_schema` has those of tasks.
 
-A key is declared where it is used, in a settings class (`xlm.common.schema`); keys that no class
-takes as they are stand here. What follows from the declarations is here, too: default configs,
-the check of a whole config, help, and what a change of a key does to a stage.
+A settings class declares a key where the code uses it (`xlm.common.schema`). Keys that no such
+class takes stand here. This module derives default configs, checks, help and the reference page.
 
-Defaults are also what a working directory is read with that was made before a key existed: a new
-key's default is what the code did without it.
+Older working directories lack newer keys and get their defaults. So the default of a new key is
+what the code did without it.
 """
 
 import dataclasses
@@ -35,14 +34,14 @@ from xlm.objectives.settings import (
 )
 from xlm.training.settings import MeshSettings, OptimizerSettings, TrainSettings
 
-# Section -> its keys; those of "" stand in no section.
+# Section -> its keys; those of "" are in no section.
 Family = Mapping[str, Section]
 
 # Logical axes of the parameters in `xlm.models`, which mesh.rules may shard.
 LOGICAL_AXES = (
     "vocab", "embed", "embed_out", "heads", "mlp", "position", "layers", "output",
 )  # fmt: skip
-# Tuples of names without commas: "en,sw" is one text to ml_collections, though 100,200 two numbers.
+# Tuples of names without commas. ml_collections reads "en,sw" as one text, 100,200 as two numbers.
 _NAMES = ("languages", "compare", "train_languages", "validation_languages", "test_languages",
           "negative_columns", "frozen", "lora_targets", "user_defined_symbols", "control_symbols",
           "required_chars")  # fmt: skip
@@ -54,8 +53,8 @@ class _PreTraining:
     Attributes:
       objective: one of "masked_lm", "replaced_token" and "veco", or "MODULE:FUNCTION" of your own
         (docs/own_objective.md).
-      phases: runs in turn, each from the state of the one before: a mapping each, of "name" and of
-        the keys that differ, such as "mask.rate" (see `xlm.experiment.phase_runs`).
+      phases: runs in turn, each from the final state of the one before. Each is a mapping of its
+        "name" and the keys that differ, such as "mask.rate" (see `xlm.experiment.phase_runs`).
     """
 
     objective: str = schema.key("masked_lm")
@@ -66,8 +65,8 @@ class _Look:
     """A look at the text.
 
     Attributes:
-      inspect: whether the first stage that reads the text warns of what is wrong with a sample of
-        it (docs/inspecting.md).
+      inspect: whether the first stage that reads the text warns of defects in a sample of it
+        (docs/inspecting.md).
     """
 
     inspect: bool = schema.key(True, effect="records")
@@ -77,13 +76,13 @@ class _Sources:
     """Where a vocabulary or its settings come from.
 
     Attributes:
-      tokenizer: path of an existing tokenizer, in place of one built: a SentencePiece model or a
-        Unigram tokenizer.json.
-      tables: folder of tables of run counts, read instead of text (docs/counting.md).
+      tokenizer: path of an existing tokenizer to use instead of building one: a SentencePiece model
+        or a Unigram tokenizer.json.
+      tables: folder of tables of run counts to read instead of text (docs/counting.md).
       amounts: JSON file of n_i of Eq. 3 per language; "" for the bytes of the text.
-      allocation: JSON file of sizes exported from a build's report.html; languages begin at them.
-      parallel: folder of one file a language, line by line the same text, on which vocab.parity
-        measures tokens; "" for the text held out.
+      allocation: sizes of languages to begin with, a JSON file exported from a build's report.html.
+      parallel: folder of aligned files, one per language, on which vocab.parity measures tokens; ""
+        for the held-out text.
     """
 
     tokenizer: str = schema.key("", effect="place")
@@ -151,7 +150,7 @@ def default_config(family: Family = PRETRAINING) -> ConfigDict:
 
 
 def defaults_of_records() -> dict[str, Any]:
-    """Values of keys that the record of an older folder does not have: what the code did then."""
+    """Values of keys missing from the records of older folders: what the code did then."""
     found = default_config().to_dict()
     found["corpus"].update(heldout_by="position", deduplicate=False, block_bytes=0)
     for name, keys in REMOVED.items():
@@ -163,9 +162,8 @@ def checked(config: Any, family: Family = PRETRAINING) -> ConfigDict:
     """Return `config` if it has the sections, keys and types of a family, within their limits.
 
     Configs of fine-tuning, and those with an objective of another package, may have sections of
-    their own, which are checked where they are used. Raises ValueError if a section or key is
-    missing or unknown, or a value or an element of a tuple is of another type or out of its limits;
-    the message names the key.
+    their own, which their users check. Raises ValueError for a missing or unknown section or key,
+    and a value or element of another type or out of its limits.
     """
     if not isinstance(config, ConfigDict):
         raise ValueError(
@@ -214,7 +212,7 @@ def recorded(found: Mapping[str, Any], family: Family = PRETRAINING) -> ConfigDi
 
 
 def with_effect(*sections: str, family: Family = PRETRAINING) -> Mapping[str, tuple[str, ...]]:
-    """Keys of sections that change no results: those of records, speed and places, by section."""
+    """Keys without effect on results by section: those of records, speed and places."""
     return {
         name: tuple(one for one in family[name] if family[name][one].limits["effect"] != "results")
         for name in sections
@@ -222,7 +220,7 @@ def with_effect(*sections: str, family: Family = PRETRAINING) -> Mapping[str, tu
 
 
 def help_of(name: str = "", family: Family = PRETRAINING) -> str:
-    """Help on a section's keys; on the names of the sections where none is given."""
+    """Help on a section's keys, or on all sections for ""."""
     if not name:
         lines = [f"  {one:<15} {', '.join(family[one])}" for one in family if one]
         return "\n".join(["Keys of a config, --config.SECTION.KEY=VALUE, by section:", *lines])
@@ -301,9 +299,9 @@ def _check_names(name: str, found: Iterable[str], expected: Iterable[str]) -> No
 
 
 def _check_commas(name: str, values: Any) -> None:
-    """Raise ValueError where names were given as one text with commas."""
+    """Raise ValueError for several names in one text with commas."""
     last = name.rpartition(".")[2]
-    # A label may have a comma, but none is alone.
+    # A label may have a comma, but a task has more than one.
     if last not in _NAMES and not (name == "task.labels" and len(values) == 1):
         return
     for joined in (one for one in values if "," in str(one)):

@@ -1,7 +1,7 @@
-"""How much of the text a run sees: the number of its steps, and what they hold of each language.
+"""How much of the text a run sees: the number of its steps, and their text by language.
 
-The stream is a pure function of the seed and the step: its order is counted, not its batches. The
-tokens of a sequence are the mean of its language's, without padding and special tokens.
+The stream is a pure function of seed and step, so counts need its order only, and no batches. A
+sequence counts as the mean tokens of its language, without padding and special tokens.
 """
 
 import bisect
@@ -28,7 +28,7 @@ _FORMATS = {"tokens": ",", "tokens seen": ",.0f", "epochs": ".2f", "share of the
 
 
 def with_steps(config: ConfigDict, dataset: PackedDataset) -> ConfigDict:
-    """Return a config whose `train.num_steps` are what the given epochs or tokens take.
+    """Return a config with the `train.num_steps` that its epochs or tokens take.
 
     Raises ValueError if not one of the three is given, or no step has packed sequences.
     """
@@ -47,8 +47,8 @@ def with_steps(config: ConfigDict, dataset: PackedDataset) -> ConfigDict:
     steps = bisect.bisect_left(range(_MOST_STEPS), wanted, lo=1, key=amount)
     if steps == _MOST_STEPS:
         raise ValueError(
-            "train.num_epochs and train.num_tokens count packed sequences, which "
-            "data.pair_share and data.contrast_share leave none of; give train.num_steps"
+            "train.num_epochs and train.num_tokens count packed sequences, but data.pair_share and "
+            "data.contrast_share leave no steps for them; give train.num_steps"
         )
     config = copy.deepcopy(config)
     config.train.update(num_steps=steps, num_epochs=0.0, num_tokens=0)
@@ -61,7 +61,7 @@ def _tokens(dataset: PackedDataset, language: str) -> float:
 
 
 def rows_of(config: ConfigDict, dataset: PackedDataset, found: Seen) -> list[dict[str, Any]]:
-    """Return a row for each language: its tokens, those seen, epochs, and shares."""
+    """Return a row for each language: tokens, tokens seen, epochs, and shares."""
     there = {one: dataset.statistics[one]["train"] for one in dataset.languages}
     seen = {one: found[one] * _tokens(dataset, one) for one in there}
     shares, text = language_shares(config, dataset), sum(one["tokens"] for one in there.values())
@@ -82,7 +82,7 @@ def rows_of(config: ConfigDict, dataset: PackedDataset, found: Seen) -> list[dic
 def section(
     config: ConfigDict, dataset: PackedDataset, steps: int, log: Callable[..., None] | None = None
 ) -> list[str]:
-    """Return the parts of a report on what `steps` steps see; `log` is told of repetitions."""
+    """Return the parts of a report on the text of `steps` steps; `log` reports repetitions."""
     found = streams.training_stream(config, dataset).seen(steps)
     rows = rows_of(config, dataset, found)
     lines = [
@@ -95,7 +95,7 @@ def section(
         for line in lines:
             log("%s", line)
     pairs = Seen({one: count for one, count in found.items() if one not in dataset.languages})
-    if pairs and not config.robust.num_phases:  # which decides as it goes
+    if pairs and not config.robust.num_phases:  # which choose during training
         shown = ", ".join(f"{'-'.join(one)} {count:,}" for one, count in pairs.most_common(20))
         lines.append(f"{pairs.total():,} sentence pairs of {len(pairs)} language pairs: {shown}")
     return [

@@ -41,18 +41,17 @@ def training_data(
 ) -> StreamedData:
     """Build the stream of this host's part of the training batches on `mesh`.
 
-    `weights` are the share of each language pair by the step from which on it is in force, among
-    them 0; None for those of the config, throughout. Raises ValueError if a batch of pairs does not
-    divide over the devices.
+    `weights` are the shares of language pairs by their first step, among them 0; None for the
+    config's shares throughout. Raises ValueError if a batch does not divide over the devices.
     """
     data = data_settings(config)
     check_batches(config, dataset, mesh)
     parts, num_parts = host_parts(mesh)
     if data.block_bytes and data.lanes % num_parts:
         logging.warning(
-            "data.lanes is %d, no multiple of the %d parts of a batch that hosts feed: hosts read "
-            "blocks of which others use sequences as well, up to %d times what a multiple needs; "
-            "set data.lanes to a multiple in a new run, or start as many processes",
+            "data.lanes is %d, no multiple of the %d parts of a batch that hosts feed: several "
+            "hosts read the same blocks, up to %d times as many as with a multiple; set data.lanes "
+            "to a multiple in a new run, or start as many processes",
             data.lanes, num_parts, num_parts,
         )  # fmt: skip
     if weights is None:
@@ -83,7 +82,7 @@ def check_batches(config: ConfigDict, dataset: PackedDataset, mesh: Mesh | Abstr
 
 
 def _reading_threads(data: DataSettings) -> Executor | None:
-    """Create the threads that read blocks; None where nothing is read by blocks."""
+    """Create the threads that read blocks; None without blocks or threads."""
     if not (data.block_bytes and data.read_threads):
         return None
     return ThreadPoolExecutor(data.read_threads, "read_blocks")
@@ -103,7 +102,7 @@ def _packed_stream(config: ConfigDict, dataset: PackedDataset, pool: Executor | 
 def _reweighted_stream(
     config: ConfigDict, dataset: PackedDataset, weights: Mapping[int, Mapping[Pair, float]]
 ) -> Stream:
-    """Build a stream in which only pairs change with `weights`, and text goes on as it is."""
+    """Build a stream whose pairs change with `weights`; its text does not change."""
     data, seed = data_settings(config), config.train.seed
     pool = _reading_threads(data)
     packed = _packed_stream(config, dataset, pool)
@@ -114,7 +113,7 @@ def _reweighted_stream(
     }
     order = _of_kinds(config, [packed, by_step[0]], [data.pair_share])
     if isinstance(order, MixedStream):
-        # Steps on pairs are counted on their own; which ones they are does not depend on weights.
+        # Phases count steps on pairs only. Weights do not change which steps these are.
         by_step = {order.steps_before(first, 1): pairs for first, pairs in by_step.items()}
     return _of_kinds(config, [packed, PhasedStream(by_step)], [data.pair_share])
 
@@ -151,7 +150,7 @@ def _of_kinds(
 
 
 def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
-    """Build the settings of sentence pairs, for batches of as many rows as those of text."""
+    """Build the settings of batches of sentence pairs."""
     data, (_, size) = data_settings(config), rows_of_tasks(config)
     return BitextSettings(
         positions=data.pair_positions, alpha=data.pair_alpha, batch_size=size,
@@ -162,7 +161,7 @@ def bitext_settings(config: ConfigDict, is_separate: bool) -> BitextSettings:
 def pairs_per_step(
     config: ConfigDict, dataset: PackedDataset, shares: Mapping[Pair, float] | None
 ) -> float:
-    """Mean number of sentence pairs in a step, of any kind; of short ones more share a row."""
+    """Mean number of sentence pairs in a step of any kind; several short ones share a row."""
     data, settings = data_settings(config), bitext_settings(config, is_separate=False)
     found = pair_stream(dataset, settings, config.train.seed, shares).pairs_per_step()
     return found if data.is_joint else found * (data.pair_share + data.contrast_share)

@@ -1,4 +1,4 @@
-"""Analysis of a fine-tuned classifier: what results.json says of its classes."""
+"""Analysis of a fine-tuned classifier: the parts of results.json on its classes."""
 
 import itertools
 from collections.abc import Mapping, Sequence

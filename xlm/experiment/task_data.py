@@ -32,10 +32,10 @@ SPLITS = ("train", "validation", "test")
 
 
 def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
-    """The config of a task of a user's own with the labels of its training data; others as is.
+    """Add the labels of the training data to the config of a user's own task.
 
-    `known` are labels of the same run when it ended, which need not be looked up. Raises ValueError
-    if there are no files; see `loading.load_labels`.
+    `known` are the labels of the same run if it has ended. Raises ValueError if there are no files;
+    see `loading.load_labels`.
     """
     options = task_settings(config)
     if not options.task.is_own or options.labels:
@@ -49,7 +49,6 @@ def with_labels(config: ConfigDict, known: Sequence[str] = ()) -> ConfigDict:
 
 
 def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
-    """The labels of the training data in all languages, sorted."""
     assert readers.labels is not None
     readers = readers._replace(file=readers.labels)
     counts: collections.Counter[str] = collections.Counter()
@@ -62,9 +61,9 @@ def _labels(options: TaskSettings, readers: loading.Readers) -> tuple[str, ...]:
 
 
 def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
-    """Check that no two labels differ only in blanks, in what is not seen, or in capitals.
+    """Raise ValueError if labels differ only in blanks, invisible characters or capitals.
 
-    Capitals count in tags. Raises ValueError if two do, of which one is likely a slip.
+    One of them is likely a slip. In tags, capitals make a difference.
     """
     found: dict[str, str] = {}
     capitals_count = KINDS[task.kind].capitals_count
@@ -77,12 +76,12 @@ def _check_spelling(task: Task, counts: Mapping[str, int]) -> None:
             raise ValueError(
                 f"{task.name}: the labels {other!a} ({counts[other]} times) and {label!a} "
                 f"({counts[label]} times) of the training data differ only in capitals, blanks or "
-                "characters that are not seen; write them alike, or list all labels in task.labels"
+                "invisible characters; write them alike, or list all labels in task.labels"
             )
 
 
 def _number_or_name(label: str) -> tuple[bool, int, str]:
-    """Key by which numbers come in their order, before names in theirs."""
+    """Sort key: numbers by value, then names."""
     is_number = label.isdecimal()
     return not is_number, int(label) if is_number else 0, label
 
@@ -90,10 +89,10 @@ def _number_or_name(label: str) -> tuple[bool, int, str]:
 def languages(
     options: TaskSettings, split: str, readers: loading.Readers | None = None
 ) -> tuple[str, ...]:
-    """The languages of a split; of development data those that the selection needs.
+    """The languages of a split; for development data those that the selection needs.
 
-    `readers`, by default those of the task's kind, look into files that no name tells the language
-    of. Raises ValueError if there are none.
+    `readers`, by default those of the task's kind, look into files without a language in their
+    names. Raises ValueError if there are no files.
     """
     named = getattr(options, f"{split}_languages")
     if named:
@@ -118,7 +117,7 @@ def languages(
 
 
 def _there(root: pathlib.Path) -> str:
-    """Contents of a folder instead of the files looked for, in words, files first."""
+    """Describe the contents of a folder in a clause, files first."""
     if not root.is_dir():
         return ", which is no folder"
     names = [one.name for one in sorted(root.iterdir(), key=lambda one: (one.is_dir(), one))]
@@ -126,13 +125,13 @@ def _there(root: pathlib.Path) -> str:
 
 
 def holds_out(options: TaskSettings) -> bool:
-    """Whether a part of the training examples is selected on, for want of a development file."""
+    """Whether the selection uses held-out training examples, for want of a development file."""
     root = places.fetched(options.root)
     return options.task.is_own and not loading.has_files(root, options.validation)
 
 
 def _has_test(options: TaskSettings) -> bool:
-    """Whether there are test data, without which the development data are reported."""
+    """Whether there are test data; without any, results report the development data."""
     root = places.fetched(options.root)
     return bool(options.test) and (not options.task.is_own or loading.has_files(root, options.test))
 
@@ -158,9 +157,9 @@ def warn_of_unknown(where: str, data: TaskData, tokenizer: Tokenizer) -> None:
 def read_split(
     options: TaskSettings, tokenizer: Tokenizer, split: str, bad: dict[str, BadRow] | None = None
 ) -> list[TaskData]:
-    """A split of the task in each of its languages; rows that are left out are added to `bad`.
+    """Read a split in each of its languages; add malformed rows that are left out to `bad`.
 
-    Raises ValueError if an example has no label, or no rule scores a language; and see
+    Raises ValueError if an example has no label, no rule scores a language, and as
     `loading.load_examples`.
     """
     if split == "test" and not _has_test(options):
@@ -193,12 +192,12 @@ def read_split(
 def _divided(
     options: TaskSettings, split: str, examples: Mapping[str, list[Any]]
 ) -> dict[str, list[Any]]:
-    """The examples to train on, or those held out of them, whose labels are counted in the log."""
+    """The examples to train on, or the held-out ones, with their labels counted in the log."""
     task, shared = options.task, languages(options, "validation")
     classes = KINDS[task.kind].classes or (lambda example: [0])
 
     def labels(example: Any) -> Sequence[int]:
-        return classes(example) or [-1]  # of a text that may have none
+        return classes(example) or [-1]  # a text may have no label
 
     found = held_out.held_out(examples, labels, options.validation_share, shared)
     pairs = {one: list(zip(some, found[one], strict=True)) for one, some in examples.items()}
@@ -220,7 +219,6 @@ def _divided(
 
 
 def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]]) -> None:
-    """Warn of classes without development examples, on which nothing is selected."""
     classes = KINDS[options.task.kind].classes or (lambda example: ())
     there = {label for some in examples.values() for one in some for label in classes(one)}
     if absent := [name for i, name in enumerate(options.task.labels) if i not in there]:
@@ -229,7 +227,7 @@ def _tell_unscored(options: TaskSettings, examples: Mapping[str, Sequence[Any]])
 
 
 def _tell_undeveloped(options: TaskSettings) -> None:
-    """Warn of languages that are trained on without development data, where others have some."""
+    """Warn of training languages without development data, if others have some."""
     own = languages(options, "validation")
     remedy = (
         "name them in task.validation_languages, or set task.selection to all_languages, for a "
@@ -239,8 +237,8 @@ def _tell_undeveloped(options: TaskSettings) -> None:
     )
     if without := [one for one in languages(options, "train") if one not in own]:
         logging.warning(
-            "%s: no development data in %s: the checkpoint is selected on %s alone, and nothing is "
-            "held out of them; %s", options.name, ", ".join(without), ", ".join(own), remedy,
+            "%s: no development data in %s, and none are held out: the checkpoint is selected on "
+            "%s only; %s", options.name, ", ".join(without), ", ".join(own), remedy,
         )  # fmt: skip
 
 
@@ -260,7 +258,7 @@ def data_files(options: TaskSettings) -> list[pathlib.Path]:
 
 
 def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str, str]:
-    """A digest of a user's own files that are scored, by language, from `digests` by path."""
+    """Digest of a user's own scored files by language, from `digests` by path."""
     split = "test" if _has_test(options) else "train" if holds_out(options) else "validation"
     found = {}
     for language in languages(options, split) if options.task.is_own else ():
@@ -272,11 +270,11 @@ def scored_files(options: TaskSettings, digests: Mapping[str, str]) -> dict[str,
 def seen_in_training(
     options: TaskSettings, data: Mapping[str, Sequence[TaskData]]
 ) -> dict[str, int]:
-    """The number of test examples of each language of which the text is one of training.
+    """Number of test examples by language whose text is in the training data, too.
 
-    Texts are compared by their letters, marks and digits, see `input_pipeline.exclusion`. Those
-    that are held out of training as development data count: they select the checkpoint. `data` are
-    of each split. Languages without such examples are left out.
+    Only letters, marks and digits count, see `input_pipeline.exclusion`. Held-out examples are
+    training data here, since they select the checkpoint. `data` are by split. Languages without
+    such examples are left out.
     """
     splits = ("train", "validation") if holds_out(options) else ("train",)
     of_training = [one for split in splits for one in data[split]]
@@ -292,14 +290,14 @@ def seen_in_training(
 
 
 def _letters(example: Any) -> tuple[str, ...]:
-    parts = getattr(example, "content", ())  # a kind of one's own may have none
+    parts = getattr(example, "content", ())  # a user's own kind may have none
     return tuple(exclusion.letters(part) or part for part in parts)
 
 
 def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskData]:
-    """The development data of which the score selects the checkpoint.
+    """The development data that select the checkpoint.
 
-    Raises ValueError if English selects, and is not among them; or each language, and one has none.
+    Raises ValueError if a language that selects has none.
     """
     if options.selection == EACH_LANGUAGE:
         own = [one.language for one in data]
@@ -322,9 +320,9 @@ def selected_on(options: TaskSettings, data: Sequence[TaskData]) -> list[TaskDat
 
 
 def selected_on_test(options: TaskSettings, chosen_on: Sequence[str]) -> list[str]:
-    """The languages whose reported scores are of data that something was chosen on.
+    """The languages of `chosen_on` with the same data for choices and for reported scores.
 
-    Files are compared, not their names: links lead to the same file.
+    The comparison follows links, so names may differ.
     """
     if not options.test or holds_out(options):
         return []
@@ -377,7 +375,7 @@ def class_weights(options: TaskSettings, data: Sequence[TaskData]) -> tuple[floa
 
 
 def _check_scored(options: TaskSettings, split: str, language: str) -> None:
-    """Check that a language can be scored, which else would fail after all of the training."""
+    """Raise ValueError if no rule scores a language: now, and not after training."""
     if split == "train":
         return
     try:
@@ -392,7 +390,7 @@ def _check_scored(options: TaskSettings, split: str, language: str) -> None:
 def _check_labels(
     options: TaskSettings, split: str, language: str, examples: Sequence[Any]
 ) -> None:
-    """Check that every example can be trained or scored on, before any time is spent on it."""
+    """Raise ValueError if an example has no label to train or score on."""
     task, kind = options.task, KINDS[options.task.kind]
     without = [one.id for one in examples if not kind.is_labelled(task, one)]
     if without:

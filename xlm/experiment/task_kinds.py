@@ -1,7 +1,7 @@
-"""The kinds of downstream tasks, a record each: the functions of all rooms that know one.
+"""Kinds of downstream tasks: a record for each, with its functions from all packages.
 
-A kind of one's own is its functions, in files of their own, and an entry here. No other code names
-a kind but that of XTREME's submissions.
+To add a kind, write its functions in files of their own, and add an entry here. No other code names
+a kind, except that of XTREME's submissions.
 """
 
 import dataclasses
@@ -48,24 +48,24 @@ class TaskKind:
       head: (options, settings of the encoder) -> module like those of `xlm.models.heads`.
       loss: of the head's outputs and a batch's arrays; of kinds with `classes` it takes
         `class_weights` too.
-      loss_keys: keys of the `task` section that the loss takes as well, by name.
+      loss_keys: keys of the `task` section that are also arguments of the loss.
       decide: (options, data, outputs by row) -> a decision on each example.
       score: (task, data, decisions, threshold) -> the task's metrics, by name.
       line: (task, example, decision, threshold) -> its prediction, besides the id.
-      probabilities: (task, data, outputs by row) -> what the line of each example says of how
-        probable its prediction is; nothing by default.
-      gold: (task, example) -> its label as predictions are written; None if nothing scores examples
-        one by one.
-      classes: example -> its labels, of kinds of which they are classes.
-      logits: (data, outputs by row) -> scores [N, C] of the classes of each of these labels, of
+      probabilities: (task, data, outputs by row) -> probabilities for the line of each example;
+        none by default.
+      gold: (task, example) -> its label in the form of predictions; None if examples have no scores
+        of their own.
+      classes: example -> its labels, for kinds with classes.
+      logits: (data, outputs by row) -> scores [N, C] of the classes, a row for each label, for
         kinds that choose one class for each.
-      decision: labels of an example -> a decision like those of `decide`, of kinds with `logits`.
-      check_scored: (task, language) -> raises ValueError where no rule scores the language; nothing
-        by default.
-      threshold: (task, data, decisions) -> number that the first development data chooses for all
-        that is scored after it; None where there is nothing to choose.
-      target: name of what an example without label lacks.
-      capitals_count: whether labels that differ in capitals alone are different labels.
+      decision: labels of an example -> a decision like those of `decide`, for kinds with `logits`.
+      check_scored: (task, language) -> raises ValueError if no rule scores the language; nothing by
+        default.
+      threshold: (task, data, decisions) -> number that the first development data choose for all
+        later scores; None if there is nothing to choose.
+      target: word for a label in messages.
+      capitals_count: whether labels that differ in capitals only are different labels.
       class_suffix: class of `transformers` that computes the head's outputs, see
         `xlm.interop.task_heads.TaskHead`; "" if none does.
     """
@@ -100,7 +100,7 @@ class TaskKind:
         decided: Sequence[Any],
         threshold: float | None,
     ) -> list[Line]:
-        """One JSON object an example: its id, what was predicted, and how probable it is."""
+        """One JSON object per example: its id, prediction and probabilities."""
         more = self.probabilities(task, data, outputs)
         return [
             {"id": example.id, **self.line(task, example, found, threshold), **probable}
@@ -110,13 +110,13 @@ class TaskKind:
 
 @dataclasses.dataclass(frozen=True)
 class SearchKind:
-    """Kind of searches for translations, by an encoder as it is.
+    """Kind of searches for translations, with a pre-trained encoder.
 
     Attributes:
       search: (options, sides, vectors of both, threshold) -> metrics, predictions, and the
-        threshold of the language, None where there is nothing to choose.
-      find: the same arguments -> predictions, of sides without gold pairs.
-      options: keys of the `task` section that a run's results name.
+        threshold of the language, None if there is nothing to choose.
+      find: the same arguments -> predictions, for sides without gold pairs.
+      options: keys of the `task` section to name in results.
     """
 
     reader: PairsReader

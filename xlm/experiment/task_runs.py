@@ -1,4 +1,4 @@
-"""Runs of finetune.py: data read, a model trained and evaluated, or an encoder as it is."""
+"""Runs of finetune.py: train and evaluate a model, or search with a pre-trained encoder."""
 
 import functools
 import math
@@ -57,14 +57,15 @@ def run(
     config: ConfigDict, folder: pathlib.Path, stopping: StopContext = StopRequest,
     notes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take a run to its end; one that has ended before does nothing.
+    """Complete a run, and return the content of results.json; a finished run does nothing.
 
-    `stopping` makes the context in which the run may be asked to stop, see `StopRequest`. Returns
-    what results.json holds. Raises ValueError if the config, the encoder or the data are at fault,
-    the folder belongs to another config or other data, or another process is at work in it, and
-    Stopped if it was asked to stop; the same call goes on.
+    `stopping` makes the context that can stop the run, see `StopRequest`. Raises ValueError if
+    config, encoder or data are at fault, or the folder belongs to another config, other data or
+    another process. Raises Stopped after a request to stop; the same call resumes.
     """
-    config = task_data.with_labels(config, _labels_of_finished(folder))
+    # A finished run does not need its data any more.
+    known = prediction.run_config(folder).task.labels if (folder / RESULTS).exists() else ()
+    config = task_data.with_labels(config, known)
     options = task_settings(config)
     read, prepare, files = _procedure(options.task)
     pretrained = read(config)
@@ -81,13 +82,13 @@ def run(
         run_data.check_ended(folder, lambda: files(options))
         logging.info("%s is up to date", folder)
         return read_results(folder / RESULTS)
-    # Before the folder is claimed, so that data that is at fault can be named anew.
+    # Before the run claims the folder, so that other data can replace data at fault.
     work = prepare(config, pretrained, folder, stopping)
     data = run_data.digests(files(options))
     run_data.check_resumed(folder, data)
     with hosts.locked(stage):
         run_data.check_resumed(folder, data)  # again: another process may have begun meanwhile
-        # Nor has a start that was cut off before its data were recorded any checkpoint.
+        # A start that was cut off before it recorded its data has no checkpoint either.
         is_new = not any((folder / name).exists() for name in (DATA, "checkpoints"))
         if is_new and hosts.is_first():
             artifacts.write_json(folder / DATA, data)
@@ -103,9 +104,9 @@ def run(
 
 
 def _read_after_training(config: ConfigDict) -> list[str]:
-    """Keys of the search and the evaluation on which neither a step nor a selection depends.
+    """Keys of search and evaluation without effect on steps and selection.
 
-    A run that has ended evaluates anew when they change. The searches that select have settings of
+    A finished run evaluates again when they change. The searches that select have settings of
     their own, in the `evaluation` section.
     """
     if "decoding" not in config:
@@ -114,18 +115,11 @@ def _read_after_training(config: ConfigDict) -> list[str]:
     return ["decoding", "evaluation.batch_tokens" if selects else "evaluation"]
 
 
-def _labels_of_finished(folder: pathlib.Path) -> tuple[str, ...]:
-    """Labels of a run that has ended, so that its data need not be there any more."""
-    if not (folder / RESULTS).exists():
-        return ()
-    return tuple(prediction.run_config(folder).task.labels)
-
-
 def _procedure(task: Task) -> tuple[Callable[[ConfigDict], Pretrained], Callable, Callable]:
-    """What reads the start of a run, what prepares its work, and what names its data's files.
+    """Return functions that read a run's start, prepare its work, and list its data's files.
 
-    The second takes the config, the start, the folder and `stopping`. It reads the data that the
-    third names by the settings of the task, and returns the work.
+    The second one takes config, start, folder and `stopping`, reads the data, and returns the work.
+    The third one takes the settings of the task.
     """
     if task.is_translation:
         return translation.read_start, translation_runs.prepare, translation.data_files
@@ -140,7 +134,7 @@ def _read_encoder(config: ConfigDict) -> Pretrained:
 
 
 def _start(folder: pathlib.Path, config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
-    """Return what a run starts from, or has started from: later steps of the source are no matter.
+    """Return the record of a run's start, even if the source has trained further meanwhile.
 
     Checkpoints of the folder hold all parameters. Raises ValueError if results depend on others.
     """
@@ -163,13 +157,13 @@ def _start(folder: pathlib.Path, config: ConfigDict, pretrained: Pretrained) -> 
             f"{folder} was made with init_from {source!r}{at}, which holds other parameters "
             f"now{is_at}; choose another --workdir, or put that encoder back"
         )
-    logging.info("started from %s at step %d; that it is at step %d now changes nothing here",
+    logging.info("started from %s at step %d; its parameters of step %d change nothing here",
                  source, there, here)  # fmt: skip
     return now | started
 
 
 def _settings(config: ConfigDict) -> dict[str, Any]:
-    """All that the results depend on, but for the start."""
+    """All settings that the results depend on, except the start."""
     recorded = config.to_dict()
     del recorded["objective"]  # a permission, and no setting
     family = task_schema.family_of(config.task.name)
@@ -181,7 +175,7 @@ def _settings(config: ConfigDict) -> dict[str, Any]:
 def _fine_tune(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
-    """Read the data; return what trains, and evaluates the parameters that did best."""
+    """Read the data; return a function that trains, and evaluates the best parameters."""
     options = task_settings(config)
     task, kind = options.task, KINDS[options.task.kind]
     tokenizer, mesh = Tokenizer(pretrained.tokenizer), builders.mesh()
@@ -270,9 +264,9 @@ def _evaluate(
     should_stop: ShouldStop,
     step: int,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Labelled]]]:
-    """Scores and predictions of the best parameters; labels and their scores by split, language.
+    """Evaluate the best parameters; `whole` are those for all languages, with their notes.
 
-    `whole` are the best parameters for all languages, with their notes.
+    Returns the results, and labels with their logits by split and language.
     """
     task, kind = options.task, KINDS[options.task.kind]
     chosen_on = [one.language for one in task_data.selected_on(options, data["validation"])]
@@ -311,7 +305,7 @@ def _evaluate(
         results["null_threshold"] = threshold
         chosen_on.append(data["validation"][0].language)
     results["selected_on_test"] = list(dict.fromkeys(chosen_on))
-    if data["test"]:  # else development data are what is reported
+    if data["test"]:  # else results report development data
         results["selected_on_test"] = task_data.selected_on_test(options, chosen_on)
     if task_data.holds_out(options):
         results["held_out"] = options.validation_share
@@ -324,8 +318,8 @@ def _evaluate(
 def _search(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
-    """Read the data; return what finds translations by the encoder as it is."""
-    del stopping  # nothing is saved on the way, so it ends at once
+    """Read the data; return a function that finds translations with the encoder."""
+    del stopping  # it saves nothing on the way, so a signal ends it at once
     options, tokenizer = task_settings(config), Tokenizer(pretrained.tokenizer)
     kind = SEARCHES[options.task.kind]
     encoder = builders.sentence_encoder(config, pretrained, tokenizer)

@@ -22,8 +22,8 @@ class _FineTuning:
 
     Attributes:
       init_from: working directory of train.py, or a folder of xlm import or xlm export.
-      objective: the objective of `init_from`, where that run has one of another package.
-      random_init: whether the encoder gets random parameters, to compare with.
+      objective: the objective of the run in `init_from`, if it is of another package.
+      random_init: whether the encoder gets random parameters, for comparison.
       model_name: name of the encoder in tables; "" for the last folder of `init_from`.
     """
 
@@ -61,7 +61,7 @@ class _Collapse:
     """Answer to a model that has collapsed.
 
     Attributes:
-      collapse_status: exit status of finetune.py if the model answers with one class alone, or its
+      collapse_status: exit status of finetune.py if the model predicts a single class, or its
         training loss has not left its start; 0 for a warning only.
     """
 
@@ -74,7 +74,8 @@ class _Batches:
     Attributes:
       batch_tokens: tokens of a batch, padding included, on both sides together.
       averaged_checkpoints: last checkpoints whose mean is the model; 0 for the best parameters.
-      alpha: a text of n pairs is drawn by n^alpha; with 1 each pair comes once an epoch.
+      alpha: exponent of sampling: a text of n pairs has weight n^alpha; 1 draws each pair once an
+        epoch.
     """
 
     batch_tokens: int = schema.key(65_536, at_least=1, at_most=1 << 30)
@@ -87,8 +88,7 @@ class _Translating:
 
     Attributes:
       batch_tokens: tokens of a batch, padding included.
-      examples_in_training: development examples of each direction that are translated during
-        training.
+      examples_in_training: development examples of each direction to translate during training.
       beams_in_training: beams of these searches.
     """
 

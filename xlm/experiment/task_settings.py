@@ -29,58 +29,60 @@ class TaskSettings:
 
     Attributes:
       name: a key of `input_pipeline.tasks.tasks.TASKS`.
-      dataset: name of a user's own data in tables, which says that they are the same there; "" for
-        the last folder of `root`.
+      dataset: name of a user's own data in tables, where equal names mean equal data; "" for the
+        last folder of `root`.
       root: folder that the patterns start from.
       train, validation, test: patterns of files, see `input_pipeline.tasks.files`, or
-        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for what it has of the task and split.
-      train_languages: what is trained on; empty for all that there are files for; of translation
-        directions such as "en-de".
-      validation_languages: in which development data are scored; empty for those that the selection
-        needs.
-      test_languages: what is reported; empty for all that there are files for.
-      selection: what the checkpoint is selected on, one of `SELECTION`.
-      validation_share: of training examples to select on, in the languages of development data,
-        where a task of a user's own has no development file.
-      labels: of a task of a user's own with classes or tags, whole numbers as they are or as text;
-        empty for those of the training data.
+        "tfds:NAME:SPLIT" for tensorflow-datasets; "tfds" for its data of the task and split.
+      train_languages: languages to train on; empty for all with files. For translation: directions
+        such as "en-de".
+      validation_languages: languages of development data to score; empty for those that the
+        selection needs.
+      test_languages: languages to report; empty for all with files.
+      selection: rule that selects the checkpoint, one of `SELECTION`.
+      validation_share: share of training examples to hold out for the selection, in the languages
+        of development data, if a user's own task has no development file.
+      labels: of a user's own task with classes or tags, texts or whole numbers; empty for those of
+        the training data.
       class_weights: of classification and tagging, the weight of each class in the loss, in the
-        order of labels; empty for 1 each, ("balanced",) for the same sum over each class. Of
-        several labels, the weight of texts with it, "balanced" for the sum of those without.
+        order of labels; empty for 1 each, ("balanced",) for the same sum over each class. With
+        several labels a text, the weight of texts with a label, "balanced" for the sum of those
+        without.
       label_smoothing: of classification and tagging, share of a target that all classes divide
         evenly in the training loss; losses of evaluations have none.
-      text_column, pair_column, label_column: of a task of a user's own, see
-        `input_pipeline.tasks.delimited` and, for the word and its tag by number, `tagged`; no
-        `pair_column` of single texts.
-      label_separator: of tasks of several labels, between those of a cell; "" for lists only.
+      text_column, pair_column, label_column: of a user's own task, see
+        `input_pipeline.tasks.delimited`, and `tagged` for the numbers of the columns of words and
+        tags. Single texts have no `pair_column`.
+      label_separator: between several labels in a cell; "" for lists only.
       id_column: ids of a user's own examples, in predictions; "" for numbers of rows.
-      group_column: rows of a user's own with one value, such as translations or parts of a
-        document, are on one side of a hold-out; "" for `id_column`.
-      max_bad_rows: most rows at fault to leave out, which bad_rows.jsonl then lists.
+      group_column: a hold-out keeps a user's own rows with one value together, such as translations
+        or parts of a document; "" for `id_column`.
+      max_bad_rows: most malformed rows to leave out; bad_rows.jsonl then lists them.
       negative_columns: of embeddings, columns of passages that do not belong to the query.
       query_prefix, passage_prefix: of embeddings, text before each query and each passage.
-      temperature: of embeddings, by which cosines are divided in the loss.
-      contrast_margin: of pairs, taken off the cosine of a pair before its comparison with others.
-      dimensions: of embeddings, numbers of first dimensions that shall do as vectors of their own
+      temperature: of embeddings, the divisor of cosines in the loss.
+      contrast_margin: of embeddings, subtracted from the cosine of a pair in its comparison with
+        others.
+      dimensions: of embeddings, numbers of first dimensions to train as vectors of their own
         (Matryoshka); () for whole vectors.
       language_codes: other names of a language in files, such as {"deu": "de"}.
       data_dir: where tensorflow-datasets keeps its data; "" for its own default.
       max_length: tokens of a row.
-      buckets: lengths that batches are padded to, below `max_length`, which is one more.
+      buckets: lengths of padded batches below `max_length`, which is always one.
       stride, max_query_length: of questions, see `question_features`.
       max_answer_length, n_best: of questions, see `xlm.evaluation.tasks.answers`.
-      cross_attention: whether the two texts of a pair are segments of their own that attend to each
-        other by the cross-attention of the encoder, see `xlm.objectives.fine_tuning`; for
-        classification and regression of pairs.
+      cross_attention: for classification and regression of pairs: whether both texts are segments
+        of their own that attend to each other by the encoder's cross-attention, see
+        `xlm.objectives.fine_tuning`.
       pooling: of tagging, see `xlm.models.heads.TaggingHead`.
       text_pooling: of classification and regression, see `xlm.models.heads.ClassificationHead`;
         of embeddings, "mean" of a text's tokens without special ones, or "first". "by_width" is
-        "mean" of encoders narrower than XLM-R Base, else "first".
-      layer: of retrieval and mining, whose states make a sentence's vector; -1 for two thirds of
-        the layers, 8 of 12 as in XTREME.
+        "mean" for encoders narrower than XLM-R Base, else "first".
+      layer: of retrieval and mining, the layer whose states make a sentence's vector; -1 for two
+        thirds of the layers, 8 of 12 as in XTREME.
       margin: of mining, a key of `xlm.evaluation.metrics.retrieval.MARGINS`.
-      threshold: of mining, least margin of a pair; None for the best one for the gold pairs of the
-        validation data, or of the data at hand where there is none.
+      threshold: of mining, least margin of a pair; None for the best one on the gold pairs of the
+        validation data, or of the test data without any.
     """
 
     name: str = schema.key("")
@@ -165,7 +167,7 @@ class TaskSettings:
                 f"task.selection is {self.selection!r}, but a model of translation is selected by "
                 "the mean over its directions; set it to all_languages"
             )
-        # The other rules are those of a whole table, whose searches have nothing to select.
+        # The other rules belong to a whole table, in which searches select nothing.
         if self.selection == EACH_LANGUAGE and self.task.is_search:
             raise ValueError(
                 f"task.selection is {EACH_LANGUAGE!r}, but {self.name} trains no model for any "
@@ -174,7 +176,7 @@ class TaskSettings:
 
     @property
     def task(self) -> Task:
-        """The task's record; of one of a user's own with its labels and columns."""
+        """The task's record; a user's own task has its labels and columns."""
         task = TASKS[self.name]
         if not task.is_own:
             return task
@@ -202,9 +204,9 @@ class TaskSettings:
         return (*(one for one in self.buckets if one < self.max_length), self.max_length)
 
     def patterns(self, split: str, language: str = "en") -> tuple[str, ...]:
-        """Source of a split of a language.
+        """Patterns of a split in a language.
 
-        Raises ValueError if tensorflow-datasets, which is asked for, does not have it.
+        Raises ValueError if it should come from tensorflow-datasets, which does not have it.
         """
         named = getattr(self, split)
         if tuple(named) != ("tfds",):
@@ -220,7 +222,6 @@ class TaskSettings:
         return (known[split],)
 
     def source(self, split: str, language: str = "en") -> Source:
-        """Where a split in a language is."""
         root, data_dir = places.fetched(self.root), self.data_dir or None
         patterns = self.patterns(split, language)
         return Source(
@@ -237,21 +238,21 @@ class TranslationSettings:
     """Model of a translation; the `translation` section of a config.
 
     Attributes:
-      decoder_layers: n, layers of the decoder; the encoder has all.
-      decoder_from: layers of the checkpoint that they start from, the "first" n or the "last"
-        (VECO, Table 4); "random" for a decoder of random parameters behind the checkpoint's encoder
-        (its rows of XLM-R).
-      needs_cross_attention: whether to refuse a checkpoint without cross-attention, in place of
+      decoder_layers: n, layers of the decoder; the encoder keeps all of the checkpoint.
+      decoder_from: the decoder starts from the "first" or "last" n layers of the checkpoint (VECO,
+        Table 4), or with "random" parameters behind the checkpoint's encoder (VECO's rows of
+        XLM-R).
+      needs_cross_attention: whether to refuse a checkpoint without cross-attention, instead of
         starting with a random one.
       label_smoothing: e, see `xlm.objectives.label_smoothing`.
       output_head: whether the decoder has the dense layer, GELU and norm of a masked-LM head before
         the output embeddings. Without them xlm export writes a Bart or MBart of transformers.
       output_layer: "full", or "blockwise" for the same loss without its logits in memory.
-      language_pieces: piece of the vocabulary that is the symbol of a target language, such as
+      language_pieces: piece of the vocabulary for the symbol of a target language, such as
         {"de": "<2de>"}; other languages get a table row of their own.
       prune: whether to keep only the embeddings of pieces that the training data use.
-      character_count: times that training targets must have what the tokenizer changes or lacks,
-        such as a full-width comma, for it to be a piece of its own; 0 for no such pieces.
+      character_count: a character that the tokenizer changes or lacks, such as a full-width comma,
+        becomes a piece if training targets have it so often; 0 for no such pieces.
     """
 
     decoder_layers: int = schema.key(6, at_least=1)
@@ -273,7 +274,7 @@ def task_settings(config: ConfigDict) -> TaskSettings:
 
 
 class Tokenizer:
-    """A SentencePiece model and what of it features need."""
+    """A SentencePiece model, and the special ids that features need."""
 
     def __init__(self, model: bytes):
         self.processor = spm.SentencePieceProcessor(model_proto=model)

@@ -1,4 +1,4 @@
-"""What a build says of its text, once in the log, and in its report; no result depends on it."""
+"""Warnings about the text of a build, for its log and its report; no result depends on them."""
 
 import itertools
 from typing import Any
@@ -21,9 +21,9 @@ _SAMPLE = 1000  # blocks of a language, whose unknown characters are named
 
 
 def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> dict[str, Any]:
-    """Warn of what is wrong with samples of the text, unless that is recorded or turned off.
+    """Warn of defects in samples of the text, unless they are recorded or the look is turned off.
 
-    Return the record, which a stage writes at its end.
+    Returns the record, which a stage writes at its end.
     """
     recorded = _read(folders)
     if not config.corpus.inspect:
@@ -47,7 +47,7 @@ def look(config: ConfigDict, folders: Folders, spec: CorpusSpec) -> dict[str, An
 
 
 def unknown(spec: CorpusSpec, dataset: PackedDataset, tokenizer: bytes) -> list[str]:
-    """Warn of languages with many unknown tokens, whose text is read in part."""
+    """Warn of languages with many unknown tokens, after reading a part of their text."""
     processor, stream = spm.SentencePieceProcessor(model_proto=tokenizer), CorpusStream(spec)
     lines = []
     for language, found in dataset.statistics.items():

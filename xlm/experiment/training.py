@@ -22,8 +22,8 @@ from xlm.training.signals import StopRequest
 def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | None = None) -> None:
     """Train to the end, or until a signal asks to stop.
 
-    With other settings it goes on from the checkpoint of the step `begins_at`. Raises Stopped if a
-    signal asked for it; the state is saved, and the same call resumes.
+    With other settings it resumes from the checkpoint of step `begins_at`. Raises Stopped after a
+    signal, once the state is saved; the same call resumes.
     """
     dataset = data_builders.open_packed_dataset(folders)
     config = output_layers.resolved(seen.with_steps(config, dataset), dataset, folders)
@@ -69,7 +69,6 @@ def run(config: ConfigDict, folders: data_builders.Folders, begins_at: int | Non
 def _data(
     config: ConfigDict, dataset: PackedDataset, mesh: Mesh, folder: pathlib.Path
 ) -> LearnedData | StreamedData:
-    """This host's part of the training batches, re-weighted if the config asks for it."""
     if config.robust.num_phases:
         from xlm.experiment import robust
 

@@ -1,4 +1,4 @@
-"""Texts that a translation model finds: tokens to text, the best ones, and what is lost."""
+"""Texts of a translation model: from tokens to text, the best hypotheses, lost characters."""
 
 import itertools
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def n_best(
 def lost_characters(
     found: TranslationModel, sources: Sequence[str], texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Unknown parts of sources: how many sources have some, and what of them no output has."""
+    """Count sources with unknown parts, and the parts that their outputs lack."""
     unk, count, lost = found.tokenizer.processor.unk_id(), 0, []
     rows = found.of_sources.encode(list(sources))
     for source, ids, text in zip(sources, rows, texts, strict=True):

@@ -1,4 +1,4 @@
-"""Builders of translation: what a run starts from, its model, its data and its search."""
+"""Builders of translation: the start of a run, its model, its data and its search."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ class TranslationModel:
 
     @functools.cached_property
     def of_sources(self) -> spm.SentencePieceProcessor:
-        """The processor of sources, which takes normal forms alone."""
+        """The processor of sources, which ignores added forms; see `surface.for_sources`."""
         return surface.for_sources(self.tokenizer.processor.serialized_model_proto())
 
 
@@ -83,12 +83,11 @@ def translation_settings(config: ConfigDict) -> TranslationSettings:
 
 
 def read_start(config: ConfigDict) -> Pretrained:
-    """Read what a run starts from: an encoder, with cross-attention if it has any, a vocabulary,
-    or a finished run of translation, which is continued.
+    """Read the start of a run: an encoder, a vocabulary, or a finished run of translation.
 
-    A working directory that has a vocabulary and no encoder gives a model of the `architecture`
-    section, without parameters; `random_init` must be set. Raises ValueError if it is neither, or
-    cannot be read.
+    An encoder keeps its cross-attention. A working directory with a vocabulary and no encoder gives
+    a model of the `architecture` section without parameters, if `random_init` is set. Raises
+    ValueError if it is none of these, or damaged.
     """
     folder = places.fetched(config.init_from)
     if (folder / BEST).exists():
@@ -110,7 +109,7 @@ def read_start(config: ConfigDict) -> Pretrained:
 
 
 def directions(options: TaskSettings, split: str) -> tuple[str, ...]:
-    """Directions of a split; by default those that are trained on. Test data may be missing.
+    """Directions of a split, by default those of training. Test data may be missing.
 
     Raises ValueError if there are none, or one is no direction.
     """
@@ -157,7 +156,7 @@ def read_examples(options: TaskSettings, split: str) -> dict[str, list[Translati
 
 
 def with_pieces(pretrained: Pretrained, found: Mapping[str, Any]) -> Pretrained:
-    """Reduce the vocabulary to pieces that the training data use, and add those they need."""
+    """Reduce the vocabulary to the pieces that training data use, and add missing ones."""
     if found["kept"] is not None:
         pretrained = _pruned(pretrained, np.array(found["kept"]))
     return _with_forms(pretrained, found["forms"])
@@ -178,9 +177,9 @@ def _pruned(pretrained: Pretrained, kept: np.ndarray) -> Pretrained:
 
 
 def _with_forms(pretrained: Pretrained, forms: Sequence[str]) -> Pretrained:
-    """Add pieces for what targets have and the tokenizer changes or lacks; see `surface`.
+    """Add pieces for characters of targets that the tokenizer changes or lacks; see `surface`.
 
-    A new row is the mean of those of the form's normal parts. Rows of symbols move behind it.
+    A new row is the mean of the rows of the form's normal parts. Rows of symbols move behind it.
     """
     tokenizer, parts = surface.with_forms(pretrained.tokenizer, forms)
     if not parts:
@@ -208,16 +207,15 @@ def model(config: ConfigDict, pretrained: Pretrained) -> TranslationModel:
     """Build the architecture of a run.
 
     Raises ValueError if rows or hypotheses are longer than the positions, a decoder has more layers
-    than what it starts from, a language has no piece of its own, or cross-attention is missing and
-    needed.
+    than the checkpoint, a language has no piece of its own, or needed cross-attention is missing.
     """
     options, chosen = task_settings(config), translation_settings(config)
     found = fine_tuning.encoder_settings(config, pretrained.settings)
     check_search(config, found)
     if not chosen.output_head and found.embedding_size != found.hidden_size:
         raise ValueError(
-            f"translation.output_head is False, but embeddings of {found.embedding_size} are no "
-            f"outputs of a decoder of width {found.hidden_size}; set it to True"
+            f"translation.output_head is False, but embeddings of width {found.embedding_size} do "
+            f"not fit a decoder of width {found.hidden_size}; set it to True"
         )
     known, num_layers = {}, chosen.decoder_layers
     if isinstance(pretrained, Translated) and not config.random_init:
@@ -286,11 +284,11 @@ def objective(config: ConfigDict, found: TranslationModel) -> Translation:
 def initial_params(
     config: ConfigDict, pretrained: Pretrained, found: TranslationModel
 ) -> Callable[[], Any] | None:
-    """Build the initial parameters: those of a checkpoint, as far as it has them; None for random.
+    """Build the initial parameters, those of a checkpoint if it has them; None for all random.
 
-    The decoder gets the checkpoint's layers, its head and what else it has besides embeddings.
-    Symbols of languages in rows of their own are random, like an embedding of the table. A run that
-    is continued gives all that it has, exactly.
+    The decoder gets the checkpoint's layers, its head and all else except embeddings. Symbols of
+    languages in rows of their own are random, with the spread of the table. A continued run gives
+    all of its parameters, exactly.
     """
     if config.random_init:
         return None
@@ -349,9 +347,9 @@ def featured(
 
 
 def train_settings(config: ConfigDict) -> TrainSettings:
-    """Lengths and intervals of a run.
+    """Steps and intervals of a run.
 
-    Raises ValueError if there are fewer checkpoints than are to be averaged.
+    Raises ValueError if it has fewer checkpoints than it averages.
     """
     train = config.train
     count = train.averaged_checkpoints
@@ -374,7 +372,7 @@ def train_settings(config: ConfigDict) -> TrainSettings:
 def train_functions(config: ConfigDict, one: Translation, mesh: Mesh) -> TrainFunctions:
     """Build the compiled functions of a run.
 
-    Raises ValueError if `optimizer.frozen` names something else than the embeddings.
+    Raises ValueError if `optimizer.frozen` names anything but the embeddings.
     """
     if unknown := sorted(set(config.optimizer.frozen) - {"embeddings"}):
         raise ValueError(
@@ -411,13 +409,13 @@ def translator(
 
 
 def search_in_training(config: ConfigDict) -> DecodingSettings:
-    """Settings of the searches during training, on which `decoding` has no influence."""
+    """Settings of the searches during training, which ignore `decoding`."""
     length = task_settings(config).max_length
     return DecodingSettings(config.evaluation.beams_in_training, length, early_stop=True)
 
 
 def notes(found: TranslationModel, tokenizer_hash: str) -> dict[str, Any]:
-    """Notes kept with the parameters, from which `model_of_notes` makes the model."""
+    """Notes beside the parameters, for `model_of_notes`."""
     return {
         "encoder": dataclasses.asdict(found.encoder),
         "decoder": dataclasses.asdict(found.decoder),

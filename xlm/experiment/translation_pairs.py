@@ -1,4 +1,4 @@
-"""Pairs that a translation is trained on: tokenised once into the run's folder, and streamed."""
+"""Training pairs of a translation: tokenised once into the run's folder, and streamed."""
 
 import itertools
 import pathlib
@@ -21,7 +21,7 @@ from xlm.interop import surface, vocabulary
 from xlm.training import hosts
 from xlm.training.sharding import host_parts, num_batch_shards
 
-PAIRS = "pairs"  # the folder, in that of the run
+PAIRS = "pairs"  # a folder in the run's folder
 _PIECES = "pieces.json"
 
 
@@ -34,14 +34,14 @@ def check_batches(config: ConfigDict, mesh: Mesh) -> None:
 
 
 def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -> Pretrained:
-    """Tokenise the training data into a folder, unless it has them; return the start for them.
+    """Tokenise the training data into a folder, unless done; return the start with their pieces.
 
-    A folder of other data or another tokenizer is emptied. One that was left unfinished resumes.
+    Data of another text or tokenizer in the folder are removed. An unfinished folder resumes.
     Raises ValueError if the data are at fault.
     """
     options, chosen = task_settings(config), translation.translation_settings(config)
     files = {str(path): path.stat() for path in translation.data_files(options, ("train",))}
-    identity = {  # of files no hash, which would take long at each start
+    identity = {  # without a hash of files, which would take long at each start
         "files": {path: [one.st_size, one.st_mtime_ns] for path, one in files.items()},
         "tokenizer": tokenizer_hash(pretrained.tokenizer),
         "task": [options.train, options.train_languages, options.language_codes, options.data_dir],
@@ -65,13 +65,13 @@ def prepared(config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path) -
 
 
 def texts(options: TaskSettings) -> pair_columns.Texts:
-    """Pairs by direction and text of it, read as they are asked for."""
+    """Pairs by direction and text, read lazily."""
     found, languages = translation.sources(options, "train")
     return {one: loading.translations(options.source("train", one), languages) for one in found}
 
 
 def pieces_of_data(config: ConfigDict, pretrained: Pretrained) -> dict[str, Any]:
-    """Pieces that training data keep and add; ValueError if a run to be continued is pruned."""
+    """Pieces that training data keep and add; ValueError for pruning a run to continue."""
     options, chosen = task_settings(config), translation.translation_settings(config)
     tokenizer, kept = pretrained.tokenizer, None
 

@@ -31,10 +31,10 @@ CHUNK = 1024
 
 
 class TranslationRun:
-    """Model of a run that translates: the parameters that it keeps, or its newest checkpoint."""
+    """Model of a translation run: its best parameters, or else its newest checkpoint."""
 
     def __init__(self, workdir: pathlib.Path, decoding: Mapping[str, Any] | None = None):
-        """Read the run in `workdir`, to search with its settings but for those of `decoding`.
+        """Read the run in `workdir`; `decoding` overrides settings of its search.
 
         Raises ValueError if it has no parameters yet, or its files do not belong together.
         """
@@ -105,14 +105,13 @@ class TranslationRun:
         self, lines: Sequence[str], direction: str, first: int = 1,
         targets: Sequence[str] | None = None, *, num_best: int = 0, scores: bool = False,
     ) -> list[str]:  # fmt: skip
-        """Translate lines, in their order; an empty one is an empty one.
+        """Translate lines in order. Empty lines stay empty, and long lines are cut with a warning.
 
         Args:
-          lines: to translate; one of too many tokens is cut, with a warning.
-          first: number of the first line, by which warnings and samples know it.
-          targets: for each line, how its translation begins, or with `scores` its translation.
+          first: number of the first line, for warnings and samples.
+          targets: for each line the beginning of its translation, or with `scores` all of it.
           num_best: hypotheses of each line, as JSON; 0 for the text of the best one.
-          scores: whether to score the targets, as JSON, in place of translating.
+          scores: whether to score the targets, as JSON, instead of translating.
         """
         target = translation.direction(direction)[1]
         texts = [line.strip() for line in lines]
@@ -167,11 +166,11 @@ class TranslationRun:
     ) -> Iterator[int]:  # fmt: skip
         """Translate a file line by line; yield the number of lines done after each part.
 
-        Parts are kept beside the output, of `outputs.file`, until it is published. After a stop the
-        same call resumes after the last of them, if source, direction and model are the same.
-        `targets` has a line for each line; `wanted` are further arguments of a call. With `limits`
-        the output has pairs to train the opposite direction on, see `_synthetic`. Raises ValueError
-        if there is no such file, it is no text, or the direction is unknown.
+        Parts stay beside the output (`outputs.file`) until it is published. The same call resumes
+        after the last one, if source, direction and model are the same. `targets` has a line for
+        each line; `wanted` are further arguments of a call. With `limits` the output has training
+        pairs of the opposite direction, see `_synthetic`. Raises ValueError if there is no such
+        file, it is no text, or the direction is unknown.
         """
         direction = self.direction(direction)
         wanted |= {"num_best": 1} if limits else {}
@@ -186,7 +185,7 @@ class TranslationRun:
         folder = outputs.parts(aside, asked)
         starts = range(0, len(lines), CHUNK)
         parts = {folder / f"{start}.txt": lines[start : start + CHUNK] for start in starts}
-        # All hosts translate the same parts, which one of them cannot do alone.
+        # All hosts translate a part together, so they must agree on the missing ones.
         there = hosts.as_on_first([_is_whole(part, len(parts[part])) for part in parts])
         for start, (part, chunk), is_there in zip(starts, parts.items(), there, strict=True):
             if not is_there:
@@ -232,7 +231,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 def _newest(workdir: pathlib.Path, config: ConfigDict, *built: Any) -> Any:
     """Parameters of the newest checkpoint of a run that has not ended."""
-    # A run records the keys alone that its results depend on.
+    # A run records only the keys that its results depend on.
     defaults = schema.default_config(task_schema.TRANSLATION).train
     config.train = {**defaults.to_dict(), **config.train.to_dict()}
     functions = builders.train_functions(config, *built)

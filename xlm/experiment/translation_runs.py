@@ -37,7 +37,7 @@ Data = dict[str, list[TaskData]]  # by split
 def prepare(
     config: ConfigDict, pretrained: Pretrained, folder: pathlib.Path, stopping: StopContext
 ) -> Callable[[], dict[str, Any]]:
-    """Read the data; return what trains, averages, and translates development and test data."""
+    """Read the data; return a function that trains, averages and evaluates."""
     options, where = task_settings(config), folder / translation_pairs.PAIRS
     builders.sources(options, "train")  # here, and the model below, for errors before long work
     examples = {split: builders.read_examples(options, split) for split in SPLITS[1:]}
@@ -119,7 +119,7 @@ def prepare(
 def _part(
     config: ConfigDict, options: TaskSettings, model: builders.TranslationModel, data: TaskData
 ) -> TaskData:
-    """The examples of a direction that are translated during training."""
+    """The examples of a direction to translate during training."""
     numbers = np.arange(len(data.examples))[:, None]
     chosen = spread_rows(numbers, config.evaluation.examples_in_training)[:, 0]
     examples = [data.examples[number] for number in chosen]
@@ -145,10 +145,7 @@ def _evaluate(
     should_stop: ShouldStop,
     step: int,
 ) -> tuple[int, dict[str, Any]]:
-    """Translate development and test data by the parameters that were kept, and score them.
-
-    Returns the step of these parameters, and the results.
-    """
+    """Translate and score development and test data; return the parameters' step, and results."""
     hosts.wait_for_all(f"{BEST} is written")
     params, notes = read_params(folder / BEST)
     params = jax.device_put(params, replicated(mesh))  # once, and not for every batch

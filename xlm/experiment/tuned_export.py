@@ -26,7 +26,7 @@ def is_fine_tuned(workdir: pathlib.Path) -> bool:
 def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformers") -> str:
     """Write the model of a finished run as a folder; see `xlm.interop.model_folder.write_model`.
 
-    The card tells of the `form`, one of `xlm.interop.cards.FORMATS`. Returns the reason that
+    The card describes the `form`, one of `xlm.interop.cards.FORMATS`. Returns the reason that
     `transformers` cannot load it; "" if it can. Raises ValueError if the run has not ended, has no
     head, or its files do not belong together; or the folder is not empty.
     """
@@ -75,7 +75,6 @@ def export(workdir: pathlib.Path, output: pathlib.Path, form: str = "transformer
 def _export_translation(
     workdir: pathlib.Path, config: ConfigDict, output: pathlib.Path, form: str
 ) -> str:
-    """Write the model of a run that translates; see `translation_folder.write`."""
     if form != "transformers":
         raise ValueError(f"--format={form} has no place for a decoder; leave out --format")
     params, notes = read_params(workdir / BEST)

@@ -47,12 +47,12 @@ class Trial(declarations.Artefact, frozen=True, kw_only=True):
 def search(
     config: ConfigDict, folder: pathlib.Path, minutes: float, stopping: StopContext = StopRequest
 ) -> tuple[ConfigDict, dict[str, Any]]:
-    """Try changes on development data, each to the best settings so far; the first best is chosen.
+    """Try changes to the best settings so far on development data; choose the first best ones.
 
     No trial reads test data. None begins once all have taken `minutes`, or `folder` has a run.
     Returns the config with the best settings, and notes on the search for results.json. Raises
-    ValueError if the config or data are at fault, or have changed since, and Stopped if it was
-    asked to stop; the same call goes on.
+    ValueError if config or data are at fault or have changed, and Stopped after a request to stop;
+    the same call resumes.
     """
     task, hosts = task_settings(config).task, jax.process_count()
     if task.is_search or task.is_translation or hosts > 1:
@@ -87,7 +87,7 @@ def search(
 
 
 def _changes(config: ConfigDict, defaults: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield changes to the config, or to what the run of `defaults` recorded; best guess first."""
+    """Yield changes to the config, or to the record of the run `defaults`; best guess first."""
     recorded, options = artifacts.read_object(defaults / "settings.json"), task_settings(config)
     for factor in _RATES:
         rate = factor * recorded["optimizer"]["learning_rate"]
@@ -104,7 +104,7 @@ def _changes(config: ConfigDict, defaults: pathlib.Path) -> Iterator[dict[str, A
 def _run(
     config: ConfigDict, where: pathlib.Path, trials: dict[str, Trial], one: Trial, stopping: Any
 ) -> Trial:
-    """Take a trial to its end; it is in `trials` and on disk from its start, to be resumed."""
+    """Complete a trial; record it in `trials` and on disk from its start, to resume it."""
     score, error, start = one.development, "", time.monotonic()
 
     def record(**now: Any) -> Trial:
@@ -131,7 +131,7 @@ def _run(
 def run_seeds(
     config: ConfigDict, folder: pathlib.Path, count: int, notes: Mapping[str, Any] | None = None
 ) -> pathlib.Path:
-    """Take the runs of `count` seeds, from train.seed on, to their ends; see `task_runs.run`.
+    """Complete the runs of `count` seeds, from train.seed on; see `task_runs.run`.
 
     Returns the path of seeds.json: (mean, standard deviation) by language and metric.
     """

@@ -38,7 +38,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
     own = {k: v for k, v in dataclasses.asdict(settings).items() if k != "num_workers"}
     defaults = schema.defaults_of_records()
     defaults["vocab"]["initial_sizes"] = {}  # read from vocab.allocation
-    # A packed dataset and a trained model would lose the tokenizer that they were made with.
+    # Do not replace the tokenizer of a packed dataset and a trained model.
     stage = artifacts.open_stage(
         folders.vocab, {**origin, "vocab": own}, defaults=defaults,
         uncompared=builders.PLACE_OF_TEXT, replace=lambda: not folders.has_rows,
@@ -49,7 +49,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
     if stage.done and path.exists():
         logging.info("%s is up to date", folders.vocab)
         return
-    # A vocabulary of other settings stays as it is until the new one is built.
+    # A vocabulary of other settings stays until the new one is complete.
     with stage.locked(claims=False):
         text = {} if spec is None else text_warnings.look(config, folders, spec)
         chosen = choosing.build(train, heldout, settings, cache, _progress, parallel)
@@ -66,7 +66,7 @@ def run(config: ConfigDict, folders: builders.Folders) -> None:
 
 
 def _costs(scores: Mapping[str, Mapping[str, Score]]) -> str:
-    """Say what text costs in tokens, by method, and by language of the first."""
+    """Describe the tokens of a sentence by method, and the extremes of languages by the first."""
     costs = {k: [(one.tokens_per_sentence, x) for x, one in v.items()] for k, v in scores.items()}
     means = ", ".join(f"{tables.mean_of(c for c, _ in v):.1f} by {k}" for k, v in costs.items())
     first = sorted(next(iter(costs.values()), []))
@@ -108,7 +108,7 @@ def _sources(
 ) -> tuple[Mapping[str, Source], Mapping[str, Source], dict, CorpusSpec | None]:
     """Return training and held-out text by language, and the settings that identify the text.
 
-    The last result is the corpus as it is read, cleaned if the config has rules; None for tables.
+    The last result is the corpus to read, cleaned if the config has rules; None for tables.
     """
     if config.vocab.tables:
         train, heldout = builders.count_tables(config)
@@ -122,7 +122,7 @@ def _sources(
         reader = "the method byte_bpe"
     if counted_text.is_streamed(spec, folders, reader):
         folders.vocab.mkdir(parents=True, exist_ok=True)
-        # Not by a build, which removes what is left of those that were killed.
+        # Keeps out a build, which removes files of killed processes.
         with artifacts.locked(folders.vocab, is_shared=True):
             found = counted_text.count(
                 spec, cache / "counted", rules.rules, config.vocab.num_workers, _progress

@@ -1,4 +1,4 @@
-"""Launchers: `start` and its shell scripts, `xmanager`, and `jobs` of sweeps and grids for both."""
+"""Launchers: `start` with its shell scripts, `xmanager`, and for both `jobs` and `grids`."""
 
 from xlm.common import packages
 

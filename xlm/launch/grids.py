@@ -1,4 +1,4 @@
-"""Grids: runs of a config that a figure or a table compares, named in `GRIDS` of its file.
+"""Grids: runs of a config for a figure or a table, named in `GRIDS` of its file.
 
 Each run is an argument of its config, so that launchers and stages start the same runs:
 
@@ -41,17 +41,17 @@ def load(config: str) -> ConfigDict:
 
 
 def run_folder(run: str, seed: int) -> str:
-    """Return the working directory of a run below that of its grids."""
+    """Return the working directory of a run, below the directory of its grids."""
     return f"runs/{run}/seed{seed}"
 
 
 def data_folder(config: ConfigDict) -> str:
-    """Return the folder of a run's vocabulary and packed rows below that of its grids.
+    """Return the folder of a run's vocabulary and packed rows, below the directory of its grids.
 
     Runs with equal text, vocabulary and sequence length share it.
     """
     sections = {name: config[name].to_dict() for name in ("corpus", "vocab", "store")}
     for section, key in (("corpus", "root"), ("vocab", "num_workers"), ("store", "num_workers")):
-        del sections[section][key]  # these do not change rows
+        del sections[section][key]  # no effect on rows
     text = json.dumps(sections, sort_keys=True, default=list)
     return f"data/{hashlib.sha256(text.encode()).hexdigest()[:10]}"

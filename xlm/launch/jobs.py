@@ -1,4 +1,4 @@
-"""Jobs of the launchers: stages and flags of each, from sweeps and grids, for any cluster."""
+"""Jobs of the launchers: their stages and flags, from sweeps and grids, for any cluster."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ _TEXT_STAGES = {"build_vocab", "prepare_data"}
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 # A key of a config, and values that can name a folder.
 _SWEEP = re.compile(r"(?:config\.)?(\w+(?:\.\w+)*)=([\w.+-]+(?:,[\w.+-]+)*)")
-# Characters that end a line of a script, quoted or not, or that a terminal would act on.
+# Characters that end a line of a script, even in quotes, or control a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -29,7 +29,7 @@ class Job:
     """Stages of the pipeline, run in sequence in one working directory.
 
     `overrides` are values by key of the config, as on a command line. `shared` is a working
-    directory whose vocabulary and packed dataset are used; "" for the job's own.
+    directory with vocabulary and packed dataset for the job; "" if it has its own.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Job:
                 )
         if places.is_url(self.shared):
             raise ValueError(
-                f"--workdir is {self.shared}: the jobs of a sweep link its vocabulary and rows, "
-                "which a bucket cannot; give the path where it is mounted"
+                f"--workdir is {self.shared}: jobs of a sweep link its vocabulary and rows, and a "
+                "bucket has no links; give the path of its mount"
             )
         in_order = tuple(stage for stage in STAGES if stage in self.stages)
         if self.stages not in (("finetune",), in_order) or not self.stages:
@@ -89,7 +89,7 @@ def parse_sweep(sweeps: Sequence[str], config: ConfigDict) -> dict[str, tuple[st
         if not (match := _SWEEP.fullmatch(sweep)):
             raise ValueError(
                 f"--sweep is {sweep!r}, must be key=value,value, with values of letters, digits "
-                "and . + - _, since they name folders; others go into a config file"
+                "and . + - _, since they name folders; put others into a config file"
             )
         key, values = match[1], tuple(match[2].split(","))
         if key in found:
@@ -149,17 +149,15 @@ def define_flags() -> None:
     config_flags.DEFINE_config_file(
         "config", None, "What to do, e.g. configs/quickstart.py; --config.KEY=VALUE sets its keys."
     )
-    flags.DEFINE_string(
-        "workdir", None, "Where results go: an absolute path on the machines, or a URL."
-    )
+    flags.DEFINE_string("workdir", None, "Folder of the results: an absolute path, or a URL.")
     flags.DEFINE_string("name", None, "Name of the job; by default the config's.")
     flags.DEFINE_list("stages", "train", f"Some of {','.join(STAGES)}, or finetune.")
-    flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each; may be given again.")
+    flags.DEFINE_multi_string("sweep", [], "key=value,value: a job for each value; repeatable.")
     flags.DEFINE_string(
-        "grid", None, f"Of finetune {', '.join(GRIDS)}; of others one of its file's GRIDS."
+        "grid", None, f"For finetune {', '.join(GRIDS)}; else one of GRIDS in the config's file."
     )
-    flags.DEFINE_integer("seeds", 0, "So many jobs that differ in train.seed.", lower_bound=0)
-    flags.DEFINE_bool("dry_run", False, "Print what would be done, and do nothing.")
+    flags.DEFINE_integer("seeds", 0, "Number of jobs that differ in train.seed.", lower_bound=0)
+    flags.DEFINE_bool("dry_run", False, "Print the plan, and start nothing.")
 
 
 def jobs_from_flags() -> list[Job]:
@@ -188,7 +186,7 @@ def jobs_from_flags() -> list[Job]:
 
 
 def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
-    """Build the jobs of a grid of named runs (`grids`), in the folders that it lays out.
+    """Build the jobs of a grid of named runs (`grids`), in its folders.
 
     Runs with equal text and vocabulary share one job of build_vocab and prepare_data. Later stages
     have a job for each run and seed.
@@ -197,7 +195,7 @@ def jobs_of_grid(job: Job, name: str, seeds: int) -> list[Job]:
     if of_text and not set(job.stages) <= _TEXT_STAGES:
         raise ValueError(
             f"--stages are {','.join(job.stages)}: runs of a grid share their text; start "
-            "--stages=build_vocab,prepare_data first, and --stages=train,evaluate when it is done"
+            "--stages=build_vocab,prepare_data first, and --stages=train,evaluate after it"
         )
     made: dict[str, Job] = {}  # by working directory
     for seed in range(1 if of_text else max(seeds, 1)):

@@ -4,12 +4,12 @@
         --stages=finetune --config.init_from=CHECKPOINT --grid=vocap --seeds=5 --dry_run
 
 Jobs start one after the other. Run the same command again to resume: finished stages do nothing.
-With --on=slurm, slurm.sh is submitted as the batch script of each job, with options after --:
+--on=slurm submits slurm.sh as the batch script of each job, with options after --:
 
     python -m xlm.launch.start --on=slurm --config=configs/X.py --workdir=/shared/X -- --nodes=4
 
-With --on=tpu_pod, tpu_pod.sh runs each job on one TPU slice; its variables are those of the
-environment. Both scripts can be copied, edited and given by --script.
+--on=tpu_pod runs each job by tpu_pod.sh on one TPU slice, with the variables of the environment. To
+change a script, edit a copy and give it by --script.
 """
 
 import pathlib
@@ -24,18 +24,18 @@ from absl import flags, logging
 from xlm.common import entry_point, places
 from xlm.launch import jobs
 
-# Exit status of a training run that saved its state and should be restarted. It equals
-# xlm.training.signals.EXIT_STOPPED, which cannot be imported without jax.
+# Exit status of a training run that saved its state, to be restarted. It equals
+# xlm.training.signals.EXIT_STOPPED, whose import needs jax.
 EXIT_STOPPED = 75
 
 
 def commands(
     job: jobs.Job, where: str, script: str, *, python: str, name: str, options: Sequence[str] = ()
 ) -> list[list[str]]:
-    """Return the commands that start a job, in sequence; `name` is that of the TPU slice."""
+    """Return the commands that start a job, in sequence; the TPU slice is called `name`."""
     given = [f"--{flag}={value}" for flag, value in job.flags().items()]
     called = [script, ",".join(job.stages), *given]
-    if where == "tpu_pod":  # whose hosts link the shared folders
+    if where == "tpu_pod":  # its hosts link the shared folders
         folders = [f"WORKDIR={job.workdir}", f"SHARED={job.shared}"] if job.shared else []
         return [["env", f"NAME={name}", *folders, "bash", *called]]
     is_url = places.is_url(job.workdir)
@@ -56,7 +56,7 @@ def commands(
 def run(
     planned: Mapping[str, list[list[str]]], execute: Callable[[list[str]], int], *, keep_going: bool
 ) -> None:
-    """Run all jobs' commands in sequence; ValueError if any fails, SystemExit if one is stopped."""
+    """Run the commands of all jobs; ValueError if one fails, SystemExit if one is stopped."""
     failed = []
     for number, (workdir, of_job) in enumerate(planned.items(), start=1):
         logging.info("job %d of %d: %s", number, len(planned), workdir)
@@ -72,7 +72,7 @@ def run(
 
 
 def _execute(command: list[str]) -> int:
-    """Run a command in the repository; exit if it was stopped without a saved state."""
+    """Run a command in the repository; exit after a stop without a saved state."""
     asked: list[int] = []
     with subprocess.Popen(command, cwd=jobs.ROOT) as process:
 
@@ -116,5 +116,5 @@ if __name__ == "__main__":
     flags.DEFINE_enum("on", "local", ("local", "slurm", "tpu_pod"), "Where the jobs run.")
     flags.DEFINE_string("script", "", "Edited copy of slurm.sh or tpu_pod.sh to use instead.")
     flags.DEFINE_string("python", sys.executable, "Interpreter here and on the nodes of Slurm.")
-    flags.DEFINE_bool("keep_going", False, "Take the next job after one that failed.")
+    flags.DEFINE_bool("keep_going", False, "Start the next job after a failure.")
     entry_point.run(main, may_be_remote=True)

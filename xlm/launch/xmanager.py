@@ -24,12 +24,12 @@ from ml_collections import ConfigDict
 from xlm.common import entry_point, packages, places
 from xlm.launch import jobs
 
-# GPU types for which XManager finds a machine on Vertex AI.
+# GPU types with a machine on Vertex AI in XManager.
 _VERTEX_GPUS = ("a100", "l4_24th", "p100", "t4", "v100")
-# On Kubernetes it selects nodes labelled nvidia-tesla-X, which exist for these types only.
+# On Kubernetes it selects nodes labelled nvidia-tesla-X. Only these types have such labels.
 _TESLA_LABELS = ("a100", "p100", "p4", "t4", "v100")
 _CODE = "vocap"  # folder of the code in a container
-# jax for GPUs, in a release that requirements.txt asks for.
+# jax for GPUs, in the release of requirements.txt.
 _FOR_GPUS = r"RUN sed -i 's/^jax\([<>=]\)/jax[cuda13]\1/' requirements.txt"
 
 
@@ -46,13 +46,13 @@ def parse_gpus(text: str) -> tuple[str, int]:
 
 
 def parse_volumes(paths: Sequence[str]) -> list[str]:
-    """Check and normalize the paths to be mounted into containers."""
+    """Check and normalize the paths to mount into containers."""
     for path in paths:
         jobs.check_line("volume", path)
         if not path.startswith("/") or ":" in path or not path.strip("/"):
             raise ValueError(
                 f"--volume is {path!r}, must be an absolute path without colons, such as "
-                "/data/text, which is mounted at the same path"
+                "/data/text; containers mount it at the same path"
             )
         if not os.path.exists(path):  # Docker would make an empty folder of it
             raise ValueError(f"--volume is {path!r}, which does not exist; correct the path")
@@ -72,9 +72,8 @@ def check_mounted(config: ConfigDict, mounted: Sequence[str]) -> None:
         found = ", ".join(f"{key} is {path!r}" for key, path in missing)
         volumes = dict.fromkeys(f"--volume={shlex.quote(path)}" for _, path in missing)
         raise ValueError(
-            f"{found}, but of this machine's files the containers see "
-            f"{', '.join(mounted) or 'none'} alone; "
-            f"add {' '.join(volumes)}"
+            f"{found}, but the containers see only {', '.join(mounted) or 'none'} of this "
+            f"machine's files; add {' '.join(volumes)}"
         )
 
 
@@ -87,14 +86,14 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
         raise ValueError(f"--base_image is {values.base_image!r}, must be the name of an image")
     if platform == "local" and (count or values.cpus or values.memory_gib):
         raise ValueError(
-            "--gpus, --cpus and --memory_gib mean nothing to --platform=local, where jobs take "
-            "what the machine has; leave them out, or use --platform=docker"
+            "--gpus, --cpus and --memory_gib have no effect with --platform=local, whose jobs use "
+            "the whole machine; leave them out, or use --platform=docker"
         )
     is_url = places.is_url(values.workdir)
     if platform == "vertex" and not is_url and not values.workdir.startswith("/gcs/"):
         raise ValueError(
-            f"--workdir is {values.workdir!r}; on Vertex AI, machines share their buckets only: "
-            "give gs://BUCKET/FOLDER, or /gcs/BUCKET/FOLDER, where they are mounted"
+            f"--workdir is {values.workdir!r}; on Vertex AI, machines share buckets only: give "
+            "gs://BUCKET/FOLDER, or /gcs/BUCKET/FOLDER, its mount"
         )
     if platform == "vertex" and count and kind not in _VERTEX_GPUS:
         raise ValueError(
@@ -108,7 +107,7 @@ def make_plan(found: Sequence[jobs.Job], values: Any) -> dict[str, Any]:
         )
     mounted = [*([] if is_url else [values.workdir]), *volumes] if platform == "docker" else []
     if platform == "docker":
-        # The same for all jobs: values of a sweep have no slashes, runs of a grid share their data.
+        # One check for all jobs: values of a sweep have no slashes, runs of a grid share data.
         check_mounted(values.config, mounted)
     gpu = "local_gpu" if platform == "docker" else kind
     asked = {gpu: count, "cpu": values.cpus, "memory": values.memory_gib * 2**30}
@@ -146,7 +145,7 @@ def _package(job: jobs.Job, values: Any, *, is_on_gpus: bool) -> dict[str, Any]:
     instructions = [
         "ENV LANG=C.UTF-8",
         f"WORKDIR /{_CODE}",
-        # Before the code, so that a change of the code does not reinstall the requirements.
+        # Before the code, so that a change of the code reinstalls no requirements.
         f"COPY {_CODE}/requirements.txt requirements.txt",
         *([_FOR_GPUS] if is_on_gpus else []),
         "RUN python -m pip install --no-cache-dir -r requirements.txt",
@@ -226,6 +225,6 @@ if __name__ == "__main__":
     flags.DEFINE_string("python", "python", "For --platform=local, the interpreter to use.")
     flags.DEFINE_string("base_image", "python:3.12-slim", "Container image to build on.")
     flags.DEFINE_multi_string(
-        "volume", [], "For --platform=docker, a path that jobs read, mounted; may be given again."
+        "volume", [], "For --platform=docker, a path to mount for jobs; repeatable."
     )
     entry_point.run(main, may_be_remote=True)
