@@ -27,7 +27,7 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 def with_muon(
     settings: OptimizerSettings, schedule: optax.Schedule, adamw: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Build Muon for the matrices of all layers, with rates of `schedule`, and `adamw` for others."""
+    """Build Muon with the rates of `schedule` for all layers' matrices, `adamw` for the rest."""
     muon = optax.chain(
         _orthogonalised_momentum(settings.muon_momentum),
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
