@@ -57,7 +57,9 @@ def working_rows(
         check_capacity(capacity, tokens.size, required.size, vocab_size)
     if 0 < capacity < most_candidates + most_tokens:
         is_required = is_token | (is_candidate & marked(required, vocab_size))
-        ids = _numbered(_within(capacity, is_required, is_candidate), capacity)
+        is_optional = is_candidate & ~is_required
+        fits = jnp.cumsum(is_optional) <= capacity - is_required.sum()
+        ids = _numbered(is_required | (is_optional & fits), capacity)
         candidates_lead = False
     else:
         candidates_lead = num_groups == 1
@@ -87,13 +89,6 @@ def check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size:
             f"{num_targets} targets of a batch can have so many distinct rows of the vocabulary of "
             f"{vocab_size}; 0 sets no limit"
         )
-
-
-def _within(capacity: int, is_required: jax.Array, is_candidate: jax.Array) -> jax.Array:
-    """Return [V] bool: the required ids, and the first candidates that fit."""
-    is_optional = is_candidate & ~is_required
-    room = capacity - is_required.sum()
-    return is_required | (is_optional & (jnp.cumsum(is_optional) <= room))
 
 
 def _numbered(chosen: jax.Array, size: int) -> jax.Array:

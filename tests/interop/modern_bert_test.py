@@ -304,7 +304,7 @@ class TokenizerTest(FolderTest):
         new = dataclasses.replace(new, scores=np.zeros(8))
         swapped = vocabulary.swap(old, new, table, np.zeros(11, np.float32))
         self.assertEqual(swapped.table[:, 0].tolist(), [7, 9, 8, 6, 10, 2, 4, 2.5])
-        with self.assertRaisesRegex(ValueError, "a byte-level BPE, like RoBERTa's, .* --vocabulary"):
+        with self.assertRaisesRegex(ValueError, "a byte-level BPE, .* --vocabulary"):
             vocabulary.sentencepiece_model(self.folder)
 
     @parameterized.parameters(

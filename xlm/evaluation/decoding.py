@@ -243,7 +243,6 @@ def _extended(
 
 
 def _merged(old: Hypotheses, new: Hypotheses, ids: TokenIds) -> Hypotheses:
-    """Return the best of two sets of K hypotheses."""
     both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), old, new)
     scores, chosen = jax.lax.top_k(both.scores, old.scores.shape[1])
     is_there = scores > -jnp.inf

@@ -123,22 +123,15 @@ class ExactMaskedLM:
         rows, folds = (np.concatenate(list(one.values())) for one in (self._rows, self._folds))
         count = len(self._rows)
         language = np.repeat(np.arange(count), [len(r) for r in self._rows.values()])
-        # Padding sequences fill the last batch, with fold -1.
-        batch_size = self._batches.size
-        padding = -len(rows) % batch_size
-        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
-        folds = np.pad(folds, ((0, padding), (0, 0)), constant_values=-1)
-        row_losses = np.zeros(len(rows))
-        for start in range(0, len(rows), batch_size):
-            batch = slice(start, start + batch_size)
-            per_fold = [
-                self._batch_loss(params, *self._batches.placed(rows[batch], folds[batch] == fold))
-                for fold in range(self._num_folds)
-            ]
-            row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)
-        row_losses = row_losses[: len(language)]
-        row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
-        return (np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count))
+        per_fold = [
+            self._batches.rows(
+                self._batch_loss, params, rows, folds == fold, fill=self._objective.pad
+            )
+            for fold in range(self._num_folds)
+        ]
+        row_losses = np.sum(per_fold, axis=0, dtype=np.float64)
+        row_tokens = (folds >= 0).sum(axis=1)
+        return np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count)
 
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:

@@ -213,7 +213,6 @@ def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
 
 
 def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
-    """Format scores on pairs, a row per set and pair and the mean."""
     scores = dict.fromkeys(("auc", "precision", "recall", "replaced"), ".1%")
     scores |= dict.fromkeys(("loss", "generator loss"), ".3f")
     rows = [
@@ -226,7 +225,6 @@ def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
 
 
 def _gain_table(translations: Mapping[str, Mapping[str, Gain]]) -> str:
-    """Format losses with and without translations, a row per set and language."""
     rows = [
         {"set": name, "language": language, "tokens": one.tokens, "alone": one.alone,
          "beside its translation": one.translated, "gain": one.alone - one.translated,

@@ -80,7 +80,6 @@ class Retrieval:
         return (rows != self._objective.pad).sum(axis=1)
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
-        """Return [N, D] float32 sentence vectors of [N, L] tokens."""
         return self._batches.rows(self._encode, params, rows, fill=self._objective.pad)
 
     def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:

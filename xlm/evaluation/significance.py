@@ -63,7 +63,6 @@ class _NotComparable(Exception):
 
 
 def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
-    """Return a row for each common language of two runs, and for the mean."""
     if not (folders[1] / "results.json").exists():
         raise _NotComparable(f"{names[1]} has no results.json, so it has not ended")
     results = [read_results(folder / "results.json") for folder in folders]

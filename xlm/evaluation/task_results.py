@@ -219,7 +219,6 @@ def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
-    """Note the origin of the scores, and data that chose something."""
     notes = [f"COLLAPSED: {line}" for line in results.get("collapse", ())]
     if "selected" in results:
         notes.append(described_choice(results["selected"]))

@@ -333,7 +333,6 @@ class Selection:
     def _tell(
         self, step: int, mean: float, scores: Mapping[str, float], loss: Mapping[str, float]
     ) -> None:
-        """Log an evaluation and add it to the history."""
         best = max(((value, -at) for at, value in self.history.items() if at < step), default=None)
         self.history[step] = mean
         parts = [f"{language} {100 * score:.1f}" for language, score in scores.items()]

@@ -126,7 +126,6 @@ class Translator:
     def _in_order(
         self, features: Sequence[TranslationFeature], run: Callable[[dict[str, Any]], Any]
     ) -> list[Any]:
-        """Return the results of `run` by feature, with smaller batches if memory runs out."""
         of_features = np.array([one.example for one in features] + [0], np.int32)  # 0 if empty
         while True:
             batches = token_batches(features, self._sizes, self._buckets, self._pad)

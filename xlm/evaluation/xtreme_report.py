@@ -171,7 +171,6 @@ def _selection(of_task: Sequence[Variant]) -> str:
 def _left_out(
     of_task: Sequence[Variant], languages: Sequence[str], common: Sequence[str]
 ) -> list[str]:
-    """Note the languages of a table that no average includes."""
     absent = [one for one in languages if not all(one in variant.languages for variant in of_task)]
     others = [one for one in languages if one not in {*common, *absent}]
     notes = []

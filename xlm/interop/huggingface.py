@@ -282,7 +282,6 @@ def _merges_make_all(proto: Message) -> bool:
 
 
 def _template() -> dict[str, Any]:
-    """Return the post-processor, which adds special tokens to a text and to a pair."""
     bos, eos = SPECIALS[BOS_ID], SPECIALS[EOS_ID]
 
     def part(name: str) -> dict[str, Any]:

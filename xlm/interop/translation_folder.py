@@ -122,7 +122,6 @@ def symbol_names(parts: TranslationParts) -> dict[str, int]:
 
 
 def _tensors(parts: TranslationParts, num_pieces: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield all tensors of the file by name."""
     encoder, decoder = parts.params["encoder"], parts.params["decoder"]
     embeddings = encoder["embeddings"]
     yield "model.shared.weight", embeddings["table"]

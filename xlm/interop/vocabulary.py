@@ -406,7 +406,6 @@ def _json_of_parts(folder: pathlib.Path) -> bytes:
 
 
 def _of_json(text: bytes) -> ModelVocabulary:
-    """Return the vocabulary of a tokenizer.json: the model's pieces, and added tokens."""
     if tokenizer_json.kind(text) == "WordPiece":
         return _vocabulary(*bpe_json.word_pieces(text))
     if tokenizer_json.kind(text) == "BPE":

@@ -142,7 +142,6 @@ class Encoder(nn.Module):
     def decode(
         self, tokens: jax.Array, segments: jax.Array, positions: jax.Array, context: Context, *,
         is_causal: bool = True, deterministic: bool, table: Tables | None = None,
-        positions_restart: bool = False,
     ) -> jax.Array:  # fmt: skip
         """Return hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
 
@@ -163,7 +162,7 @@ class Encoder(nn.Module):
             )
         x = self.embeddings(tokens, positions, deterministic, table)
         if s.num_layers:
-            order = self._order(segments, positions, positions_restart)
+            order = self._order(segments, positions)
             if is_causal:
                 mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
                 order = order._replace(mask=mask, segments=None)
@@ -206,7 +205,7 @@ class Encoder(nn.Module):
         return PositionInfo(None, bias, positions, None)
 
     def _order(
-        self, segments: jax.Array, positions: jax.Array, positions_restart: bool
+        self, segments: jax.Array, positions: jax.Array, positions_restart: bool = False
     ) -> PositionInfo:
         s, bias = self.settings, None
         if s.has_bias:

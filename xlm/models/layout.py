@@ -110,7 +110,6 @@ def _splits(batch_size: int) -> bool:
 
 
 def _num_shards() -> int:
-    """Return the number of parts into which the compiler splits the current batch."""
     return math.prod(map(_mesh_size, SEQUENCES))
 
 

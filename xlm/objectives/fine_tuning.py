@@ -45,7 +45,6 @@ class FineTuning(Objective):
         return (TABLE,) if self.by_rows else ()
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise random parameters, boxed with their logical axis names."""
         encoder_key, head_key = jax.random.split(key)
         encoder = init_params(self.encoder, encoder_key)
         del encoder["head"]

@@ -122,7 +122,6 @@ class MaskedLM(Objective):
         return output_table(self.encoder_params(params))
 
     def init(self, key: jax.Array):
-        """Initialise the model's parameters, boxed with their logical axis names."""
         params = init_params(self.encoder, key)
         if self.frequency_bias:
             bias = params["head"]["bias"]

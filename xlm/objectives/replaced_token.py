@@ -113,7 +113,6 @@ class ReplacedToken(OnMaskedLM):
         return ReplacedTokenHead(self.encoder.settings)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise the parameters of both models, boxed with their logical axis names."""
         generator_key, encoder_key, head_key = jax.random.split(key, 3)
         s = self.encoder.settings
         shared = jnp.zeros((1, s.embedding_size)) if self._shares_table else None

@@ -32,7 +32,6 @@ class Translation(Objective):
     has_head: bool = True
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise random parameters, boxed with their logical axis names."""
         models = self.encoder, self.decoder
         encoder, decoder = map(init_params, models, jax.random.split(key))
         del encoder["head"], decoder["embeddings"]

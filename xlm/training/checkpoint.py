@@ -322,7 +322,6 @@ class Checkpoints:
         return True
 
     def _remove_old(self) -> None:
-        """Remove checkpoints, except those that the settings keep."""
         steps = self.steps()
         multiples = [step for step in steps if self._keep_every and step % self._keep_every == 0]
         kept = {*steps[-self._keep :], *multiples[-self._max_multiples :]}
@@ -389,7 +388,6 @@ def _read(
 
 
 def _structure(abstract: Any) -> str:
-    """Return a fingerprint of names, shapes and types of arrays."""
     return artifacts.fingerprint(faults.described(abstract))
 
 

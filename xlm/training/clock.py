@@ -157,7 +157,6 @@ class Clock:
                 self._compiles = max(self._compiles + more, 0)
 
     def _await(self) -> None:
-        """Wait for the results of each program in turn."""
         while (results := self._results.get()) is not None:
             begun = time.monotonic()
             with contextlib.suppress(Exception):  # the loop meets it, too

@@ -63,7 +63,6 @@ class ActivationSizes:
         return self.num_layers * self.bytes_per_value * kernels
 
     def _layer(self, remat: str) -> int:
-        """Return the bytes that a layer stores per token."""
         hidden = self.bytes_per_value * self.hidden_size
         mlp = self.bytes_per_value * self.mlp_size
         if remat == "full":  # its input

@@ -148,8 +148,6 @@ class AveragedState(NamedTuple):
 
 
 def _averaging(inner: Optimizer, decay: float) -> Optimizer:
-    """Add an exponential moving average of the parameters."""
-
     def update(grads, held, params, state, skips=None):
         params, of_inner = inner.update(grads, held, params, state.inner, skips)
         share = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
@@ -249,8 +247,6 @@ def _dense(
     adamw: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Build the optimizer that updates tables densely, like all other parameters."""
-
     def read(params, state, touched):
         del state
         for path, rows in gathered_rows(params, touched).items():

@@ -83,7 +83,6 @@ def _wandb(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Log to one run for all starts."""
     import mlflow
 
     def begin() -> str:

@@ -171,6 +171,5 @@ def stage_optimizer(
 
 
 def _groups(params: Any) -> list[str]:
-    """Return the names of groups of parameters, such as "layers/attention"."""
     paths = (path[:2] for path, _ in jax.tree.leaves_with_path(nn.unbox(params)))
     return sorted({jax.tree_util.keystr(path, simple=True, separator="/") for path in paths})

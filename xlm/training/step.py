@@ -173,8 +173,6 @@ def _stage_functions(
     mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, stage: Stage,
     following: TrainFunctions | None,
 ) -> TrainFunctions:  # fmt: skip
-    """Build the functions of a stage; see `make_train_functions`."""
-
     # Jitted to trace it once, for the shapes and for `init`.
     @functools.partial(jax.jit, inline=True)
     def boxed_state(seed: jax.Array) -> TrainState:
