@@ -376,7 +376,7 @@ class EntryPointsTest(FolderTest):
             'SentenceTransformer(".", trust_remote_code=True)', "Started from mini\\_lm, and",
             "| aa Afar | 1,000 | ", "| aa Afar | 3.250 | 3.000 | 1.500 |", "- aa: odd text",
             "No better than these frequencies: aa Afar.", " 1 language pairs: aa-bb ",
-            "## Licence\n\nTo be filled in by",
+            "## Licence\n\nThe publisher fills this in",
         ):  # fmt: skip
             self.assertIn(said, card)
         self.assertNotIn("someone", card)

@@ -86,7 +86,7 @@ def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[st
         samples[language], counts[language] = scores(task, language, one, other), len(one)
         for path, of, found in zip(paths, results, samples[language], strict=True):
             if abs(found[0] - (known := reported_scores(of)[language])) > _ROUNDING:
-                raise ValueError(f"{path}: scores {found[0]:.6f}, but results.json beside it says "
+                raise ValueError(f"{path}: scores {found[0]:.6f}, but results.json of the run says "
                                  f"{known:.6f}; copy the folder of the run again")  # fmt: skip
     if len(samples) > 1:
         samples["mean"] = list(np.mean(list(samples.values()), axis=0))

@@ -24,16 +24,16 @@ _OTHER_PIPELINES = {"onnx": "", "sentence_transformers": "sentence-similarity"}
 LIMITS = """\
 ## Limits
 
-- It has been trained for no other task than the one above.
-- Its text came from its sources as they are, with their errors, biases and personal data.
-- Text of a model that it started from is not listed here."""
+- Its only training task is the one above.
+- Its training text has the errors, biases and personal data of its sources.
+- This card does not list the text of a model that it started from."""
 LICENCE = """\
 ## Licence
 
-To be filled in by whoever publishes this model: it depends on the licences of the model that it
-started from and of the data that it was trained on."""
+The publisher fills this in: it depends on the licences of the model that this one started from and
+of its training data."""
 _SPM = """\
-`AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
+`AutoTokenizer` cannot read this folder: {reason}. Read text with sentencepiece: a text is
 `<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
 
 """

@@ -141,8 +141,8 @@ class Attention(nn.Module):
         Args:
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
           mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.segments`.
-          bias: float that broadcasts to [B, H, Q, K], or its factors. The gate, if any, scales it
-            before it is added to the scores.
+          bias: float that broadcasts to [B, H, Q, K], or its factors, to add to the scores. Any
+            gate scales it.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
           segments: [B, Q] int32 of `x`, which kernels read in place of the mask. Only for a `mask`
             that is their `segment_mask`, or None above `LONGEST_AT_ONCE`.

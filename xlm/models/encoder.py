@@ -36,7 +36,7 @@ class Embeddings(nn.Module):
         s = self.settings
         if s.position == "learned":
             self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
-            nn.share_scope(self, self.learned_positions)  # their table is beside that of tokens
+            nn.share_scope(self, self.learned_positions)  # puts their table next to that of tokens
 
     @nn.compact
     def __call__(

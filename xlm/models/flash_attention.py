@@ -108,7 +108,7 @@ def dropout_words(
 
 
 def is_kept(rows: jax.Array, columns: jax.Array, dropout_rate: float) -> jax.Array:
-    """Return whether weights are kept, [..., Q, K] bool, by words [..., Q] and [..., K] uint32."""
+    """Return whether to keep weights, [..., Q, K] bool, by words [..., Q] and [..., K] uint32."""
     # Sums are uniform, but the four sums of two queries and two keys are related. Products and
     # shifts mix their bits: each bit of a sum changes about half of the upper bits, which decide.
     # The constants are those of the hash "lowbias32".

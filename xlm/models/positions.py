@@ -1,6 +1,6 @@
 """Position encodings, for the three places where an encoder can take order into account.
 
-- `LearnedPositions` are added to the embeddings of the first layer (BERT, XLM-R).
+- `LearnedPositions` add to the embeddings of the first layer (BERT, XLM-R).
 - `rotate` rotates queries and keys by their positions (rotary embeddings, RoFormer).
 - `DistanceTable` is a bias of the scores by signed distance of query and key, in T5's buckets. All
   layers share it. `RowGate` scales it per query in each layer (the gated relative position bias of

@@ -200,7 +200,7 @@ def layer_loop(
     def step(layer: nn.Module, *args):
         return layer(*args, False, None)  # neither local nor without a norm
 
-    # The layer is compiled once; its parameters have a leading axis of layers.
+    # JAX compiles the layer once. Its parameters have a leading axis of layers.
     loop = nn.scan(
         step,
         variable_axes={"params": 0},

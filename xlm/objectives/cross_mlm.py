@@ -1,4 +1,4 @@
-"""Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, beside TLM.
+"""Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, with TLM.
 
 Section and equation numbers are those of VECO's anonymous submission to ICLR 2021. At ACL 2021 the
 authors let both masked sequences see all of themselves: `context` "full" here.
@@ -36,7 +36,7 @@ class CrossMLM(OnMaskedLM):
 
     - IS-MLM: masked LM within each side (Eq. 5).
     - CS-MLM: the same masked tokens of y, from y up to them and, by cross-attention, from IS-MLM's
-      detached states of x (Eq. 7). In the same pass x is predicted from y.
+      detached states of x (Eq. 7). The same pass predicts x from y.
     - TLM: the same masked tokens from both sides as one segment, for translations.
 
     The terms share masks, candidates and table rows. Eq. 8 is symmetric in x and y and each side

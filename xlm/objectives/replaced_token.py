@@ -264,8 +264,8 @@ class ReplacedToken(OnMaskedLM):
         """Return losses [B, M] of the masked tokens' originals (COCO-LM, Section 3.2).
 
         An original has the probability p [it is there] + (1 - p) softmax(h . v + b). p is the
-        detected probability that the token was kept, and passes no gradient. The softmax is over
-        the generator's classes, with the discriminator's table.
+        detector's probability of an original token, and passes no gradient. The softmax is over the
+        generator's classes, with the discriminator's table.
         """
         masked, layer = plan.generator.masked, without_z_loss(self.generator.output_layer)
         chosen = jnp.take_along_axis(states, masked.positions[:, :, None], axis=1)

@@ -54,8 +54,8 @@ def accumulate(
     """Compute gradients of the mean loss over the microbatches that a step uses.
 
     Each microbatch has its own key for the plan, so it has the masks (and with k-NN sampling the
-    classes of the softmax) of a batch of its size. The sums over all microbatches are divided once,
-    so a microbatch weighs as much as its number of targets.
+    classes of the softmax) of a batch of its size. One division follows the sums over all
+    microbatches, so a microbatch weighs as much as its number of targets.
 
     If the `data` axis of the mesh has S > 1 devices, JAX differentiates an objective with
     `example_axes` on each shard. A device accumulates gradients of its own examples, and one

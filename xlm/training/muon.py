@@ -102,8 +102,8 @@ def _orthogonalised_momentum(momentum: float) -> optax.GradientTransformation:
 def _dealt(tree: Any, mesh: jax.sharding.AbstractMesh) -> tuple[Any, Callable[[Any], Any]]:
     """Stack the matrices of a tree by shape, and deal each stack to the devices of a mesh.
 
-    Returns the stacks [n, rows, columns] by (rows, columns), and the function that undoes it. Tall
-    matrices are transposed. Zeros pad n to a multiple of the devices.
+    Returns the stacks [n, rows, columns] by (rows, columns), and the function that undoes it. It
+    transposes tall matrices. Zeros pad n to a multiple of the devices.
     """
     constrain = jax.lax.with_sharding_constraint
     leaves, form = jax.tree.flatten(tree)
