@@ -16,10 +16,10 @@ from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
 # Classes per block on a CPU: a block should fit its caches; see benchmarks/softmax.py.
 DEFAULT_BLOCK_SIZE = 1024
-# The same on accelerators, where products must be large enough to hide the cost of a loop.
+# On accelerators large products hide the cost of the loop.
 _ACCELERATOR_BLOCK_SIZE = 16_384
 
-# Block sizes are a multiple of this where possible: matrix units are fastest on whole tiles.
+# Block sizes are a multiple of this if possible: matrix units are fastest on whole tiles.
 _TILE = 128
 
 
@@ -44,12 +44,11 @@ def blockwise_softmax_loss(
 
     Value and gradient are those of `losses.full_softmax_loss` over all rows of a table. With the
     rows of V' they are those of `losses.candidate_softmax_loss` (Eq. 4). Memory beyond the
-    gradients is a few times W * block_size floats instead of W * V. A gradient costs one more
-    matrix product, a value alone none. Blocks are cast to the dtype of `hidden`; products
-    accumulate in float32. Devices that hold different rows visit their own blocks, and exchange [W]
-    normalisers and target logits. The running normaliser is Milakov and Gimelshein 2018
-    (arXiv:1805.02867). Recomputing blocks for the gradient follows Wijmans et al. 2024
-    (arXiv:2411.09009).
+    gradients is a few times W * block_size floats instead of W * V. Only a gradient costs one more
+    matrix product. Blocks take the dtype of `hidden`, and products accumulate in float32. Devices
+    with different rows visit their own blocks, and exchange [W] normalisers and target logits. The
+    running normaliser is by Milakov and Gimelshein 2018 (arXiv:1805.02867), the recomputation of
+    blocks by Wijmans et al. 2024 (arXiv:2411.09009).
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -67,15 +66,15 @@ def blockwise_softmax_loss(
     Args:
       hidden: [W, D] hidden states, float32 or bfloat16.
       targets: [W] int32 target ids below `num_valid`.
-      weights: [W] weights of the positions; where zero, hidden state and target are arbitrary.
+      weights: [W]; positions of weight zero may have any hidden state and target.
       table: [V, D] output embeddings of any float dtype, which is also that of their gradient.
       bias: [V] output bias.
-      num_valid: number of classes; table rows from here on are padding and get no probability.
+      num_valid: number of classes; table rows from here on are padding without probability.
       block_size: most classes per block; need not divide V. 0 puts all into one block, a negative
         one is a ValueError.
-      num_used: scalar int32; blocks of classes from here on are skipped. All these classes must
-        have the bias `losses.ABSENT`. None for V.
-      sharding: of the table; if it splits the rows, evenly, and `num_used` is None.
+      num_used: scalar int32; the loop skips blocks of classes from here on, which must all have the
+        bias `losses.ABSENT`. None for V.
+      sharding: of the table. If it splits the rows, then evenly and without `num_used`.
     """
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
@@ -92,7 +91,7 @@ def blockwise_softmax_loss(
 
 
 def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, sharding):
-    """Return unweighted losses [W] by devices that each have some of the rows."""
+    """Return unweighted losses [W] on devices that each have some of the rows."""
     axes = sharding.row_axes
 
     def on_device(hidden, targets, rows, bias):
@@ -107,7 +106,7 @@ def _sharded_losses(hidden, targets, table, bias, num_valid, block_size, shardin
         on_device, in_specs=(P(), P(), by_row, by_row), out_specs=(by_row, by_row)
     )
     log_normalisers, target_logits = mapped(hidden, targets, table, bias)
-    # A target is in the rows of one device, and its logit zero elsewhere.
+    # One device has the row of a target, and all others have zero for its logit.
     return jax.nn.logsumexp(log_normalisers, axis=0) - target_logits.sum(axis=0)
 
 
@@ -134,7 +133,7 @@ class _Block(NamedTuple):
 
 
 def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
-    """Return number and equal size of blocks, such that the last one overlaps least."""
+    """Return number and equal size of blocks, with the least overlap of the last one."""
     block_size = min(block_size or vocab_size, vocab_size)
     num_blocks = -(-vocab_size // block_size)
     even = -(-vocab_size // num_blocks)
@@ -142,7 +141,7 @@ def _split(vocab_size: int, block_size: int) -> tuple[int, int]:
 
 
 def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> _Block:
-    """Return the block at index `number`; the last one is shifted back to end with the table."""
+    """Return the block at index `number`; the last one ends with the table and may overlap."""
     first_new = number * size
     start = jnp.minimum(first_new, table.shape[0] - size)
     ids = start + jnp.arange(size, dtype=jnp.int32)
@@ -153,7 +152,7 @@ def _block(table, bias, dtype, number: jax.Array, size: int, num_valid: int) -> 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _parts(hidden, targets, table, bias, num_used, num_valid, block_size):
-    """Return log normalisers [W], and logits [W] of the targets, 0 of those out of range."""
+    """Return log normalisers [W], and logits [W] of the targets, 0 for targets out of range."""
     return _forward(hidden, targets, table, bias, num_used, num_valid, block_size)[0]
 
 
@@ -201,8 +200,8 @@ def _backward(block_size, saved, by_parts):
         by_logit = by_normaliser[None, :] * (probabilities - is_target)  # [B, W]
         by_logit += jnp.where(is_target, rest[None, :], 0.0)
         short = by_logit.astype(hidden.dtype)
-        # Two overlapping blocks write the same gradient of a shared class to the table, but only
-        # the first may add it to the gradient of the hidden states.
+        # Overlapping blocks write the same gradient of a shared class to the table, but only the
+        # first may add it to the gradient of the hidden states.
         new_rows = jnp.where(block.is_new[:, None], block.rows, 0)
         by_hidden += jnp.dot(new_rows.T, short, preferred_element_type=jnp.float32)  # [D, W]
         by_rows = jnp.dot(short, hidden, preferred_element_type=jnp.float32)

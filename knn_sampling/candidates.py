@@ -1,7 +1,7 @@
 """Candidate set V': the classes in the softmax of a group of sequences (Eq. 5).
 
-V' is defined per group of sequences, not per device, so the loss does not depend on the number of
-devices. Every function treats the G groups, of Wg targets each, independently.
+Each group of sequences has its V', so the loss does not depend on the number of devices. Every
+function treats the G groups, of Wg targets each, independently.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ class Candidates(NamedTuple):
 
     Attributes:
       ids: [G, C] int32 ascending ids of V'; unused slots at the end hold V, an invalid id.
-      labels: [G, Wg] int32 slot of each target in `ids`; arbitrary where the weight is zero.
-      union_size: [G] int32 |V'| before it was cut to C.
+      labels: [G, Wg] int32 slot of each target in `ids`, arbitrary for a weight of zero.
+      union_size: [G] int32 |V'| before the cut to C.
     """
 
     ids: jax.Array
@@ -33,11 +33,11 @@ def union_of_neighbours(
 ) -> Candidates:
     """Return V' = union over targets w of {w} and I_k(w) (Eq. 5), for each group.
 
-    Each target is in V' even if its own list misses it. If V' exceeds the capacity, targets are
-    kept first, then the nearest neighbours of all targets, then the second nearest, and so on. Of
-    the first rank that does not fit completely, smaller ids are kept. The index is [V, K] int32,
-    targets are [G, Wg] int32; those with zero `weights` [G, Wg] are ignored. Raises ValueError if
-    the capacity C is below min(Wg, V), so that targets may not fit, or above V.
+    Each target is in V' even if its own list misses it. If V' exceeds the capacity C, it keeps
+    targets first, then the nearest neighbours of all targets, then the second nearest, and so on.
+    The first rank that does not fit completely keeps smaller ids. The index is [V, K] int32,
+    targets and `weights` are [G, Wg]. Targets of weight zero do not count. Raises ValueError if C
+    is below min(Wg, V), so that targets may not fit, or above V.
     """
     vocab_size = neighbours.shape[0]
     used = jnp.where(weights > 0, targets, vocab_size)  # vocab_size is out of range: dropped
@@ -46,7 +46,7 @@ def union_of_neighbours(
     in_union = jax.vmap(marked, in_axes=(0, None))(found, vocab_size)
     union_size = in_union.sum(axis=1, dtype=jnp.int32)
     _check_capacity(capacity, targets.shape[1], vocab_size)
-    # Ranking the candidates costs more than finding them, and is rarely needed at a good capacity.
+    # Ranking costs more than finding, and a good capacity rarely needs it.
     kept = jax.lax.cond(
         (union_size > capacity).any(),
         lambda: jax.vmap(_nearest, in_axes=(0, 0, None, None))(lists, used, vocab_size, capacity),
@@ -70,7 +70,7 @@ def union_of_classes(
 
 
 def marked(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Return [V] bool: whether each id occurs in `ids` of any shape; ids from V on are ignored."""
+    """Return [V] bool: whether each id below V occurs in `ids` of any shape."""
     return jnp.zeros(vocab_size, bool).at[ids.reshape(-1)].set(True, mode="drop")
 
 
@@ -86,14 +86,14 @@ def _check_capacity(capacity: int, num_targets: int, vocab_size: int) -> None:
 
 
 def _nearest(lists: jax.Array, used: jax.Array, vocab_size: int, capacity: int) -> jax.Array:
-    """Return [V] bool: the candidates of one group that are kept; lists [Wg, K], used [Wg]."""
+    """Return [V] bool: the candidates that one group keeps; lists [Wg, K], used [Wg]."""
     k = lists.shape[1]
-    # rank[v]: 0 for targets, r if v is at best the r-th neighbour of a target, k + 1 for others.
+    # rank[v]: 0 for targets, r for the r-th neighbour of a target at best, k + 1 for others.
     rank = jnp.full(vocab_size, k + 1, jnp.int32)
     rank = rank.at[lists].min(jnp.arange(1, k + 1, dtype=jnp.int32), mode="drop")
     rank = rank.at[used].set(0, mode="drop")
     up_to_rank = jnp.cumsum(jnp.bincount(rank, length=k + 2)[: k + 1])  # [K + 1]
-    # Ranks that fit completely; targets do, as the capacity was checked.
+    # Ranks that fit completely, at least that of the targets.
     num_whole = jnp.sum(up_to_rank <= capacity)
     room = capacity - up_to_rank[num_whole - 1]
     cut = rank == num_whole

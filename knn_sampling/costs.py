@@ -1,9 +1,9 @@
-"""Costs of a training step under each output layer, of which `output_layer.kind = "auto"` chooses.
+"""Costs of a training step under each output layer, by which `output_layer.kind = "auto"` chooses.
 
-A roofline: seconds are FLOPs, bytes of memory and bytes sent, each over a share of the device's
-rate, and summed. Rates are data sheets' (docs/compiled_steps.md). Factors are those of steps that
-`benchmarks/compile.py` compiled, on a CPU of softmaxes that were timed. Compiled times of VoCap's
-steps at 500K are those estimated to 4 %. Nothing here needs jax.
+This is a roofline model. It divides FLOPs, bytes of memory and bytes sent by a share of the
+device's rates, and adds up the seconds. Rates come from data sheets (docs/compiled_steps.md).
+Factors come from steps that `benchmarks/compile.py` compiled, on a CPU from timed softmaxes. For
+VoCap's steps at 500K the estimate is within 4 % of the compiled time. Nothing here needs jax.
 """
 
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from knn_sampling.settings import EXACT, OutputLayerSettings, num_groups
 
-# An exact layer trains the better model, so a sampled one must make the whole step so much faster.
+# An exact layer trains the better model. A sampled one must make the step faster by this factor.
 SPEED_UP = 1.1
-# Bytes a logit of `full` at its peak; passes over a table of an update, of all rows and of some.
+# Peak bytes per logit of `full`; passes over the table of an update of all rows, and of some.
 _HELD, _DENSE, _ROWS = 10, 7, 22
 
 
 class _Device(NamedTuple):
     """FLOPs, bytes moved and bytes sent a second that a step reaches, and bytes of memory.
 
-    `encoder` is the rate of the encoder's FLOPs. Logits at once move `full` bytes each outside of
-    products, logits in blocks move `block`.
+    `encoder` is the rate of the encoder's FLOPs. Outside of products, a logit of the full softmax
+    moves `full` bytes, a logit in blocks `block` bytes.
     """
 
     flops: float
@@ -33,7 +33,7 @@ class _Device(NamedTuple):
     block: float
 
 
-# An H100 and a v5p; one core of an AMD EPYC, whose caches hold a block.
+# An H100, a v5p, and one core of an AMD EPYC, whose caches hold a block.
 _DEVICES = {
     "gpu": _Device(0.7 * 989e12, 0.9 * 3.35e12, 0.8 * 450e9, 80e9, 0.4 * 989e12, 24, 20),
     "tpu": _Device(0.7 * 459e12, 0.9 * 2.77e12, 0.8 * 600e9, 95e9, 0.3 * 459e12, 24, 20),
@@ -42,11 +42,11 @@ _DEVICES = {
 
 
 class Step(NamedTuple):
-    """Sizes that the cost of a step depends on: of the whole batch, and of all its devices.
+    """Sizes of a step that determine its cost, for the whole batch and all devices.
 
-    A table of V rows of E is split over `table_shards` of the devices. `targets` are W. The batch
-    is in `parts`. `encoder_flops` are of the forward and backward pass. `by_rows` says whether the
-    optimizer updates touched rows alone, `shards_optimizer` whether devices share its work.
+    `table_shards` devices share a table of V rows of E. `targets` are W. The batch has `parts`
+    microbatches. `encoder_flops` are those of the forward and backward pass. `by_rows` says whether
+    the optimizer only updates touched rows, `shards_optimizer` whether devices share its work.
     """
 
     backend: str
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 def estimates(step: Step, settings: OutputLayerSettings) -> dict[str, float]:
-    """Estimate the seconds of a step by kind of output layer, without those that do not fit."""
+    """Estimate the seconds of a step by kind of output layer, without kinds that do not fit."""
     device, v = _DEVICES[step.backend], step.vocab_size
     replicas = step.num_devices // step.table_shards
     groups = num_groups(step.sequences // step.parts, settings.group_size)
@@ -102,7 +102,7 @@ def estimates(step: Step, settings: OutputLayerSettings) -> dict[str, float]:
 
 
 def cheapest(found: Mapping[str, float]) -> str:
-    """Return the exact kind of least seconds, or a sampled one if it is faster by `SPEED_UP`."""
+    """Return the fastest exact kind, or a sampled one if it is faster by `SPEED_UP`."""
     exact = min((one for one in found if one in EXACT), key=found.__getitem__)
     sampled = min((one for one in found if one not in EXACT), key=found.__getitem__)
     return sampled if found[exact] > SPEED_UP * found[sampled] else exact

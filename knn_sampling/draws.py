@@ -1,12 +1,12 @@
-"""Base of the output layers, and classes drawn from a softmax without materialising its logits.
+"""Base of the output layers, and draws from a softmax without materialising its logits.
 
-Replaced-token detection (ELECTRA, Clark et al. 2020) replaces masked tokens by classes drawn from a
-generator's output distribution. Blocks of the table are visited once. A tile of `TILE` classes has
-the log mass m = log sum_j exp(l_j / T). The tile with the greatest m + g, g standard Gumbel noise,
-wins with probability proportional to exp(m): the maximum of the perturbed logits of a tile has that
-distribution (Maddison et al. 2014, arXiv:1411.0030). Only the logits of the winning tile are kept,
-and the class is drawn from them by the same rule. One random number per tile is faster than one per
-logit, which would take longer than the logits.
+Replaced-token detection (ELECTRA, Clark et al. 2020) replaces masked tokens by draws from a
+generator's output distribution. A draw visits each block of the table once. A tile of `TILE`
+classes has the log mass m = log sum_j exp(l_j / T). The tile with the greatest m + g, g standard
+Gumbel noise, wins with probability proportional to exp(m): the maximum of the perturbed logits of a
+tile has that distribution (Maddison et al. 2014, arXiv:1411.0030). The draw keeps only the logits
+of the winning tile, and finds the class in them by the same rule. Random numbers for all logits
+would take longer than the logits, so there is one per tile.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from knn_sampling.losses import ABSENT
 from knn_sampling.samples import Sample, TokenStatistics, group_inputs
 from knn_sampling.table_sharding import ONE_DEVICE, TableSharding
 
-# Classes that share a random number. Blocks are whole tiles, so draws do not depend on their size.
+# Classes that share a random number. Blocks are whole tiles, so draws do not depend on block sizes.
 TILE = 128
 
 
@@ -42,8 +42,8 @@ class Draws(NamedTuple):
 class OutputLayer:
     """Loss of masked positions over the vocabulary, or over a sample V' of it; base of the kinds.
 
-    Table rows from `num_valid` on are padding. It visits `block_size` classes at a time to draw, as
-    a softmax in blocks does. `z_loss` is the weight of `losses.with_z_loss`.
+    Table rows from `num_valid` on are padding. Draws, and softmaxes in blocks, visit `block_size`
+    classes at a time. `z_loss` is the weight of `losses.with_z_loss`.
     """
 
     num_valid: int
@@ -61,9 +61,8 @@ class OutputLayer:
     ) -> Sample | None:
         """Select the classes in the loss of a batch; None, as here, for all.
 
-        `targets` are [B, M] int32 ids, `weights` [B, M] float, 0 for unused positions. Statistics
-        are of a table of V rows. Only "knn" reads `index`. Raises ValueError if groups do not
-        divide the batch.
+        `targets` are [B, M] int32 ids, `weights` [B, M] float, 0 for unused positions. Only "knn"
+        reads `index`. Raises ValueError if groups do not divide the batch.
         """
         return None
 
@@ -80,9 +79,9 @@ class OutputLayer:
 
         Args:
           hidden: [B, M, E] hidden states.
-          targets, weights: [B, M] as passed to `sample`.
-          table: [R, E] table rows, at least those of the sample; the whole table if `sample` is
-            None, or if its `candidate_rows` are its ids, as `sample` returns them.
+          targets, weights: [B, M] of `sample`.
+          table: [R, E] table rows, at least those of the sample. It is the whole table if `sample`
+            is None, or if its `candidate_rows` are its ids, as `sample` returns them.
           bias: [V] output bias.
           sample: from `sample`, with the `candidate_rows` of this table.
         """
@@ -100,12 +99,12 @@ class OutputLayer:
     ) -> Draws:
         """Draw a class at each position, from V' with weights exp((h . v_j + b_j) / T) / Q_j.
 
-        Q is of `Sample.log_q`, 1 where that is None. The target y of a position is in V' with
-        certainty and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the
-        sum over all classes, as far as the other classes are independent of y. Slots that are
-        unused, or have no row in the table, are never drawn. Without a sample all classes are
-        candidates. No gradient flows. The temperature T is static; 0 draws the likeliest class.
-        Other arguments are those of `loss`, errors those of `draw_slots`.
+        Q is that of `Sample.log_q`, 1 if that is None. The target y of a position is always in V'
+        and counts without 1 / Q_y. The sum over V' is then an unbiased estimate of the sum over all
+        classes, if the other classes are independent of y. Unused slots, and those without a row in
+        the table, have no probability. Without a sample all classes are candidates. No gradient
+        flows. The temperature T is static; 0 takes the likeliest class. Other arguments are those
+        of `loss`, errors those of `draw_slots`.
         """
         search = functools.partial(
             draw_slots, key, temperature=temperature, block_size=self.block_size,
@@ -140,7 +139,7 @@ class OutputLayer:
 def _in_whole_tiles(
     sample: Sample, num_rows: int, vocab_size: int, sharding: TableSharding
 ) -> Sample:
-    """Append unused slots, so that each device that shares the table has as many whole tiles."""
+    """Append unused slots, so all devices that share the table have equally many whole tiles."""
     ids, rows = sample.candidates.ids, sample.candidate_rows
     if rows is None:
         rows = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :]
@@ -168,26 +167,26 @@ def draw_slots(
 
     No gradient flows. Memory is a few times Wg * block_size floats for each group. The noise of a
     tile is a function of the key, the group, the position and the tile's first class. With keys of
-    "threefry2x32", draws do not depend on the size of the blocks, nor on the sharding if each
-    device holds whole tiles of rows. Otherwise they are equal in distribution. Raises ValueError
-    for a negative temperature or block size, or devices with unequal shares of C.
+    "threefry2x32", draws do not depend on block sizes, nor on the sharding if each device holds
+    whole tiles of rows. Otherwise they are equal in distribution. Raises ValueError for a negative
+    temperature or block size, or devices with unequal shares of C.
 
     Args:
       hidden: [G, Wg, E], float32 or bfloat16; products accumulate in float32.
-      weights: [G, Wg]; where zero, the hidden state is arbitrary and the result 0.
-      table: [G, C, E], cast to the dtype of `hidden` by blocks.
-      bias: [G, C] float32; `losses.ABSENT` for absent classes, which are never drawn.
-      temperature: T, at least 0; 0 draws the likeliest class.
+      weights: [G, Wg]; positions of weight zero may have any hidden state, and get 0.
+      table: [G, C, E], which blocks cast to the dtype of `hidden`.
+      bias: [G, C] float32; `losses.ABSENT` for absent classes, which no draw finds.
+      temperature: T, at least 0; 0 takes the likeliest class.
       block_size: most classes per block, rounded up to whole tiles; 0 puts all into one block.
-      sharding: of C; each device visits its own classes, and their winners are compared.
+      sharding: of C; each device visits its own classes, and then devices compare winners.
       correction: [G, C] float32, at least 0, added to the log masses l_j / T; and [G, Wg] int32,
-        the class of each position that is not corrected.
-      num_used: scalar int32; blocks of absent classes from here on are skipped. None for C.
+        the class of each position without correction.
+      num_used: scalar int32; the loop skips blocks of absent classes from here on. None for C.
     """
     if not temperature >= 0:
         raise ValueError(
-            f"temperature is {temperature}, must be at least 0; 1 draws from the softmax, 0 the "
-            "likeliest class"
+            f"temperature is {temperature}, must be at least 0; 1 draws from the softmax, 0 takes "
+            "the likeliest class"
         )
     if block_size < 0:
         raise ValueError(f"block_size is {block_size}, must be at least 0 (one block)")
@@ -195,7 +194,7 @@ def draw_slots(
     if num_used is None:
         num_used = jnp.int32(num_classes)
     arguments = jax.random.split(key, num_groups), hidden, table, bias, correction
-    # Ids have no gradient; without this the loops would still be differentiated forward.
+    # Ids have no gradient, but JAX would still differentiate the loops forward.
     arguments = jax.lax.stop_gradient(arguments)
 
     def search(first: jax.Array, num_used: jax.Array, arguments) -> tuple[_Winner, _Winner]:
@@ -214,13 +213,13 @@ def draw_slots(
 
 
 class _Winner(NamedTuple):
-    """Class `ids` with the highest `score` among those seen, of each position, [G, Wg]."""
+    """Class `ids` with the highest `score` so far at each position, [G, Wg]."""
 
     score: jax.Array
     ids: jax.Array
 
     def over(self, axes: tuple[str, ...]) -> "_Winner":
-        """Return the winner of all devices along mesh axes; of equal ones the smallest id."""
+        """Return the winner of all devices along mesh axes, by score and then smaller id."""
         score = jax.lax.pmax(self.score, axes)
         last = jnp.iinfo(jnp.int32).max
         return _Winner(score, jax.lax.pmin(jnp.where(self.score == score, self.ids, last), axes))
@@ -232,7 +231,7 @@ def _on_mesh(search, sharding: TableSharding, num_used, arguments) -> tuple[_Win
     if num_classes % sharding.num_row_shards:
         raise ValueError(
             f"the table has {num_classes} rows, must be a multiple of the "
-            f"{sharding.num_row_shards} devices it is split over; change mesh.vocab_multiple"
+            f"{sharding.num_row_shards} devices that share it; change mesh.vocab_multiple"
         )
     num_local = num_classes // sharding.num_row_shards
 
@@ -303,7 +302,7 @@ def _search_group(
                 local_ids = start + jnp.arange(size, dtype=jnp.int32)
                 is_own = local_ids[:, None] == correction[1][None, :]
                 log_masses = logits + _tiles(jnp.where(is_own, 0.0, shifts[:, None]))
-            # Corrections are small for float32's exp, so the greatest uncorrected logit will do.
+            # Corrections are small for float32's exp, so the greatest uncorrected logit suffices.
             masses = jnp.exp(log_masses - highest[:, None, :]).sum(axis=1)
             noise = jax.vmap(lambda i: _gumbel(jax.random.fold_in(tile_key, i), num_positions))(ids)
             drawn = drawn.against(highest + jnp.log(masses) + noise, ids, log_masses)
@@ -328,15 +327,15 @@ def _search_group(
 
 
 def _blocks(num_classes: int, block_size: int) -> tuple[int, int]:
-    """Return number and size of equal blocks of whole tiles; a rest is a last, shorter one."""
-    # Blocks end where tiles do, unlike those of the losses, which may overlap.
+    """Return number and size of equal blocks of whole tiles; the rest is a shorter last one."""
+    # Blocks are whole tiles, unlike those of the losses, which may overlap.
     num_blocks = -(-num_classes // (block_size or num_classes))
     size = -(-num_classes // (num_blocks * TILE)) * TILE
     return num_classes // size, size
 
 
 def _tiles(logits: jax.Array) -> jax.Array:
-    """Reshape logits [size, W] to tiles [N, TILE, W], filled up with absent classes."""
+    """Reshape logits [size, W] to tiles [N, TILE, W], with absent classes at the end."""
     more = -len(logits) % TILE
     if more:
         logits = jnp.pad(logits, ((0, more), (0, 0)), constant_values=ABSENT)
@@ -344,8 +343,8 @@ def _tiles(logits: jax.Array) -> jax.Array:
 
 
 def _gumbel(key: jax.Array, *shape: int) -> jax.Array:
-    """Draw standard Gumbel noise of 32-bit resolution in the upper tail, where maxima come from."""
-    # `jax.random.gumbel` has 23 bits there by default: its values end at 16, near the maxima of
+    """Draw standard Gumbel noise with 32 bits of resolution in the upper tail, that of maxima."""
+    # `jax.random.gumbel` has 23 bits there by default. Its values end at 16, near the maxima of
     # tables of millions.
     bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
     uniform = jnp.minimum((bits + 0.5) * 2.0**-32, 1 - 2.0**-24)

@@ -20,7 +20,6 @@ class _ExactSoftmax(OutputLayer):
         bias: jax.Array,
         sample: Sample | None,
     ) -> jax.Array:
-        """Return weighted losses [B, M], see `OutputLayer.loss`."""
         flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), weights.reshape(-1)
         return self._losses(*flat, table, bias).reshape(weights.shape)
 

@@ -1,12 +1,12 @@
-"""What a neighbour index says: probability Q_j that V' (Eq. 5) holds token j, staleness, groups."""
+"""Statistics of a neighbour index: probability Q_j of token j in V' (Eq. 5), staleness, groups."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# Lower bound on the probability of a token. A token that is never a target nor a neighbour is
-# never a candidate either, so any finite logarithm will do.
+# Lower bound on the probability of a token. A token that is neither target nor neighbour is no
+# candidate either, so any finite logarithm suffices.
 _LEAST = 1e-12
 
 
@@ -31,10 +31,10 @@ def inclusion(neighbours: jax.Array, target_probabilities: jax.Array) -> jax.Arr
 def log_inclusion(q: jax.Array, num_targets: int | jax.Array) -> jax.Array:
     """Return log Q_j = log(1 - (1 - q_j)^W), of token j in V', float32, finite and at most 0.
 
-    W targets are drawn independently. Subtracted from the logits, this corrects the softmax over V'
-    for the non-uniform inclusion of tokens: above all, V' holds rare tokens only when they are
-    targets (Jean et al. 2015, with this proposal). `q` is from `inclusion`, or the target
-    probabilities if V' holds targets alone. W broadcasts, as [G, 1] for q [G, C].
+    W targets are independent. Subtract log Q from the logits to correct the softmax over V' for the
+    non-uniform inclusion of tokens: above all, V' holds rare tokens only if they are targets (Jean
+    et al. 2015, with this proposal). `q` comes from `inclusion`, or is the target probabilities if
+    V' holds only targets. W broadcasts, as [G, 1] for q [G, C].
     """
     return jnp.log(_drawn(q, num_targets))
 
@@ -44,11 +44,11 @@ def log_inclusion_with_draws(
 ) -> jax.Array:
     """Return log Q [G, C] if V' holds W targets and the classes of `noise.draw_distinct`.
 
-    Token j is missing if it is neither a target nor drawn by time t [G, 1]: Q_j = 1 - (1 - p_j)^W
-    exp(-p_j t), with its probability p [G, C] as a target and as a draw. Conditioned on the arrival
+    Token j is missing if it is no target and has not arrived by time t [G, 1]: Q_j = 1 - (1 -
+    p_j)^W exp(-p_j t), with its probability p [G, C] as a target and as a draw. Given the arrival
     times of all others, this is exact for a drawn token, so a sum over V' weighted by 1 / Q is
-    unbiased over batches. For targets, which are excluded from the draw, t is one arrival too late:
-    an error of the order of 1 / S. The result is float32, finite and at most 0. W may be [G, 1].
+    unbiased over batches. The draw excludes targets, for which t is one arrival too late: an error
+    of the order of 1 / S. The result is float32, finite and at most 0. W may be [G, 1].
     """
     p = jnp.clip(p.astype(jnp.float32), _LEAST, 1.0)
     missing = jnp.maximum(num_targets, 1) * jnp.log1p(-p) - p * time
@@ -64,13 +64,12 @@ def log_inclusion_after_overflow(
     capacity: int,
     distinct_targets: jax.Array,
 ) -> jax.Array:
-    """Return `log_inclusion` where V' may have been cut to its capacity, [G, C] float32.
+    """Return `log_inclusion` for a V' that may be cut to its capacity, [G, C] float32.
 
     It is log(P_t + (P_u - P_t) share). P_t = 1 - (1 - p_j)^W is the probability of being a target,
-    P_u = 1 - (1 - q_j)^W that of being in the union. All T targets are kept, and a share of (C - T)
-    / (|V'| - T) of the others. This assumes that all others are equally likely to be kept, although
-    nearer neighbours are kept first. Where nothing was cut, the result is bit for bit
-    `log_inclusion(q, W)`.
+    P_u = 1 - (1 - q_j)^W that of being in the union. V' keeps all T targets, and a share of (C - T)
+    / (|V'| - T) of the others. This treats all others as equally likely, although V' keeps nearer
+    neighbours first. Without a cut, the result is bit for bit `log_inclusion(q, W)`.
 
     Args:
       q: [G, C] float, see `inclusion`.
@@ -78,7 +77,7 @@ def log_inclusion_after_overflow(
       num_targets: W of each group, [G, 1] or a number.
       union_size: [G, 1] int, |V'| before the cut.
       capacity: C, at least `distinct_targets`.
-      distinct_targets: [G, 1] int, T, number of distinct tokens among the targets.
+      distinct_targets: [G, 1] int, T.
     """
     others = jnp.maximum(union_size - distinct_targets, 1).astype(jnp.float32)
     share = jnp.where(union_size > capacity, (capacity - distinct_targets) / others, 1.0)
@@ -91,8 +90,8 @@ def _drawn(probabilities: jax.Array, times: int | jax.Array) -> jax.Array:
     return -jnp.expm1(jnp.maximum(times, 1) * jnp.log1p(-p))
 
 
-# Tokens sampled. Comparing K x K ids for all would be costly at large vocabularies, and so many
-# give the share to within a third of a per cent of their list entries.
+# Sampled tokens. Comparing K x K ids for all would be costly at large vocabularies. So many give
+# the share to within a third of a per cent of their list entries.
 _TOKENS = 4096
 
 
@@ -104,7 +103,7 @@ def staleness(old: jax.Array, fresh: jax.Array, num_valid: int) -> jax.Array:
 
 
 def same_group_share(neighbours: jax.Array, groups: jax.Array) -> jax.Array:
-    """Return the share of neighbours [V, K], the token itself excluded, of its group: float32."""
+    """Return the share of neighbours [V, K], without the token itself, in its group: float32."""
     # `groups` [V] int32 are languages, negative for none.
     tokens = _spread(len(neighbours))
     listed = neighbours[tokens]  # [N, K]

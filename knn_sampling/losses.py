@@ -1,8 +1,8 @@
 """Softmax cross-entropy over the whole vocabulary, or over a candidate set.
 
-Losses are per position, [W] float32 nats, multiplied by `weights` [W]; where these are zero, hidden
-states [W, D] and targets [W] int32 are arbitrary. Matrix products take the dtype of the hidden
-states and accumulate in float32.
+Losses are per position, [W] float32 nats, times `weights` [W]. Positions of weight zero may have
+any hidden state [W, D] and target [W] int32. Matrix products take the dtype of the hidden states
+and accumulate in float32.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ABSENT = -1e30
 def with_z_loss(loss: Callable[..., jax.Array], weight: float) -> Callable[..., jax.Array]:
     """Add `weight` (log Z)^2 to a softmax's `loss`, Z its partition function (PaLM, Section 5).
 
-    log Z is the loss plus the target's logit, so the softmax is computed once.
+    log Z is the loss plus the target's logit, so this needs no second softmax.
     """
     if not weight:
         return loss
@@ -52,9 +52,9 @@ def candidate_softmax_loss(
 ) -> jax.Array:
     """Return log sum_{j in V'} exp(h . v_j + b_j) - (h . v_w + b_w) (Eq. 4).
 
-    Targets are slots in V', `table` [C, D] and `bias` [C] those of V', `ABSENT` for unused slots. A
-    V' smaller than the vocabulary underestimates the partition function, and so the loss, unless
-    the bias carries a correction (see `inclusion.log_inclusion`).
+    Targets are slots in V'. `table` [C, D] and `bias` [C] are those of V', with the bias `ABSENT`
+    for unused slots. A V' smaller than the vocabulary underestimates the partition function, and so
+    the loss, unless the bias includes a correction (see `inclusion.log_inclusion`).
     """
     counts = weights > 0
     # A hidden state of weight zero may be NaN, and zero times NaN would put NaN into the gradient.
@@ -64,21 +64,21 @@ def candidate_softmax_loss(
     logits += bias.astype(jnp.float32)[None, :]
     target_logits = _of_targets(logits, targets)
     losses = jax.nn.logsumexp(logits, axis=1) - target_logits
-    # Not a product: where the weight is zero the loss is arbitrary and may not be finite.
+    # Not a product: a loss of weight zero may not be finite.
     return jnp.where(counts, losses * weights, 0.0)
 
 
 @jax.custom_vjp
 def _of_targets(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Return [W] of the logits [W, C], by a gradient that is compared into place.
+    """Return [W] of the logits [W, C], with a gradient by comparison.
 
-    A gather's own gradient is scattered into zeros [W, C], which no compiler fuses.
+    The gradient of a gather is a scatter into zeros [W, C], which no compiler fuses.
     """
     return jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
 
 
 def _backward(arguments: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, None]:
-    logits, targets = arguments  # of the former the shape alone, so nothing is kept
+    logits, targets = arguments  # only the shape of logits, so the compiler keeps none
     is_target = jnp.arange(logits.shape[1])[None, :] == targets[:, None]
     return jnp.where(is_target, gradient[:, None], 0), None
 

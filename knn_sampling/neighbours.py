@@ -1,5 +1,6 @@
-"""Neighbour index: the k nearest tokens of every token, by inner product (Eq. 6), with the
-proof behind `bfloat16_exact`: an error bound of inner products in bfloat16.
+"""Neighbour index: the k nearest tokens of every token, by inner product (Eq. 6).
+
+An error bound of inner products in bfloat16 proves that `bfloat16_exact` is exact.
 """
 
 import functools
@@ -14,13 +15,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 SCORES = ("float32", "bfloat16_exact")
-LARGE_TABLE = 32_768  # rows from which on scores default to bfloat16_exact
-# Bounds the scores of a block of queries, and the rows gathered to recompute some of them.
+LARGE_TABLE = 32_768  # tables with so many rows default to bfloat16_exact
+# Most scores of a block of queries, and most numbers of rows to recompute some of them.
 _NUMBERS_AT_A_TIME = 2**28
 # Tokens per group in the two-stage selection. The first stage ranks V / 32 maxima, the second 32 k
-# scores, which balances the two near V = 50K to 100K for k = 50.
+# scores. For k = 50 the two balance near V = 50K to 100K.
 _GROUP = 32
-# Replaces NaN. Above the -inf of padding, so that k tokens always rank before any padding.
+# Replaces NaN. It exceeds the -inf of padding, so k tokens always rank before any padding.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 # On a GPU the unstable top-k, from jax 0.11 on, selects by radix; the stable one sorts whole rows.
 _UNSTABLE = (
@@ -52,22 +53,22 @@ def nearest_neighbours(
     The result is [V, K] or [Q, K] int32 ids (line 3 of Algorithm 2). A token is usually, not
     always, its own neighbour. The lists of padding hold arbitrary valid ids. The search is exact,
     with products summed in float32 at the highest matmul precision. Ties go to the smaller id. NaN
-    and -inf count as the smallest score, where a plain top-k would rank NaN first. On a GPU with
+    and -inf count as the smallest score, while a plain top-k would rank NaN first. On a GPU with
     jax 0.11 or later the platform chooses which of several equal scores takes the last slot. A mesh
-    gives the result of a single device. Arguments out of range, rows that do not split evenly over
-    the devices, and query ids together with a mesh are a ValueError.
+    gives the result of a single device. Raises ValueError for arguments out of range, rows that the
+    devices cannot share evenly, and query ids on a mesh.
 
     Args:
       table: [V, E] float output embeddings.
       k: K, neighbours per token, in 1..num_valid.
       num_valid: number of tokens; table rows from here on are padding and never neighbours.
       query_ids: [Q] int32 query tokens, without a mesh; None for all V rows.
-      vocab_axes, embed_axes: mesh axes that the table's dimensions are sharded over. The search
-        shards its rows over all of them, S devices, so that none holds more than its share.
+      vocab_axes, embed_axes: mesh axes that shard the table's dimensions. The search shards its
+        rows over all of them, S devices.
       block_size: queries per device at a time, for block_size * V scores and, with
         "bfloat16_exact", S * block_size * 2 k rows to recompute; None to derive it.
-      scores: "float32"; "bfloat16_exact", where products in bfloat16 select 2 k tokens, float32
-        orders them and recomputes the lists that rounding may have changed; None to derive it.
+      scores: "float32", or "bfloat16_exact": products in bfloat16 select 2 k tokens, and float32
+        orders them and recomputes lists that rounding may have changed. None to derive it.
     """
     vocab_size = len(table)
     scores = scores or ("float32" if vocab_size < LARGE_TABLE else "bfloat16_exact")
@@ -87,7 +88,7 @@ def nearest_neighbours(
 
 def _block_size(vocab_size: int, recomputed: int) -> int:
     """Derive the queries per device at a time, which gather `recomputed` numbers each."""
-    most = 256 if jax.default_backend() == "cpu" else 4096  # 256 was measured best on a CPU
+    most = 256 if jax.default_backend() == "cpu" else 4096  # we timed 256 as the best on a CPU
     block = min(max(_NUMBERS_AT_A_TIME // vocab_size // 64 * 64, 64), most)
     return max(min(block, _NUMBERS_AT_A_TIME // max(recomputed, 1)), 1)
 
@@ -112,15 +113,15 @@ def _on_mesh(
     vocab_axes: tuple[str, ...],
     embed_axes: tuple[str, ...],
 ) -> jax.Array:
-    """Find neighbours [V, K] by teams of devices that hold the table; each has a share of V."""
+    """Find neighbours [V, K] by teams of devices with a table and a share of the queries each."""
     axes = vocab_axes + embed_axes
     others = tuple(axis for axis in mesh.axis_names if axis not in axes)
     shards, teams = (math.prod(mesh.shape[axis] for axis in some) for some in (axes, others))
     num_rows = len(table) // shards
     if len(table) % shards:
         raise ValueError(
-            f"the table has {len(table)} rows, must be a multiple of the {shards} devices it is "
-            "split over; change mesh.vocab_multiple"
+            f"the table has {len(table)} rows, must be a multiple of the {shards} devices that "
+            "share it; change mesh.vocab_multiple"
         )
     share = -(-num_rows // teams)
 
@@ -141,7 +142,7 @@ class _Shard(NamedTuple):
     """Table shard [N, E] of a device, from id `start` on; a team of devices holds the whole table.
 
     The first `num_valid` rows are tokens, the rest is padding. `axes` are the mesh axes of the
-    team, empty for a single device, and `others` all other axes.
+    team, `others` all other axes.
     """
 
     rows: jax.Array
@@ -165,8 +166,8 @@ class _Shard(NamedTuple):
 
     def grouped(self, k: int, dtype: jnp.dtype) -> jax.Array:
         """Group rows to [size, N / size, E] to select k from: row i is i % size of i // size."""
-        # With members first, maxima of groups are maxima of whole vectors, which is about ten times
-        # faster on a CPU than along the last axis. Padding rows become NaN.
+        # With members first, maxima of groups are maxima of whole vectors, on a CPU about ten times
+        # faster than along the last axis. Padding rows become NaN.
         size = _GROUP if k * _GROUP < len(self.rows) else 1
         is_token = jnp.arange(len(self.rows)) < self.num_valid
         rows = jnp.where(is_token[:, None], self.rows, jnp.nan)
@@ -182,8 +183,8 @@ class _Shard(NamedTuple):
         for member in range(size):  # not max(): NaN fails any comparison at no cost
             maxima = jnp.where(scores[:, member] > maxima, scores[:, member], maxima)
         # The k groups with the best maxima, by (-maximum, group), hold the k best tokens. Each has
-        # a token that is better than all of any other group: its maximum is greater or, if they are
-        # equal, its ids are smaller. As the groups stay in order, so do ties.
+        # a token better than all of any other group: its maximum is greater, or its ids are
+        # smaller. Groups stay in order, and so do ties.
         groups = jnp.sort(self.top_k(maxima, size * jnp.arange(num_groups)[None, :], k)[1])
         inside = jnp.take_along_axis(scores, groups[:, None, :], axis=2).swapaxes(1, 2)
         local_ids = groups[:, :, None] * size + jnp.arange(size)[None, None, :]  # [Q, k, size]
@@ -216,7 +217,7 @@ def _search(shard: _Shard, local_ids: jax.Array, k: int, block_size: int, scores
     answers = answers.reshape(-1, k)
     unproven_first = jnp.argsort(is_proven.reshape(-1)).reshape(-1, block)
     num_unproven = (~is_proven).sum()
-    if shard.axes + shard.others:  # a team works together
+    if shard.axes + shard.others:  # all devices take part in each block
         num_unproven = jax.lax.pmax(num_unproven, shard.axes + shard.others)
 
     def repaired() -> jax.Array:
@@ -228,7 +229,7 @@ def _search(shard: _Shard, local_ids: jax.Array, k: int, block_size: int, scores
 
         return jax.lax.fori_loop(0, -(-num_unproven // block), repair, answers)
 
-    # Nearly always there is nothing to recompute, and so no float32 layout to build.
+    # There is rarely anything to recompute, and so a float32 layout to build.
     return jax.lax.cond(num_unproven > 0, repaired, lambda: answers)[: local_ids.size]
 
 
@@ -244,7 +245,7 @@ def _in_float32(shard: _Shard, k: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def _in_bfloat16(shard: _Shard, k: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-    """Build the same by bfloat16, ordered in float32; also returns [block] bool, proven exact."""
+    """Build the search by bfloat16 products; it also returns [block] bool, proven exact."""
     grouped = shard.grouped(2 * k, jnp.bfloat16)
     lengths = greatest_lengths(shard.rows)  # padding can only loosen the bound
 
@@ -258,14 +259,14 @@ def _in_bfloat16(shard: _Shard, k: int) -> Callable[[jax.Array], tuple[jax.Array
         exact = shard.ranked(_products("qe,qne->qn", queries, chosen), found)
         highest, ids, exact = shard.merged(2 * k, highest, shard.start + found, exact)
         exact, ids = _ordered(exact, ids)
-        # An unselected token, on any device, scores at most as high as the last selected one could.
+        # No unselected token, on any device, exceeds the bound of the last selected one.
         return ids[:, :k], exact[:, k - 1] > highest[:, -1]
 
     return answer
 
 
 def _ordered(scores: jax.Array, ids: jax.Array, *more: jax.Array) -> tuple[jax.Array, ...]:
-    """Sort all rows by (-score, id); `more` is permuted alike."""
+    """Sort all rows, and `more` with them, by (-score, id)."""
     negative, *rest = jax.lax.sort((-scores, ids, *more), num_keys=2)
     return (-negative, *rest)
 
@@ -273,17 +274,18 @@ def _ordered(scores: jax.Array, ids: jax.Array, *more: jax.Array) -> tuple[jax.A
 def rounding_bound(queries: jax.Array, lengths: jax.Array) -> jax.Array:
     """Bound q . v less its product in bfloat16, for queries [Q, E] and any row v: [Q] float32.
 
-    q . v - q' . v' = (q - q') . v + q' . (v - v'), where ' is rounding: by Cauchy-Schwarz at most
-    the products of the norms, `lengths` [2] by `greatest_lengths`. Sums of E terms in float32 have
-    a relative error of at most E 2^-24 of the norms, here four times: both products, the scores
-    that order the result, and the comparison. Infinite where a number is not finite.
+    q . v - q' . v' = (q - q') . v + q' . (v - v'), with ' for rounding, is at most the products of
+    the norms (Cauchy-Schwarz), `lengths` [2] by `greatest_lengths`. Sums of E terms in float32 have
+    a relative error of at most E 2^-24 of the norms. It counts four times: for both products, the
+    scores that order the result, and the comparison. The bound is infinite if a number is not
+    finite.
     """
     queries = queries.astype(jnp.float32)
     rounded = _rounded(queries)
     longest, worst = lengths
     terms = _lengths(queries - rounded) * longest + _lengths(rounded) * worst
     sums = 4 * queries.shape[1] * 2.0**-24 * _lengths(queries) * longest
-    bound = 1.01 * (terms + sums)  # margin: the bound itself is computed in float32
+    bound = 1.01 * (terms + sums)  # margin for float32's rounding of the bound itself
     return jnp.where(jnp.isnan(bound), jnp.inf, bound)
 
 
@@ -300,5 +302,5 @@ def _lengths(rows: jax.Array) -> jax.Array:
 
 
 def _rounded(rows: jax.Array) -> jax.Array:
-    # Not astype(bfloat16).astype(float32), which a compiler may eliminate.
+    # A compiler may eliminate astype(bfloat16).astype(float32).
     return jax.lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)

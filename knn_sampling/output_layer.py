@@ -1,8 +1,8 @@
-"""Output layers: six kinds behind one interface, selected by one config key.
+"""Output layers: six kinds behind one interface, which one config key selects.
 
-`sample` selects the classes of a step's loss from the targets and the neighbour index alone, so
-that the caller can gather their table rows before differentiation. `loss` then scores hidden states
-against these rows, and `draw` draws classes from their distribution.
+`sample` selects the classes of a step's loss from the targets and the neighbour index, so the
+caller can gather their table rows before differentiation. `loss` then scores hidden states against
+these rows, and `draw` draws classes from their distribution.
 """
 
 import dataclasses
@@ -42,19 +42,19 @@ def make_output_layer(
             k=settings.k, capacity=settings.capacity, refresh_every=settings.refresh_every, **common
         )
     raise ValueError(
-        f"output_layer.kind is {settings.kind!r}, which no layer is built for; add it to "
-        "make_output_layer"
+        f"output_layer.kind is {settings.kind!r}, but make_output_layer has no layer for it; add "
+        "one there"
     )
 
 
 def without_z_loss(layer: OutputLayer) -> OutputLayer:
-    """Return the layer whose loss is the negative log-likelihood alone, for evaluation."""
+    """Return the layer with only the negative log-likelihood as its loss, for evaluation."""
     return dataclasses.replace(layer, z_loss=0.0) if layer.z_loss else layer
 
 
 def make_exact_layer(
     settings: OutputLayerSettings, *, num_valid: int, sharding: TableSharding = ONE_DEVICE
 ) -> OutputLayer:
-    """Build the full-vocabulary softmax for exact steps and evaluation; arguments as above."""
+    """Build the softmax over the whole vocabulary, for exact steps and evaluation."""
     exact_layer = FullSoftmax if settings.kind == "full" else BlockwiseSoftmax
     return exact_layer(num_valid, sharding, z_loss=settings.z_loss)

@@ -1,6 +1,4 @@
-"""Output layers with a loss over the candidates V' of each group of sequences, in
-buckets of static capacity: a step costs in proportion to its candidates.
-"""
+"""Output layers with a loss over the candidates V' of each group of sequences."""
 
 import dataclasses
 import functools
@@ -52,8 +50,8 @@ def loss_in_bucket(
     """Compute `loss(*args, size=size)` at the smallest size that holds `needed`, or the largest.
 
     The shape of the losses must not depend on the size, nor their values on slots from `needed` on.
-    Only the chosen branch runs. The backward pass recomputes it (rematerialisation), since
-    residuals would otherwise be stored for the branches of all sizes.
+    Only the chosen branch runs. The backward pass recomputes it, since JAX would otherwise store
+    residuals for the branches of all sizes.
     """
     if len(sizes) == 1:
         return loss(*args, size=sizes[0])
@@ -64,10 +62,7 @@ def loss_in_bucket(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SampledLayer(OutputLayer):
-    """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch.
-
-    Softmaxes on one device are in blocks of `block_size` classes, too.
-    """
+    """Layer over the V' of each group of `group_size` sequences, 0 for the whole batch."""
 
     group_size: int
 
@@ -76,10 +71,10 @@ class _SampledLayer(OutputLayer):
 class _CandidateSoftmax(_SampledLayer):
     """Softmax over V' (Eq. 4) of each group.
 
-    `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The softmax is
-    in blocks, up to the last candidate. Only for a table with sharded rows, where blocks would be
-    gathered one by one, the devices share the logits of all candidates at once. A step then takes
-    the smallest of `num_buckets` evenly spaced sizes up to the capacity that holds its candidates.
+    `log_q_correction` corrects the logits, and draws, by `inclusion.log_inclusion`. The softmax
+    visits blocks of `block_size` classes up to the last candidate. Devices with sharded rows would
+    have to gather blocks one by one, so they share the logits of all candidates at once. A step
+    then takes the smallest sufficient of `num_buckets` evenly spaced sizes up to the capacity.
     """
 
     log_q_correction: bool
@@ -94,7 +89,6 @@ class _CandidateSoftmax(_SampledLayer):
         bias: jax.Array,
         sample: Sample,
     ) -> jax.Array:
-        """Return weighted losses [B, M], see `OutputLayer.loss`."""
         capacity = sample.candidates.ids.shape[1]
         largest = sample.candidates.union_size.max()
         if not self.sharding.splits_rows:
@@ -130,7 +124,7 @@ class KNNSampling(_CandidateSoftmax):
     refresh_every: int
 
     def init_index(self, vocab_size: int) -> NeighbourIndex:
-        """Return a placeholder index of the right shapes, to be refreshed before use."""
+        """Return a placeholder index; refresh it before use."""
         return NeighbourIndex(
             jnp.zeros((vocab_size, self.k), jnp.int32),
             jnp.zeros(vocab_size, jnp.float32) if self.log_q_correction else None,
@@ -146,9 +140,9 @@ class KNNSampling(_CandidateSoftmax):
     ) -> Sample:
         """Select targets and neighbours; ValueError without an index, or for a small capacity."""
         if index is None:
-            raise ValueError("output_layer.kind 'knn' needs the neighbour index; see refresh()")
+            raise ValueError("output_layer.kind 'knn' needs an index; pass that of refresh()")
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
-        # A capacity of all classes or more becomes V, with a slot for any row.
+        # A capacity for all classes becomes V, with a slot for any row.
         vocab_size = statistics.probabilities.shape[0]
         capacity = self.capacity if self.capacity < self.num_valid else vocab_size
         candidates = union_of_neighbours(index.neighbours, targets, weights, capacity)
@@ -185,10 +179,10 @@ class KNNSampling(_CandidateSoftmax):
 class TargetSampling(_CandidateSoftmax):
     """Softmax over the group's targets and sampled classes (Jean et al. 2015), of Table 2.
 
-    The paper samples 50,000 "negative subword units per batch" for target sampling, NCE and NEG
-    alike, and does not name the distribution; here all three draw from the unigram distribution.
-    Target sampling draws S = `num_negatives` distinct non-targets per group, since V' is a set; 0
-    for targets alone.
+    The paper samples 50,000 "negative subword units per batch" for target sampling, NCE and NEG,
+    and does not name the distribution. Here all three draw from the unigram distribution. V' is a
+    set, so target sampling draws S = `num_negatives` distinct non-targets per group, 0 for only the
+    targets.
     """
 
     num_negatives: int = 0
@@ -201,7 +195,6 @@ class TargetSampling(_CandidateSoftmax):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Select targets and sampled classes of each group, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         p = statistics.probabilities
         if self.num_negatives:
@@ -241,9 +234,9 @@ def _softmax_sample(candidates: Candidates, log_q: jax.Array | None = None) -> S
 class NegativeSampling(_SampledLayer):
     """Logistic regressions against S = `num_negatives` classes that a group shares, of Table 2.
 
-    They are drawn from the unigram distribution. Draws of the layer are not corrected. At the
-    optimum a logit is log p(c | h) - log(S p_c), and V' holds a rare class with probability about
-    S p_c. Together they draw from p(c | h), unlike the softmax of these logits.
+    Negatives come from the unigram distribution. `draw` needs no correction. At the optimum a logit
+    is log p(c | h) - log(S p_c), and V' holds a rare class with probability about S p_c. Together
+    they draw from p(c | h), unlike the softmax of these logits.
     """
 
     num_negatives: int
@@ -269,7 +262,6 @@ class NegativeSampling(_SampledLayer):
         statistics: TokenStatistics,
         index: NeighbourIndex | None,
     ) -> Sample:
-        """Select targets and negatives, see `OutputLayer.sample`."""
         targets, weights = (in_groups(x, self.group_size) for x in (targets, weights))
         num_groups, vocab_size = targets.shape[0], statistics.probabilities.shape[0]
         drawn = sample_classes(key, statistics.thresholds, num_groups * self.num_negatives)
@@ -285,16 +277,16 @@ class NegativeSampling(_SampledLayer):
         return neg_loss(**inputs)
 
     def _corrected(self, sample: Sample, num_targets: jax.Array, p: jax.Array) -> Sample:
-        """Return the sample with what the layer corrects; `num_targets` is [G, 1], p [V]."""
+        """Return the sample with the layer's corrections; `num_targets` is [G, 1], p [V]."""
         return sample
 
 
 class NCE(NegativeSampling):
     """Noise-contrastive estimation with shared negatives, of Table 2.
 
-    Logits and draws are corrected. V' holds each class at most once, however often it was drawn as
-    a negative. So Q is the probability of at least one among the negatives and the targets of the
-    group, not the noise in `Sample.logit_bias`.
+    It corrects logits and draws. V' holds each class at most once, however many negatives it has.
+    So Q is the probability that any negative or target of the group is the class, not the noise in
+    `Sample.logit_bias`.
     """
 
     def _losses(self, **inputs: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Sampled classes of a loss by groups of sequences, and gathered inputs of the losses.
+"""Sampled classes of a loss by groups of sequences, and inputs of the losses.
 
 A batch of B sequences with M masked positions each has G groups of Wg = B M / G positions.
 """
@@ -34,10 +34,10 @@ class Sample(NamedTuple):
     Attributes:
       logit_bias: [G, C] float32, added to the output bias: a correction, or the negative log noise.
       counts: [G, C] float32, draws of each class as a negative; None for softmaxes.
-      candidate_rows: [G, C] int32, row of each candidate in the table given to the loss, R or more
-        for unused slots; None if the candidates are the table's first C rows and G is 1.
-      log_q: [G, C] float32, log probability of each class to be in V', to correct draws; None for
-        no correction. Of whole groups, although shards of a batch may hold parts.
+      candidate_rows: [G, C] int32, row of each candidate in the loss's table, R or more for unused
+        slots; None if the candidates are the table's first C rows and G is 1.
+      log_q: [G, C] float32, log probability that V' holds each class, to correct draws; None for no
+        correction. It is that of whole groups, although shards of a batch may hold parts.
     """
 
     candidates: Candidates
@@ -58,17 +58,17 @@ def values_at(values: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def example_axes(sample: Sample, num_shards: int) -> Sample | None:
-    """Return the axis of the sequences in each array of a sample; None for arrays read whole.
+    """Return the axis of the sequences in each array of a sample, None for arrays read whole.
 
-    Equal shards of the batch hold whole groups, or parts of a single one; None if groups cross
-    shards.
+    Equal shards of the batch hold whole groups, or parts of a single one. If groups cross shards,
+    the result is None.
     """
     groups = sample.candidates.ids.shape[0]
     if groups != 1 and groups % num_shards:
         return None
     by_group: Any = None if groups == 1 else 0
     labels: Any = 1 if groups == 1 else 0
-    # The largest union determines the amount of work, which must be the same on all devices.
+    # The largest union determines the work, which must be the same on all devices.
     union_size: Any = None
     return Sample(Candidates(by_group, labels, union_size), *[by_group] * 4)
 
@@ -90,9 +90,9 @@ def group_inputs(
     """Gather the arguments of a loss over candidates by name, with a leading axis of groups.
 
     Returns hidden [G, Wg, E], targets and weights [G, Wg], table [G, C, E], bias [G, C] float32
-    and, with negatives, counts [G, C]. Slots that are unused, or have no row in the table, become
-    absent classes by the bias `losses.ABSENT`. `hidden` is [B, M, E], `weights` [B, M], `bias` [V].
-    `table` [R, E] are the rows that `sample.candidate_rows` indexes.
+    and, with negatives, counts [G, C]. Unused slots, and those without a row in the table, get the
+    bias `losses.ABSENT`. `hidden` is [B, M, E], `weights` [B, M], `bias` [V]. `table` [R, E] has
+    the rows that `sample.candidate_rows` indexes.
     """
     ids, labels = sample.candidates.ids, sample.candidates.labels
     is_class = ids < bias.shape[0]

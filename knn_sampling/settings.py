@@ -9,7 +9,7 @@ KINDS = (*EXACT, *SAMPLED)
 
 
 def _key(default: Any, *, choices: tuple[str, ...] = (), **limits: float) -> Any:
-    """A field that is a key of a config, as by `xlm.common.schema.key`."""
+    """Declare a key of a config, like `xlm.common.schema.key`."""
     metadata = {"key": True, "choices": choices, "effect": "results", **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -20,26 +20,26 @@ class OutputLayerSettings:
 
     Attributes:
       kind: "full" for the softmax over the vocabulary; "blockwise" for the same in blocks, without
-        holding its logits; "knn" for k-NN target sampling; "target_sampling" for the softmax over
+        all logits in memory; "knn" for k-NN target sampling; "target_sampling" for the softmax over
         the group's targets and sampled classes (Jean et al. 2015); "nce" for noise-contrastive
         estimation; "neg" for negative sampling; "auto" for the cheapest of the first four by an
-        estimate of the step (`costs`), the sampled ones with `log_q_correction`.
+        estimate of the step (`costs`), sampled ones with `log_q_correction`.
       k: neighbours per target, K.
       capacity: C, slots in a group's candidate set.
-      num_negatives: S, classes drawn from the unigram distribution for a group: with replacement
-        (nce, neg), or distinct non-targets (target_sampling; 0 for targets alone).
+      num_negatives: S, draws from the unigram distribution for a group: with replacement (nce,
+        neg), or distinct non-targets (target_sampling; 0 for only the targets).
       group_size: sequences that share a V'; 0 for the whole batch.
       refresh_every: n of Algorithm 2, steps.
-      log_q_correction: correct the softmax over V' by `inclusion.log_inclusion`. The paper does
-        not; without it the loss leaves rare classes too probable.
+      log_q_correction: whether to correct the softmax over V' by `inclusion.log_inclusion`. Without
+        it, as in the paper, the loss leaves rare classes too probable.
       full_softmax_fraction: share of the steps, at the end of the run, that train with the softmax
         over the whole vocabulary; 0 in the paper.
-      frequency_bias: initialise the output bias with the log frequency of each piece instead of
-        zero, so that classes not yet sampled have their unigram probability.
+      frequency_bias: whether the output bias starts with the log frequency of each piece instead of
+        zero. Classes before their first sample then have their unigram probability.
       z_loss: weight of the squared log partition function in the training loss of a softmax, such
-        as 1e-5; 0 for none. The logged training loss has it, evaluation has not.
-      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch
-        can need, V or more to always read the whole table. See `working_rows`.
+        as 1e-5; 0 for none. The logged training loss includes it, evaluation does not.
+      row_capacity: R, most table rows that a step reads and updates. 0 allows as many as any batch
+        can need. V or more always reads the whole table. See `working_rows`.
     """
 
     kind: str = _key("full", choices=(*KINDS, "auto"))
@@ -55,7 +55,7 @@ class OutputLayerSettings:
     row_capacity: int = _key(0, at_least=0)
 
     def __post_init__(self):
-        # Whoever reads a config checks the limits of single keys.
+        # The reader of a config checks the limits of single keys.
         if self.kind == "knn":
             require(self.k >= 1, "k", self.k, "at least 1")
         if self.kind in ("nce", "neg"):
@@ -65,7 +65,7 @@ class OutputLayerSettings:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the loss is over a part of the vocabulary."""
+        """Whether the loss is over part of the vocabulary."""
         return self.kind in SAMPLED
 
     def num_groups(self, batch_size: int) -> int:

@@ -20,8 +20,8 @@ def knn_softmax_loss(
     """Return [W] weighted losses over V', the targets and their neighbours (Eq. 4 and 5).
 
     Losses are float32 nats. The gradient of the table is zero outside of V'. As in the paper, the
-    loss is uncorrected and underestimates the partition function. `output_layer.make_output_layer`
-    has the corrected layer, sharded tables and updates by rows.
+    loss has no correction and underestimates the partition function. The layers of
+    `output_layer.make_output_layer` have the correction, sharded tables and updates by rows.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -41,7 +41,7 @@ def knn_softmax_loss(
       ...     return optax.apply_updates(params, updates), state, value
       >>> losses = []
       >>> for i in range(20):
-      ...     if i % 10 == 0:  # Algorithm 2: the index is refreshed every some steps
+      ...     if i % 10 == 0:  # Algorithm 2 refreshes the index every n steps
       ...         index = nearest_neighbours(params["table"], k=8, num_valid=1000)
       ...     params, state, value = step(params, state, index)
       ...     losses.append(float(value))
@@ -53,8 +53,8 @@ def knn_softmax_loss(
       targets, weights: [W] int32 target ids, and weights of the positions, 1 by default.
       table, bias: output embeddings [V, D] and output bias [V].
       neighbours: [V, K] int32 index, from `neighbours.nearest_neighbours`.
-      capacity: C, slots of V', from min(W, V), which fits all targets, to V (else ValueError).
-        Beyond it the farthest neighbours are left out.
+      capacity: C, slots of V', from min(W, V), which fits all targets, to V (else ValueError). A
+        larger V' drops the farthest neighbours.
     """
     weights = jnp.ones(targets.shape) if weights is None else weights
     found = union_of_neighbours(neighbours, targets[None], weights[None], capacity)

@@ -1,4 +1,4 @@
-"""Sharding of the embedding table, as far as the output layer depends on it."""
+"""Sharding of the embedding table, for the output layer."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# Mesh axes that batches are sharded over.
+# Mesh axes that shard batches.
 _BATCH = ("data", "fsdp")
 
 
 class TableSharding(NamedTuple):
-    """Sharding of the rows and columns of the table [V, E] over mesh axes; no mesh: one device."""
+    """Sharding of the rows and columns of the table [V, E]; one device without a mesh."""
 
     mesh: Mesh | AbstractMesh | None = None
     vocab_axes: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class TableSharding(NamedTuple):
 
     @property
     def row_axes(self) -> tuple[str, ...]:
-        """Those of `vocab_axes` that `jax.shard_map` does not map, where devices have all rows."""
+        """The `vocab_axes`, without those of a `jax.shard_map`, on whose devices rows are whole."""
         mapped = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(axis for axis in self.vocab_axes if axis not in mapped)
 
@@ -32,7 +32,7 @@ class TableSharding(NamedTuple):
 
     @property
     def num_row_shards(self) -> int:
-        """Number of parts that the rows are split into."""
+        """Number of parts of the rows."""
         if self.mesh is None:
             return 1
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
@@ -54,8 +54,8 @@ class TableSharding(NamedTuple):
 
     def split(self, rows: jax.Array) -> jax.Array:
         """Constrain candidate rows [G, C, E] to the sharding of the table's rows."""
-        # Not over axes that shard the positions: with rows split over these as well, XLA's
-        # partitioner computes wrong gradients of the hidden states (jax 0.10).
+        # Not over axes that shard the positions: with these XLA's partitioner computes wrong
+        # gradients of the hidden states (jax 0.10).
         axes = tuple(axis for axis in self.row_axes if axis not in _BATCH)
         if self.mesh is None or not axes or not self.splits_rows:
             return rows

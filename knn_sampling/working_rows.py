@@ -1,8 +1,8 @@
 """Working rows: the rows of the embedding table that a step touches, as a small table.
 
-A step reads the rows of V' and of its input tokens, a small part of a large vocabulary. Gathered
-once, they replace the table: the model embeds its tokens from them and the output layer finds V' in
-them. The gradient, its all-reduce and the optimizer's update have R rows instead of V. No
+A step reads the rows of V' and of its input tokens, a small part of a large vocabulary. It gathers
+them once in place of the table: the model embeds its tokens from them and the output layer finds V'
+in them. The gradient, its all-reduce and the optimizer's update have R rows instead of V. No
 intermediate array is [V, E].
 """
 
@@ -20,9 +20,9 @@ class WorkingRows(NamedTuple):
     Attributes:
       ids: [R] int32 distinct table rows; unused slots hold V.
       tokens: [B, L] int32, row of each input token.
-      candidates: [G, C] int32, row of each candidate, R for unused slots and for dropped
-        candidates; None if the candidates are rows 0 to C - 1 of a single group.
-      num_needed: scalar int32, number of rows that would hold all candidates and tokens.
+      candidates: [G, C] int32, row of each candidate, R for unused slots and dropped candidates;
+        None if the candidates are rows 0 to C - 1 of a single group.
+      num_needed: scalar int32, number of rows for all candidates and tokens.
     """
 
     ids: jax.Array
@@ -41,11 +41,11 @@ def working_rows(
 ) -> WorkingRows:
     """Select the table rows of all candidates and input tokens, at most R of them.
 
-    Without a capacity R = min(G C, V) + min(B L, V), so that any batch fits. In practice groups
-    share most of their candidates and tokens: a capacity measured on a run makes R several times
-    smaller. If a batch needs more, all tokens and targets are kept, then candidates of smaller ids.
+    Without a capacity R = min(G C, V) + min(B L, V), which fits any batch. In practice groups share
+    most of their candidates and tokens: a capacity measured on a run makes R several times smaller.
+    If a batch needs more, this keeps all tokens and targets, then candidates of smaller ids.
     Candidate ids are [G, C] int32, V in unused slots, tokens [B, L] int32. `required` are the W
-    targets, whose rows are kept if they are candidates. Raises ValueError for a capacity below
+    targets, which keep their rows if they are candidates. Raises ValueError for a capacity below
     min(B L + W, V).
     """
     num_groups, num_candidates = candidate_ids.shape
@@ -57,7 +57,9 @@ def working_rows(
         check_capacity(capacity, tokens.size, required.size, vocab_size)
     if 0 < capacity < most_candidates + most_tokens:
         is_required = is_token | (is_candidate & marked(required, vocab_size))
-        ids = _numbered(_within(capacity, is_required, is_candidate), capacity)
+        is_optional = is_candidate & ~is_required
+        fits = jnp.cumsum(is_optional) <= capacity - is_required.sum()
+        ids = _numbered(is_required | (is_optional & fits), capacity)
         candidates_lead = False
     else:
         candidates_lead = num_groups == 1
@@ -73,13 +75,13 @@ def working_rows(
 
 
 def num_distinct_rows(candidate_ids: jax.Array, tokens: jax.Array, vocab_size: int) -> jax.Array:
-    """Count the distinct rows of candidates and input tokens, scalar int32; args as above."""
+    """Count the distinct rows of candidates and input tokens, scalar int32."""
     is_touched = marked(candidate_ids, vocab_size) | marked(tokens, vocab_size)
     return is_touched.sum(dtype=jnp.int32)
 
 
 def check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size: int) -> None:
-    """Raise ValueError unless all tokens and targets of a batch fit into R rows; args as above."""
+    """Raise ValueError unless all tokens and targets of a batch fit into R rows."""
     if capacity < min(num_tokens + num_targets, vocab_size):
         raise ValueError(
             f"output_layer.row_capacity is {capacity}, must be at least "
@@ -87,13 +89,6 @@ def check_capacity(capacity: int, num_tokens: int, num_targets: int, vocab_size:
             f"{num_targets} targets of a batch can have so many distinct rows of the vocabulary of "
             f"{vocab_size}; 0 sets no limit"
         )
-
-
-def _within(capacity: int, is_required: jax.Array, is_candidate: jax.Array) -> jax.Array:
-    """Return [V] bool: the required ids, and the first candidates that fit."""
-    is_optional = is_candidate & ~is_required
-    room = capacity - is_required.sum()
-    return is_required | (is_optional & (jnp.cumsum(is_optional) <= room))
 
 
 def _numbered(chosen: jax.Array, size: int) -> jax.Array:

@@ -59,7 +59,7 @@ class ResumeTest(folders.FolderTest):
         best = folder / "best.safetensors"
         best.unlink() if fault == "does not exist" else best.write_bytes(b"cut")
         remedy = (
-            "or move it, DONE and checkpoints out of the folder of the run, and run finetune.py"
+            "or move it, DONE and checkpoints out of the folder of the run, and rerun finetune.py"
         )
         with self.assertRaisesRegex(ValueError, f"{fault}.* {remedy}"):
             prediction.FineTuned(folder)

@@ -41,7 +41,7 @@ class AutoTest(FolderTest):
         data.open_train_stage(again, self.folders)  # which refuses another one
 
     def test_nothing_is_built_before_the_choice(self):
-        with self.assertRaisesRegex(ValueError, "'auto', which no layer is built for"):
+        with self.assertRaisesRegex(ValueError, "'auto', but make_output_layer has no layer"):
             objectives.objective(self.config, program_test.small_dataset())
 
     def test_memory_is_that_of_the_layer_chosen_for_gpus(self):

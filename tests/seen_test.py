@@ -128,7 +128,7 @@ class LengthTest(FolderTest):
         self.assertEqual((config.train.num_steps, config.train[key]), (0, wanted))  # as it was
 
     @parameterized.parameters(
-        ({}, "are 0, 0.0, 0, of which one must be above 0"),
+        ({}, "are 0, 0.0, 0; set one of them above 0"),
         ({"num_steps": 5, "num_epochs": 1.0}, "are 5, 1.0, 0, of which one"),
         ({"num_epochs": 1.0, "num_tokens": 9}, "are 0, 1.0, 9, of which one"),
     )

@@ -163,7 +163,7 @@ class ReportTest(folders.FolderTest):
         self.write(path, text.replace('"gold"', '"label"'))
         self.assertIn("predictions have no labels (gold)", self.section(a=one, bb=other))
         self.write(path, text.replace('"prediction": "bad"', '"prediction": "good"'))
-        with self.assertRaisesRegex(ValueError, "but results.json beside it says"):
+        with self.assertRaisesRegex(ValueError, "but results.json of the run says"):
             self.section(a=one, bb=other)
         (other / "results.json").unlink()
         self.assertIn("bb has no results.json", self.section(a=one, bb=other))

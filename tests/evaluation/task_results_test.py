@@ -17,12 +17,12 @@ class TaskResultsTest(folders.FolderTest):
             self.assertEqual(task_results.read_lines(path, dict[str, str]), found)
         self.assertIn("猫", path.read_text(encoding="utf-8"))
         for content, message in (
-            ('{"id": "0"}\n{"id"', ": its last line is cut off"),
+            ('{"id": "0"}\n{"id"', ": its last line is truncated"),
             ('{"id": "0"}\n{"id"\n', ", line 2: not JSON"),
             ('{"id": 0}\n', ", line 1: id is 0, must be text"),
         ):
             path.write_text(content, encoding="utf-8")
-            with self.assertRaisesRegex(ValueError, f"test.en.jsonl{message}.*; run the eval"):
+            with self.assertRaisesRegex(ValueError, f"test.en.jsonl{message}.*; rerun the eval"):
                 task_results.read_lines(path, dict[str, str])
 
     def test_development_data_are_reported_where_nothing_else_is_scored(self):

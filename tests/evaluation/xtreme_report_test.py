@@ -63,7 +63,7 @@ class ReadTest(Case):
         with self.assertRaisesRegex(ValueError, r"examples differ: {} and {'en': 7, 'de': 1}"):
             self.variants(of="[ac]")
         self.write("d", {"en": 0.6})
-        with self.assertRaisesRegex(ValueError, "a and .*d are runs of the same task"):
+        with self.assertRaisesRegex(ValueError, "a and .*d have the same task"):
             self.variants(of="[ad]")
 
     def test_different_data_of_ones_own_are_different_tasks(self):

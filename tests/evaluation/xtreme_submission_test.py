@@ -106,5 +106,5 @@ class SubmissionTest(Case):
                 f"{layer}", {"de": 0.5}, task="tatoeba", hyperparameters=hyperparameters,
                 selected=None,
             )  # fmt: skip
-        with self.assertRaisesRegex(ValueError, "4 and .*8 are runs of tatoeba between which"):
+        with self.assertRaisesRegex(ValueError, "4 and .*8 are runs of tatoeba, and no score"):
             self.submit()

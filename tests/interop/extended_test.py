@@ -263,7 +263,7 @@ class ExtendedTest(FolderTest):
         with self.assertRaisesRegex(ValueError, "offers .* pieces"):
             vocap.extend(folder, NEW, 10_000, self.folder / "new")
         (folder / "sentencepiece.bpe.model").write_bytes(trained("bpe", vocab_size=60))
-        with self.assertRaisesRegex(ValueError, "not of one tokenizer"):
+        with self.assertRaisesRegex(ValueError, "belong to different tokenizers"):
             vocap.extend(folder, NEW, SIZE, self.folder / "new")
         (folder / "tokenizer.json").unlink()
         with self.assertRaisesRegex(ValueError, "behind the new pieces"):

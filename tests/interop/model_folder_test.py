@@ -199,7 +199,7 @@ class RoundTripTest(OwnFormTest):
 
 class RefusedTest(OwnFormTest):
     @parameterized.parameters(
-        ({"format_version": 2}, "format_version is 2, must be 1; read it with the version"),
+        ({"format_version": 2}, "format_version is 2, must be 1; read it with its version"),
         ({"mlp_size": 0}, "mlp_size is 0, must be a whole number >= 1"),
         ({"norm_epsilon": 0}, "norm_epsilon is 0, must be a number > 0"),
         ({"max_distance": None}, "the object lacks the field max_distance"),

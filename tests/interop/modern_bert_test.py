@@ -304,7 +304,7 @@ class TokenizerTest(FolderTest):
         new = dataclasses.replace(new, scores=np.zeros(8))
         swapped = vocabulary.swap(old, new, table, np.zeros(11, np.float32))
         self.assertEqual(swapped.table[:, 0].tolist(), [7, 9, 8, 6, 10, 2, 4, 2.5])
-        with self.assertRaisesRegex(ValueError, "a BPE of bytes, as RoBERTa's, .* --vocabulary"):
+        with self.assertRaisesRegex(ValueError, "a byte-level BPE, .* --vocabulary"):
             vocabulary.sentencepiece_model(self.folder)
 
     @parameterized.parameters(
@@ -313,7 +313,7 @@ class TokenizerTest(FolderTest):
             "steps are NFC and Split, must be a Replace of the blank",
         ),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "steps are Replace and Whitespace"),
-        ({"model": "fewer merges"}, "by no merge, so the BPE was not made"),
+        ({"model": "fewer merges"}, "no merge makes .*, so the BPE does not come"),
     )
     def test_other_bpes_are_refused(self, change: dict, message: str):
         value = {**gemma()[1], **change}

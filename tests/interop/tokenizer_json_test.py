@@ -219,18 +219,18 @@ class BlanksTest(MapCase):
                 self.assertEqual(found, theirs.encode(text).tokens, repr(text))
 
     @parameterized.parameters(
-        ((STRIP,), (metaspace("never"),), "a step 'Strip', which SentencePiece does only where"),
-        ((STANDARD,), (metaspace("always"),), "is 'always', must be 'never' where nothing merges"),
-        ((), (metaspace("first"),), "is 'first', must be 'never' where nothing merges"),
+        ((STRIP,), (metaspace("never"),), "a step 'Strip', but SentencePiece strips only if"),
+        ((STANDARD,), (metaspace("always"),), "is 'always', must be 'never' if nothing merges"),
+        ((), (metaspace("first"),), "is 'first', must be 'never' if nothing merges"),
         ((), (SPLIT, metaspace("first")), "is 'first', must be 'always' after WhitespaceSplit"),
         ((merged(" "),), (metaspace("never"),), "is 'never', must be 'always' or 'first' where"),
         # The map may make blanks after they were merged.
-        ((merged(" "), STANDARD), (metaspace("always"),), "must be 'never' where nothing merges"),
+        ((merged(" "), STANDARD), (metaspace("always"),), "must be 'never' if nothing merges"),
         ((), (SPLIT, metaspace("always", replacement="_")), "a blank by '_', must be '▁'"),
         ((merged(""),), (metaspace("always"),), "several blanks by '', must be ' ' or '▁'"),
-        ((merged("▁"),), (SPLIT, metaspace("always")), "several blanks by '▁', at which"),
+        ((merged("▁"),), (SPLIT, metaspace("always")), "several blanks by '▁', must be ' '"),
         ((STRIP, STANDARD, merged(" ")), (metaspace("first"),), "strips the left of a text"),
-        ((), (metaspace("never"),), "piece '▁▁▁' is of several blanks", "▁▁▁"),
+        ((), (metaspace("never"),), "piece '▁▁▁' has several blanks", "▁▁▁"),
     )
     def test_what_sentencepiece_has_not(self, steps, splits, message, pieces=""):
         remedy = "" if pieces else ".*put the model's sentencepiece.bpe"

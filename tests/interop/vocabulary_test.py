@@ -189,7 +189,7 @@ class SwapTest(parameterized.TestCase):
         np.testing.assert_array_equal(found.table, self.table[: len(old.pieces)])
         np.testing.assert_array_equal(found.bias, self.bias[: len(old.pieces)])
         self.assertEqual((found.copied, found.segmented, found.unknown), (len(old.pieces), 0, 0))
-        with self.assertRaisesRegex(ValueError, "tokenizer is not this model's"):
+        with self.assertRaisesRegex(ValueError, "give the tokenizer of this model"):
             self.swap(old, old, padding=-1)
 
     def test_the_order_of_pieces_does_not_matter(self):

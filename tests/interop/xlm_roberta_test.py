@@ -198,7 +198,7 @@ class ReadTest(FolderTest):
         ("pad_token_id", -1, "pad_token_id is -1"),
         ("num_hidden_layers", 10**9, "num_hidden_layers is 1000000000, must be .* <= 1000"),
         ("hidden_size", 10**9, "hidden_size is 1000000000, must be .* <= 16777216"),
-        ("max_position_embeddings", 2, "max_position_embeddings is 2, .* leave none for text"),
+        ("max_position_embeddings", 2, "max_position_embeddings is 2, .* which leaves none"),
     )
     def test_settings_that_are_not_of_xlm_r_are_named(self, key, value, message):
         config = CONFIG | {key: value}
@@ -208,7 +208,7 @@ class ReadTest(FolderTest):
             model_folder.read_model(self.write_theirs(their_tensors(), config))
 
     def test_files_that_are_missing_or_damaged_are_named(self):
-        with self.assertRaisesRegex(ValueError, "config.json does not exist; give the folder"):
+        with self.assertRaisesRegex(ValueError, "config.json does not exist; give a folder"):
             model_folder.read_model(self.folder)
         weights = self.write_theirs(their_tensors()) / "model.safetensors"
         whole = weights.read_bytes()

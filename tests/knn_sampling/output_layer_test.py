@@ -106,7 +106,7 @@ class SampledTest(parameterized.TestCase):
         self.assertLessEqual(sample_of(targets, random_batch()).candidates.ids.shape[1], WG)
 
     def test_missing_index(self):
-        with self.assertRaisesRegex(ValueError, "output_layer.kind 'knn' needs the neighbour ind"):
+        with self.assertRaisesRegex(ValueError, "output_layer.kind 'knn' needs an ind"):
             sample_of(KNN, random_batch())
 
 

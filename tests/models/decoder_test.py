@@ -101,5 +101,5 @@ class DecoderTest(parameterized.TestCase):
         jax.tree.map(check, gradients(dataclasses.replace(settings, **change)), expected)
 
     def test_layers_without_cross_attention_cannot(self):
-        with self.assertRaisesRegex(ValueError, "model.cross_attention is False, .* set it, and"):
+        with self.assertRaisesRegex(ValueError, "cross_attention is False, .* set it to True"):
             decode(encoder_test.POST)

@@ -97,7 +97,7 @@ class EncoderParametersTest(parameterized.TestCase):
         ({"attention": "flash", "hidden_size": 272}, '272 over .* is 136, .* "flash" '
          'takes heads of at most 128; change one of the two, or set .* to "blockwise"'),
         ({"attention": "splash", "position": "gated"}, "has no bias .*position 'gated'"),
-        ({"local_window": 5, "global_every": 3}, "local_window is 5 .* a window is even"),
+        ({"local_window": 5, "global_every": 3}, "local_window is 5 .* a window must be even"),
         ({"local_window": 4, "global_every": 3, "position": "gated"}, "4 and .*'gated'; .* no bi"),
         ({"local_window": 4}, "model.global_every 1 makes all layers global; set it to 3"),
         ({"first_norm": False}, 'norm_position "post" the first norm follows the residual'),

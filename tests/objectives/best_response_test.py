@@ -105,7 +105,7 @@ class BestResponseTest(parameterized.TestCase):
     @parameterized.parameters(
         *(({"base": base}, "base weights .*data.pair_alpha")
           for base in ([0.0, 0.0], [-0.1, 1.1], [np.nan, 1.0])),
-        *(({"losses": x}, "one finite loss or NaN") for x in ([1.0, np.inf], [1.0, 2.0, 3.0])),
+        *(({"losses": x}, "needs a finite loss or NaN") for x in ([1.0, np.inf], [1.0, 2.0, 3.0])),
     )  # fmt: skip
     def test_bad_input(self, changes, message):
         given = {"losses": [1.0, 2.0], "base": [0.5, 0.5], "rho": 0.1, **changes}

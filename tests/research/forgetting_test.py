@@ -173,7 +173,7 @@ class ForgettingTest(absltest.TestCase):
         for before, after, message in (
             ("en", "none", "xnli_none has no results.json; finish finetune.py there"),
             ("en", "de", "no language has a score in both .*, which have en and de; name runs"),
-            ("en", "nothing", "xnli_nothing/results.json: has no scores"),
+            ("en", "nothing", "xnli_nothing/results.json: there are no scores"),
             ("en", "dev", "xnli_en is of xnli, test data, and .*dev of xnli, validation data, so"),
             ("en", "tags", "xnli_en is of xnli, test data, and .*tags of udpos, test data, so"),
             ("en", "report",

@@ -184,7 +184,7 @@ class DamageTest(TestCase):
             dataclasses.replace(ABSTRACT, params={"table": wider}),
             dataclasses.replace(ABSTRACT, extra={"index": more}),
         ):
-            error = "checks/2 was made by other code or settings: .* is .*, and float32 .* in this"
+            error = "checks/2 is of other code or settings: .* is .*, and float32 .* in this"
             with self.assertRaisesRegex(OtherStateError, error):
                 restore_latest(self.folder, {2: other, 1: other}.__getitem__)
             with Checkpoints(self.folder, 10) as checkpoints, self.assertRaises(OtherStateError):

@@ -93,7 +93,7 @@ class UnwritableTest(TestCase):
 class NotFiniteTest(TestCase):
     def test_what_the_batch_was_made_of_is_written_down(self):
         path = self.folder / "not_finite_6.json"
-        with self.assertRaisesRegex(FloatingPointError, f"made of is in {path}"):
+        with self.assertRaisesRegex(FloatingPointError, f"its batch is in {path}"):
             self.train(*[GOOD] * 5, NAN_LOSS)
         dump = json.loads(path.read_text())
         self.assertEqual((dump["step"], dump["batch"]), (6, [["en", 50]]))
@@ -165,9 +165,9 @@ class RewindTest(TestCase):
         (self.folder / "checkpoints/9/state/manifest.ocdbt").write_bytes(b"")
         for step, error in (
             (3, "--continue_from is 3, must be a step of a checkpoint in .*: 9, 10"),
-            (9, "--continue_from is 9, whose checkpoint is damaged: .*; choose another of 9, 10"),
+            (9, "is 9, but that checkpoint is damaged: .*; choose another one of 9, 10"),
         ):
             with self.assertRaisesRegex(ValueError, error):
                 self.rewind(step)
         self.assertEmpty(list(self.folder.glob("abandoned*")))
-        self.assertIn("--continue_from=10 goes on", advice(self.folder))
+        self.assertIn("--continue_from=10 to resume", advice(self.folder))

@@ -113,7 +113,7 @@ class FaultTest(checkpoint_test.TestCase):
         self.assertEqual(self.latest(), 2)
         abstract = checkpoint_test.ABSTRACT
         other = dataclasses.replace(abstract, opt_state={"sum": abstract.step})
-        error = r"opt_state.sum is not there, and int32 \[\] in this run"
+        error = r"opt_state.sum is absent, and int32 \[\] in this run"
         with self.assertRaisesRegex(OtherStateError, error):
             restore_latest(self.folder, lambda step: other)
 
@@ -137,7 +137,7 @@ class ReadBackTest(checkpoint_test.TestCase):
         self.assertEqual(tuple(one.args[0] for one in restore.mock_calls), expected)
 
     def test_a_save_that_reads_back_otherwise_is_an_error(self):
-        error = "step 2 in .*checks does not read back as it was written .the state read is not"
+        error = "step 2 in .*checks reads back with other content .the state differs from"
         with self.assertRaisesRegex(SaveError, error), Checkpoints(self.folder, 2) as checkpoints:
             for step in (1, 2):
                 checkpoints.save(step, state_of(step))

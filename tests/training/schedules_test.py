@@ -96,7 +96,7 @@ class ScheduleTest(parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, error):
                 rates(10, warmup_steps=warmup_steps)
         rates(10, schedule="wsd", warmup_steps=8)
-        error = "decay_fraction is 0.2: its 2 steps and the 9 of optimizer.warmup_steps"
+        error = "decay_fraction is 0.2: its 2 steps and optimizer.warmup_steps 9"
         with self.assertRaisesRegex(ValueError, error):
             rates(10, schedule="wsd", warmup_steps=9)
         rates(10, warmup_steps=9)  # no matter to the others

@@ -115,7 +115,7 @@ class SlicesTest(parameterized.TestCase):
             make_mesh(dataclasses.replace(settings(*wanted), slices=slices))
 
     def test_slices_of_unequal_size(self):
-        with self.assertRaisesRegex(ValueError, "or of unequal ones: 2 by slice_index"):
+        with self.assertRaisesRegex(ValueError, "of equal size: 2 by slice_index"):
             self.devices_of((8, 1, 1), "0 0 0 1 1 1 1 1", "slice_index")
 
     @parameterized.parameters((640, 128, 640), (641, 128, 768), (5, 1, 5))

@@ -74,7 +74,7 @@ class StopRequestTest(parameterized.TestCase):
             [sys.executable, "-c", COMMAND, kind], cwd=commands.ROOT, capture_output=True, text=True
         )
         self.assertEqual(done.returncode, 130, done.stderr)
-        says = "the run ends the step" if kind == "run" else "stops when compiled code returns"
+        says = "the run finishes its step" if kind == "run" else "stops when compiled code returns"
         self.assertRegex(done.stderr, rf"\A\S*SIGINT: {says}.* second Ctrl-C stops it hard.*\n\Z")
 
     def test_a_command_with_handlers_of_its_own_is_left_alone(self):

@@ -238,10 +238,10 @@ class SettingsTest(parameterized.TestCase):
         ((("", 3),), "pairs of a part"),
         (("input", 3), "pairs of a part"),
         ((("input", 2.5),), "pairs of a part"),
-        ((("input", 5), ("output", 3)), "have 8 steps, must be fewer than train.num_steps 8"),
+        ((("input", 5), ("output", 3)), "have 8 steps, must have fewer than train.num_steps 8"),
         ((("input", 2),), "'input' alone, steps 0 to 2, must be more than .*warmup_steps 2"),
         ((("input", 6),), "all parameters, steps 6 to 8, must be more than .*warmup_steps 2"),
-        ((("other", 4),), "'other', which is in no .* are input/table, output/table, scale"),
+        ((("other", 4),), "'other', which no .* are input/table, output/table, scale"),
     )
     def test_what_cannot_be(self, stages, message):
         with self.assertRaisesRegex(ValueError, message):

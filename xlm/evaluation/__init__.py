@@ -1,5 +1,4 @@
-"""Evaluation: exact masked-LM loss, retrieval between parallel sentences, tables and reports.
+"""Evaluation: exact masked-LM loss, retrieval, decoding, scores of tasks, tables and reports.
 
-Functions from parameters or finished results to numbers and pages, and the search for what a
-decoder says. Nothing here changes parameters.
+Nothing here changes parameters.
 """

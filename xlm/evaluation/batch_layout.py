@@ -15,7 +15,7 @@ from xlm.training import sharding
 def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarray:
     """Return at most `max_sequences` of the sequences [N, L], evenly spaced; 0 for all.
 
-    The first ones would all come from the first text sources and so be a biased sample.
+    The first ones would be a biased sample, from the first text sources.
     """
     if not max_sequences or len(rows) <= max_sequences:
         return np.asarray(rows)
@@ -23,13 +23,13 @@ def spread_rows(rows: np.ndarray | ShardedRows, max_sequences: int) -> np.ndarra
 
 
 def pivot_of(languages: Sequence[str], wanted: str) -> str:
-    """Return the language of a parallel set that the others are compared with."""
+    """Return the language of a parallel set to compare the others with."""
     return wanted if wanted in languages else languages[0]
 
 
 def heldout_rows(dataset: PackedDataset, max_sequences: int) -> dict[str, np.ndarray]:
-    """Return held-out sequences [N, L] int32 by language, if it has any; see `spread_rows`."""
-    # Converted one by one, or files of all languages would stay open.
+    """Return held-out sequences [N, L] int32 of languages that have any; see `spread_rows`."""
+    # Copied one by one: files of all languages would stay open.
     return {
         language: np.asarray(spread_rows(rows, max_sequences), np.int32)
         for language in dataset.languages
@@ -40,7 +40,7 @@ def heldout_rows(dataset: PackedDataset, max_sequences: int) -> dict[str, np.nda
 class BatchLayout:
     """Layout of evaluation batches on the devices of `mesh`, of all hosts; one device without it.
 
-    Inputs are sharded, results replicated. `size` is rounded up to divide evenly over the devices.
+    Inputs are sharded, results replicated. `size` is rounded up to a multiple of the devices.
     """
 
     def __init__(self, mesh: Mesh | None, size: int):
@@ -57,7 +57,7 @@ class BatchLayout:
     def rows(
         self, function: Callable[..., Any], params: Any, *arrays: np.ndarray, fill: int
     ) -> np.ndarray:
-        """Return a compiled function of parameters and batches for all of arrays [N, L]."""
+        """Apply a compiled function of parameters and batches to all rows of arrays [N, L]."""
         found = [function(params, *batch) for batch in self.batches(*arrays, fill=fill)]
         return np.concatenate(jax.device_get(found))[: len(arrays[0])]
 
@@ -72,7 +72,7 @@ class BatchLayout:
         ]
 
     def placed(self, *arrays: np.ndarray) -> tuple[Any, ...]:
-        """Shard arrays [size, ...], which every host holds, over the devices."""
+        """Shard arrays [size, ...], of which every host has a copy, over the devices."""
         if self._mesh is None:
             return arrays
         return tuple(sharding.split(array, self._mesh) for array in arrays)

@@ -13,19 +13,19 @@ from xlm.evaluation.settings import DecodingSettings
 
 # (tokens [B K] int32, cache, index of the tokens) -> logits [B K, V] of the next token, cache
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
-# (logits [B K V] of tokens that may come next, all logits, index) -> the former, limited further
+# (logits [B K V] of allowed next tokens, all logits, index) -> the former, limited further
 Limit = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-# Fewer tokens are not worth a loop of their own.
+# Fewer tokens are not worth their own loop.
 _LEAST_CAPACITY = 16
 
 
 class TokenIds(NamedTuple):
-    """Ids that a search must know.
+    """Special ids of a search.
 
-    Hypotheses end with `eos`, then `pad` follows. `forbidden` ids, such as `<s>`, `<pad>` and
-    `<mask>`, are never generated. Table rows from `num_classes` on are no classes of the softmax.
-    `unk` is left to sources that have it themselves, to be copied from; -1 for none.
+    Hypotheses end with `eos`, then `pad` follows. The search never generates `forbidden` ids, such
+    as `<s>`, `<pad>` and `<mask>`. Table rows from `num_classes` on are no classes of the softmax.
+    Only sources with `unk` may generate it, to copy from the source; -1 for none.
     """
 
     eos: int
@@ -40,7 +40,7 @@ class Hypotheses(NamedTuple):
 
     Attributes:
       tokens: [B, K, T] int32, without the first token; they end with `</s>` and padding.
-      scores: [B, K] float32; -inf for a hypothesis that was not found, which has no tokens.
+      scores: [B, K] float32; -inf for a missing hypothesis, which has no tokens.
       lengths: [B, K] int32 tokens, including `</s>`.
     """
 
@@ -50,12 +50,12 @@ class Hypotheses(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A search under way, with the best `finished` hypotheses so far and the step's cache.
+    """Search in progress, with the best `finished` hypotheses so far and the step's cache.
 
     Attributes:
       length: scalar int32, tokens of each live hypothesis.
       tokens: [B, K, T] int32 live hypotheses, the most probable one first.
-      log_probs: [B, K] float32 of the live hypotheses; -inf if there are fewer than K.
+      log_probs: [B, K] float32 of the live hypotheses; -inf for fewer than K.
     """
 
     length: jax.Array
@@ -72,10 +72,11 @@ def beam_search(
 ) -> Hypotheses:  # fmt: skip
     """Search for the K best continuations of each sentence's first token; traceable by `jax.jit`.
 
-    At each length the K best unfinished continuations of the live hypotheses stay alive. Those that
-    end among the K best of all are finished: they are kept apart, with the K best scores. Ties go
-    to the better live hypothesis, then the larger logit, then the smaller token; among finished
-    hypotheses to the earlier one. The sentences of a batch do not influence each other.
+    At each length the K best unfinished continuations of the live hypotheses stay alive.
+    Continuations that end, among the K best of all, are finished, and the search keeps those with
+    the K best scores. Ties go to the better live hypothesis, then the larger logit, then the
+    smaller token; among finished hypotheses to the earlier one. The sentences of a batch do not
+    influence each other.
 
     Args:
       step: the model; NaN among its logits counts as -inf. The first tokens have index 0.
@@ -83,10 +84,10 @@ def beam_search(
       cache: any pytree of arrays for K hypotheses of each sentence, reordered with the hypotheses.
       cache_axes: axis [B K] of all arrays of the cache, or a prefix of the pytree, with None for
         arrays that all hypotheses share, such as a length.
-      grown: gives a cache room for a number of tokens, one of `capacities`, when the search needs
-        it; None if the cache has room for T tokens.
-      limit: leaves fewer tokens than the settings do, such as those of a prefix.
-      keys: [B] random keys to draw the only hypothesis of each sentence by; None to search.
+      grown: grows a cache to one of `capacities` when the search needs it; None if the cache has
+        room for T tokens.
+      limit: allows fewer tokens than the settings, such as those of a prefix.
+      keys: [B] random keys to draw one hypothesis of each sentence; None to search.
     """
     batch, beams = len(first_tokens), settings.beams
     empty = jnp.full((batch, beams, settings.max_length), ids.pad, jnp.int32)
@@ -94,7 +95,7 @@ def beam_search(
     state = _State(
         length=jnp.int32(0),
         tokens=empty,
-        # All hypotheses begin alike, so only one of them may be continued.
+        # All hypotheses begin alike, so the search continues only one of them.
         log_probs=none.at[:, 0].set(0),
         finished=Hypotheses(empty, none, jnp.zeros((batch, beams), jnp.int32)),
         cache=cache,
@@ -126,7 +127,7 @@ def sample(
 ) -> Hypotheses:  # fmt: skip
     """Draw continuations of each sentence's first token, sorted by score; see `beam_search`.
 
-    What a sentence gets depends on its key, of `keys` [B]. Scores are without temperature.
+    Draws of a sentence depend on its key, of `keys` [B]. Scores are without temperature.
     """
     batch, count = len(first_tokens), settings.samples
     each = jax.vmap(lambda key: jax.random.split(key, count))(keys).reshape(-1)
@@ -141,10 +142,10 @@ def sample(
 
 
 def capacities(max_length: int) -> list[int]:
-    """Return the numbers of tokens that a growing cache has room for: a quarter, a half and all.
+    """Return the capacities of a growing cache in tokens: a quarter, a half and all.
 
-    A step costs what its cache has room for, in attention and in reordering, and most sentences are
-    far shorter than the limit. Each number is a loop of its own to compile, so there are no more.
+    The cost of a step grows with its cache's capacity, and most sentences are far shorter than the
+    limit. Each capacity is another loop to compile, so there are only three.
     """
     parts = (-(-max_length // 4), -(-max_length // 2))
     return [part for part in parts if part >= _LEAST_CAPACITY] + [max_length]
@@ -156,9 +157,9 @@ def _best_of_each(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return log probabilities [B, K, N] float32 and ids [B, K, N] int32 of the best next tokens.
 
-    Of logits [B K, V], ordered as log probabilities, only the chosen are normalised. N is min(2 K,
-    V): each hypothesis can end in one way, so K of the best 2 K continuations do not end. Tokens
-    that are no class or must not come next have -inf. With keys [B] it is one token that is drawn.
+    Logits [B K, V] have the order of log probabilities, so only the chosen ones are normalised. N
+    is min(2 K, V): each hypothesis can end in one way, so K of the best 2 K continuations do not
+    end. Tokens that are no class or not allowed have -inf. With keys [B] it draws one token.
     """
     batch, beams = state.log_probs.shape
     is_class = np.arange(logits.shape[-1])[None] < ids.num_classes
@@ -179,7 +180,7 @@ def _best_of_each(
 
 
 def _truncated(logits: jax.Array, settings: DecodingSettings) -> jax.Array:
-    """Return logits [B, V] over the temperature, -inf for those that top_k and top_p leave out."""
+    """Return logits [B, V] over the temperature, -inf for those outside top_k and top_p."""
     logits = logits / settings.temperature
     largest = jnp.sort(logits, axis=-1, descending=True)
     probabilities = jax.nn.softmax(largest, axis=-1)
@@ -192,7 +193,7 @@ def _truncated(logits: jax.Array, settings: DecodingSettings) -> jax.Array:
 def _allowed(
     logits: jax.Array, state: _State, settings: DecodingSettings, ids: TokenIds
 ) -> jax.Array:
-    """Return logits [B K, V] with -inf for tokens that must not come next."""
+    """Return logits [B K, V] with -inf for tokens that are not allowed next."""
     tokens = np.arange(logits.shape[-1])[None]
     is_last = state.length == settings.max_length - 1
     is_allowed = ~np.isin(tokens, ids.forbidden) & ((tokens == ids.eos) | ~is_last)
@@ -242,7 +243,6 @@ def _extended(
 
 
 def _merged(old: Hypotheses, new: Hypotheses, ids: TokenIds) -> Hypotheses:
-    """Return the best of two sets of K hypotheses."""
     both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), old, new)
     scores, chosen = jax.lax.top_k(both.scores, old.scores.shape[1])
     is_there = scores > -jnp.inf
@@ -259,7 +259,7 @@ def _is_done(state: _State, settings: DecodingSettings) -> jax.Array:
     worst, best_live = state.finished.scores[:, -1], state.log_probs[:, 0]
     if settings.early_stop or settings.beams == 1:
         return (worst > -jnp.inf) | (best_live == -jnp.inf)
-    # Log probabilities only decrease, and no length to come divides them by more.
+    # Log probabilities only decrease, and no later length divides them by more.
     penalties = _penalties(settings)
     largest = jnp.maximum(penalties[-1], penalties[state.length + 1])
     return worst >= best_live / largest

@@ -27,10 +27,10 @@ MIN_COUNT = 10
 NUM_LIKELIEST = 5
 
 _SPACE = "\u2581"  # SentencePiece's mark at the beginning of a word
-# A mark, with closing quotation marks, before a space; marks of scripts without spaces anywhere.
+# A mark, with closing quotation marks, before a space. Scripts without spaces need no space.
 _SENTENCE_END = re.compile(rf"[.!?…؟۔।॥။።។][\"'”’»)\]]*(?={_SPACE})|[。！？][”’」』)]*")
-_MAX_ROWS = 32  # sequences per language that a sentence is drawn from
-_BATCH = 16  # small, since logits [B, V] are materialised
+_MAX_ROWS = 32  # sequences per language from which to draw a sentence
+_BATCH = 16  # small, since memory holds logits [B, V]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Examples:
         tokens = np.full((size, self._length), special.pad, np.int32)
         positions, targets = np.zeros((2, size), np.int32)
         for i, (_, sentence, position) in enumerate(clozes):
-            # Ends with </s> even inside a sentence, like the segments of packed sequences.
+            # Ends with </s> even within a sentence, like the segments of packed sequences.
             tokens[i, : len(sentence) + 2] = [special.bos, *sentence, special.eos]
             targets[i], positions[i] = sentence[position], position + 1
             tokens[i, positions[i]] = special.mask
@@ -131,7 +131,7 @@ class Examples:
 
 
 def _read_bytes(text: str) -> str:
-    """Replace pieces that spell bytes by the text that they spell."""
+    """Replace byte pieces by their text."""
 
     def spelled(found: re.Match[str]) -> str:
         return bytes.fromhex(re.sub("<0x|>", "", found[0])).decode("utf-8", "replace")
@@ -143,8 +143,8 @@ def choose(dataset: PackedDataset, pieces: Sequence[str], seed: int) -> list[Clo
     """Draw a held-out sentence of each language, and a piece of it, independently of any model.
 
     Whole sentences of `SHORTEST` to `LONGEST` pieces come first, then parts of sentences of that
-    length. The piece has a letter and occurs `MIN_COUNT` times or more in the language's training
-    text. Languages without such a piece are left out. `pieces` [V] are the tokenizer's, by id.
+    length. The piece has a letter and occurs at least `MIN_COUNT` times in the language's training
+    text. Languages without such a piece have no example. `pieces` [V] are the tokenizer's, by id.
     """
     is_word = np.array([_is_word(piece) for piece in pieces])
     is_word[list(dataclasses.astuple(dataset.special))] = False
@@ -184,7 +184,7 @@ def _sentences(
         parts = np.split(text, np.flatnonzero(np.isin(ends, marks)) + 1)
         found += [part for part in parts if len(part)]
     longest = min(LONGEST, dataset.length - 2)
-    # Documents continue across sequences, so the first and the last sentence may be incomplete.
+    # Documents span sequences, so the first and the last sentence may be incomplete.
     return [
         (sentence[:longest], 0 < i < len(found) - 1 and len(sentence) <= longest)
         for i, sentence in enumerate(found)
@@ -210,7 +210,7 @@ def examples_table(examples: Sequence[Example]) -> str:
 
 
 def example_cards(examples: Sequence[Example]) -> str:
-    """Return the examples as HTML: a line each, which opens."""
+    """Return the examples as HTML, a line each that opens on a click."""
     found: list[str] = []
     for one in examples:
         text = html.escape(one.text).replace(GAP, "<mark>____</mark>")
@@ -237,6 +237,6 @@ def _percent(probability: float) -> str:
 
 
 def _holder(piece: str) -> str:
-    """Return a piece to show: a combining mark is on a placeholder, a space is visible."""
+    """Return a piece for display: with a placeholder below a combining mark, and visible spaces."""
     holder = "◌" * unicodedata.category(piece[0]).startswith("M")
     return holder + piece.replace(_SPACE, "␣")

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-# A model has collapsed if one class gets more than the first share of the predictions, and less
-# than the second share of the other classes' labels is found.
+# A model has collapsed if one class has more than the first share of the predictions, and the model
+# finds less than the second share of the other classes' labels.
 _ONE_CLASS, _FOUND = 0.99, 0.1
-# A loss has not left its start if it is above this share of the entropy of the labels.
+# A loss above this share of the entropy of the labels is stuck.
 _START = 0.98
 _DRAWN = 10_000  # labels of the random baseline
 _BINS = 15  # of confidence (Guo et al. 2017)
@@ -21,9 +21,9 @@ REMEDY = (
 
 
 class Labelled(NamedTuple):
-    """Labels of a language's data and their scores by a model: [N] int64 and [N, C] float32.
+    """Labels of a language's data, and a model's scores: [N] int64 and [N, C] float32.
 
-    If a text has several labels, they are [N, C] bool.
+    Labels of tasks with several per text are [N, C] bool.
     """
 
     gold: np.ndarray
@@ -36,7 +36,7 @@ class Labelled(NamedTuple):
 
     @property
     def choices(self) -> "Labelled":
-        """Choices of one class each: of label sets [N C] choices, without and with a label."""
+        """Choices of one class each; a label set has C choices of two, without and with a label."""
         if self.gold.ndim == 1:
             return self
         scores = np.stack([0 * self.logits.ravel(), self.logits.ravel()], axis=1)
@@ -59,7 +59,7 @@ def confusion(found: Labelled) -> np.ndarray:
 
 
 def class_scores(counts: np.ndarray, labels: Sequence[str]) -> dict[str, Scores]:
-    """Return precision, recall, F1 (0 for 0 / 0) and "support", gold labels, of classes there.
+    """Return precision, recall, F1 (0 for 0 / 0) and "support", gold labels, of present classes.
 
     `counts` [3, C] are those of `Labelled`.
     """
@@ -81,11 +81,11 @@ def baselines(
     counts: np.ndarray, total: int, score: Callable[[np.ndarray], Mapping[str, float]],
     num_texts: int = 0,
 ) -> dict[str, Scores]:  # fmt: skip
-    """Return the metrics of the most frequent training label, and of labels drawn as in training.
+    """Return the metrics of the most frequent training label, and of draws of training labels.
 
-    Training has `counts` [C] of them, the data `total`; `score` maps answers [total] to metrics. If
-    `num_texts` of training have several labels, answers are [total, C] bool, and the majority has
-    each label of more than half of the texts, and the most frequent one.
+    `counts` [C] are those of training labels. `score` maps answers [total] to metrics. If
+    `num_texts` training texts have several labels each, answers are [total, C] bool. The majority
+    then has each label of more than half of the texts, and the most frequent one.
     """
     rng, shares = np.random.default_rng(0), counts / (num_texts or counts.sum())
     num_draws, most = int(np.clip(_DRAWN // total, 1, 20)), np.full(total, counts.argmax())
@@ -106,19 +106,19 @@ def baselines(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy in nats of labels with counts [C]: the best loss without any text."""
+    """Return the entropy in nats of labels with counts [C]: the best loss without reading text."""
     return float(special.entr(counts / counts.sum()).sum())
 
 
 def set_entropy(shares: np.ndarray, weights: np.ndarray) -> float:
-    """Return that of sets: a mean over classes of `shares` [C], and weights of labels there."""
+    """Return the entropy of label sets by `shares` [C] of classes, and weights of labels there."""
     there = weights * shares
     best = there / (there + 1 - shares)
     return -float((special.xlogy(there, best) + special.xlog1py(1 - shares, -best)).mean())
 
 
 def collapsed(matrix: np.ndarray, labels: Sequence[str]) -> str:
-    """Say in words that a model answers with one class alone, by `confusion`; "" if not."""
+    """Describe a model that answers with only one class, by its `confusion`; "" if it does not."""
     predicted, total = matrix.sum(axis=0), matrix.sum()
     one = int(predicted.argmax())
     others = total - matrix[one].sum()
@@ -132,11 +132,11 @@ def collapsed(matrix: np.ndarray, labels: Sequence[str]) -> str:
 
 
 def stuck(loss: float, label_entropy: float) -> str:
-    """Say in words that a training loss has not left its start; "" if it has."""
+    """Describe a training loss that is stuck at its start; "" if it is not."""
     if loss <= _START * label_entropy:
         return ""
     return (
-        f"the training loss is {loss:.3f}, no better than label frequencies alone "
+        f"the training loss is {loss:.3f}, no better than that of label frequencies "
         f"({label_entropy:.3f})"
     )
 

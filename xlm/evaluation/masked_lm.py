@@ -1,4 +1,4 @@
-"""Exact masked-LM loss per language: every held-out token predicted once, full softmax."""
+"""Exact masked-LM loss per language: a full softmax predicts every held-out token once."""
 
 import dataclasses
 import math
@@ -20,14 +20,14 @@ class LanguageLoss:
     """Held-out masked-LM loss of a language.
 
     Attributes:
-      loss: mean negative log-likelihood of a masked token in nats, softmax over the vocabulary.
+      loss: mean negative log-likelihood of a masked token in nats.
       bits_per_character: the same in bits, times tokens per character of held-out text. It compares
-        vocabularies. Each token is predicted from all others of its sequence, so this is not the
+        vocabularies. The model predicts a token from all others of its sequence, so this is not the
         compression rate of a left-to-right model.
-      unigram: nats per token under the unigram distribution of the language's training text.
-        Smoothed after Witten and Bell (1991): of N tokens of T types, all pieces share T / (N + T)
+      unigram: nats per token under the unigram distribution of the language's training text. In the
+        smoothing (Witten and Bell 1991) of N tokens of T types, all pieces share T / (N + T)
         equally.
-      tokens: number of tokens predicted.
+      tokens: number of predicted tokens.
     """
 
     loss: float
@@ -39,7 +39,7 @@ class LanguageLoss:
 def deal_folds(
     rows: np.ndarray, special_ids: Sequence[int], num_folds: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the fold of every token of rows [N, L]; -1 for special ones, which none masks."""
+    """Return the fold of every token of rows [N, L], -1 for special ones, which stay unmasked."""
     eligible = ~np.isin(rows, special_ids)
     order = np.argsort(np.where(eligible, rng.random(rows.shape), 2.0), axis=1)
     rank = np.empty_like(order)
@@ -53,7 +53,7 @@ def masked_loss(
 ) -> jax.Array:  # fmt: skip
     """Return the summed exact loss [B] of each sequence's `masked` tokens, one fold [B, L] bool.
 
-    `layout` are segments and positions, see `MaskedLM.predictions`.
+    `layout` is that of `MaskedLM.predictions`.
     """
     slots = -(-tokens.shape[1] // num_folds)
     weights, positions = jax.lax.top_k(masked.astype(jnp.float32), slots)  # [B, M]
@@ -68,9 +68,9 @@ def masked_loss(
 class ExactMaskedLM:
     """Evaluator of the masked-LM loss on held-out sequences; ValueError if there are none.
 
-    The text tokens of a sequence are divided into `num_folds` folds at random, by the seed. Pass f
-    replaces all tokens of fold f by `<mask>` and predicts them; with 7 folds, about 15 % at a time.
-    So every token counts once.
+    The seed deals the text tokens of a sequence into `num_folds` random folds. Pass f replaces all
+    tokens of fold f by `<mask>` and predicts them, about 15 % at a time with 7 folds. So every
+    token counts once.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ExactMaskedLM:
         if not self._rows:
             raise ValueError(
                 f"{dataset.folder} has no held-out rows to evaluate on; set "
-                "corpus.heldout_fraction above 0 and prepare the data anew"
+                "corpus.heldout_fraction above 0 and rebuild the dataset"
             )
         self._folds = {
             lang: deal_folds(
@@ -123,22 +123,15 @@ class ExactMaskedLM:
         rows, folds = (np.concatenate(list(one.values())) for one in (self._rows, self._folds))
         count = len(self._rows)
         language = np.repeat(np.arange(count), [len(r) for r in self._rows.values()])
-        # Padding sequences fill the last batch; their fold is -1, so they add nothing.
-        batch_size = self._batches.size
-        padding = -len(rows) % batch_size
-        rows = np.pad(rows, ((0, padding), (0, 0)), constant_values=self._objective.pad)
-        folds = np.pad(folds, ((0, padding), (0, 0)), constant_values=-1)
-        row_losses = np.zeros(len(rows))
-        for start in range(0, len(rows), batch_size):
-            batch = slice(start, start + batch_size)
-            per_fold = [
-                self._batch_loss(params, *self._batches.placed(rows[batch], folds[batch] == fold))
-                for fold in range(self._num_folds)
-            ]
-            row_losses[batch] = np.sum(jax.device_get(per_fold), axis=0, dtype=np.float64)
-        row_losses = row_losses[: len(language)]
-        row_tokens = (folds[: len(language)] >= 0).sum(axis=1)
-        return (np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count))
+        per_fold = [
+            self._batches.rows(
+                self._batch_loss, params, rows, folds == fold, fill=self._objective.pad
+            )
+            for fold in range(self._num_folds)
+        ]
+        row_losses = np.sum(per_fold, axis=0, dtype=np.float64)
+        row_tokens = (folds >= 0).sum(axis=1)
+        return np.bincount(language, row_losses, count), np.bincount(language, row_tokens, count)
 
     def _unigram_loss(self, language: str) -> float:
         if language not in self._unigram:

@@ -1,10 +1,10 @@
 """Report of robust sampling: the most up- and down-weighted pairs (XY-LENT Section 6.6, Figure 4).
 
-Look at the text of both ends. Noisy translations have high losses and are up-weighted. Near copies,
-and text that the model predicts without understanding, are down-weighted. So are pairs of languages
-that are hard or easy for the model, whatever their text: that shows in all pairs of a language. So
-loss(a, b) = u_a + u_b is fitted by least squares, and the residual is due to the pair's own text.
-The report also lists pairs by this excess, which the paper does not have.
+Look at the text of both ends. Robust sampling up-weights noisy translations, which have high
+losses. It down-weights near copies, and text that the model predicts without understanding. Hard or
+easy languages have the same effect, but on all their pairs. So we fit loss(a, b) = u_a + u_b by
+least squares, and attribute the residual to the pair's own text. The report also lists pairs by
+this excess, which the paper does not have.
 """
 
 import math
@@ -23,28 +23,28 @@ from xlm.objectives.best_response import shrunk
 RESULTS = "pair_weights.json"
 NUM_EXAMPLES = 3  # of a pair
 _LONGEST = 160  # characters of a sentence in the report
-# Ratios and excesses that should be equal, as of unseen pairs, differ in the last bits of float64.
+# Equal ratios and excesses, as those of unseen pairs, may differ in the last bits of float64.
 _DIGITS = 9
 # Least share of a pair's loss that the fit leaves to its own text; rounding is below it.
 _LEAST_SHARE = 1e-6
 
-# (name of a pair, number) -> that many or fewer of its sentence pairs.
+# (name of a pair, number) -> at most so many of its sentence pairs.
 Examples = Callable[[str, int], Sequence[tuple[str, str]]]
-# Of a pair: its name; base, its probability q before the first phase; ratio, its p / q in the last
-# phase; mean_ratio, the mean over the phases; loss in the last phase, None if it was not seen; in
-# records of today its standard error, and the examples seen.
+# A pair's name; base, its probability q before the first phase; ratio, its p / q in the last phase;
+# mean_ratio, the mean over the phases; loss in the last phase, None if unseen. New records add its
+# standard error, and the number of examples.
 PairWeight = dict[str, Any]
 
 
 def ranked_pairs(record: PairRecord) -> list[PairWeight]:
-    """Rank the pairs that can be drawn, the most up-weighted first; ValueError without phases.
+    """Rank the pairs with a base weight, the most up-weighted first; ValueError without phases.
 
-    Ties, such as pairs of weight 0, are ranked by mean ratio, then loss, then name.
+    Ties, such as pairs of weight 0, go by mean ratio, then loss, then name.
     """
     if not record.phases:
         raise ValueError(
-            "no phase was recorded, so no pair was re-weighted; train past the first step of "
-            "robust.num_phases"
+            "there is no record of a phase, so pairs still have their base weights; train past the "
+            "first step of robust.num_phases"
         )
     found, last = [], record.phases[-1]
     for pair, base in record.base.items():
@@ -82,12 +82,14 @@ def extremes(
 
 
 def mean_losses(record: PairRecord) -> dict[str, float]:
-    """Average the loss of each pair seen, less the mean of its phase, over the last half of phases.
+    """Average the loss of each seen pair, less the mean of its phase, over the last half of phases.
 
-    The mean is subtracted since losses fall in training. Raises ValueError if there are no phases.
+    The mean removes the fall of losses in training. Raises ValueError if there are no phases.
     """
     if not record.phases:
-        raise ValueError("no phase was recorded; train past the first step of robust.num_phases")
+        raise ValueError(
+            "there is no record of a phase; train past the first step of robust.num_phases"
+        )
     found: dict[str, list[float]] = {}
     for phase in record.phases[len(record.phases) // 2 :]:
         seen = {pair: loss for pair, loss in phase.losses.items() if loss is not None}
@@ -105,7 +107,7 @@ def excess_losses(
     """Return the loss of each pair less the one that all other pairs predict for its languages.
 
     None for a pair whose languages no other pairs determine, such as the only pair of a language.
-    With standard `errors` of the losses, excesses are shrunk towards their mean by their own.
+    With standard `errors` of the losses, it shrinks excesses towards their mean by their own.
     """
     if not losses:
         return {}
@@ -114,7 +116,7 @@ def excess_losses(
     design = np.array([[one in languages[name] for one in ordered] for name in names], float)
     values = np.array([losses[name] for name in names])
     fit = design @ np.linalg.pinv(design)
-    # The residual of a least-squares fit to the others is 1 / (1 - h) times that of the fit to all.
+    # A least-squares fit to the others has 1 / (1 - h) times the residual of the fit to all.
     own_share = 1 - np.diag(fit)
     is_known = own_share > _LEAST_SHARE
     to_others = (np.eye(len(names)) - fit) / np.where(is_known, own_share, 1.0)[:, None]
@@ -139,9 +141,9 @@ def write_pair_report(
     record: PairRecord, languages: Mapping[str, Pair], examples: Examples, folder: pathlib.Path,
     number: int = 10,
 ) -> str:  # fmt: skip
-    """Write plot, report and results to `folder`; return the text of the report.
+    """Write report and results to `folder`; return the text of the report.
 
-    Without re-weighting, as with `robust.rho` 0, pairs are reported by loss, without a plot.
+    Without re-weighting, as with `robust.rho` 0, it lists pairs by loss.
     """
     ranked = ranked_pairs(record)
     up, down = extremes(ranked, number)
@@ -163,8 +165,8 @@ def write_pair_report(
         *(_by_weight if up or down else _by_loss)(record, *map(_table, ends)),
         "## Beyond their languages",
         "*Excess*: loss of a pair in the second half of the phases, less the one that the other "
-        "pairs of its two languages predict. A high one may be of bad translations or of another "
-        "language, a low one of repeated or copied sentences.",
+        "pairs of its two languages predict. Bad translations or another language may raise it, "
+        "repeated or copied sentences may lower it.",
         _excess_table(known, high, low) or "No pair has other pairs of both languages.",
         "## Examples",
         *(

@@ -1,4 +1,4 @@
-"""Report on the sampling of language pairs: methods side by side, what is lost, what repeats."""
+"""Report on the sampling of language pairs: methods side by side, lost pairs, repetition."""
 
 import math
 import pathlib
@@ -22,8 +22,8 @@ _TITLES = {
     "soft": "soft: Eq. 2, marginals at a price",
 }
 _MAX_NAMES = 60  # languages whose names are legible beside a panel
-_DECADES = 8  # of a logarithmic scale; shares that underflow would leave the others no room
-_MAX_NAMED = 20  # pairs that are named in a line or a table; report.json has all
+_DECADES = 8  # of a logarithmic scale; tiny shares would leave the others no room
+_MAX_NAMED = 20  # pairs in a line or a table; report.json has all
 
 
 def write_report(
@@ -34,8 +34,8 @@ def write_report(
 ) -> pathlib.Path:
     """Write report.md, report.json and the plots; return the path of report.md.
 
-    `examples` are the sentence pairs that a run draws, by method. The method of `settings` is
-    marked.
+    `examples` are the sentence pairs that a run draws, by method. The page marks the method of
+    `settings`.
     """
     epochs = {one.method: _epochs(one, examples[one.method]) for one in samplings}
     charts.save(_plot_density(samplings), folder / "density.svg")
@@ -68,7 +68,7 @@ def write_report(
         *_missed_sections(samplings),
         "## Languages",
         _languages_table(samplings),
-        "## Pairs that repeat most, of each method epochs",
+        "## Pairs that repeat most, in epochs by method",
         _repeats_table(first, epochs, settings.pair_sampling),
     )
     return html_report.write(folder, page)
@@ -76,21 +76,21 @@ def write_report(
 
 _DENSITY_NOTE = """\
 Darker squares are larger P, half the share of a pair, on a logarithmic scale. Orange squares have
-sentence pairs but no share. Squares that are missing have no sentence pairs."""
+sentence pairs but no share. Missing squares have no sentence pairs."""
 
 _TABLE_NOTE = """\
 - *effective pairs*: exponential of the entropy of the shares.
-- *under one example*: pairs that the run is expected to draw less than once, those with no share
-  included.
+- *under one example*: pairs with less than one expected draw in the run, including those without a
+  share.
 - *epochs*: passes of the run over the sentence pairs of a language pair.
-- *largest residual*: of the language whose share is farthest from the one asked for. Only m2m,
-  sinkhorn and soft ask for any.
-- *other languages*: share of the draws that are of other languages than asked for."""
+- *largest residual*: that of the language with the share farthest from its target. Only m2m,
+  sinkhorn and soft have targets.
+- *other languages*: share of the draws from other languages than the targets want."""
 
 
 _MISSED_NOTE = """\
 A language cannot have more than its partners leave it, and with a single partner no more than that
-one has. A lower data.pair_temperature asks for shares nearer to those of the data."""
+one has. A lower data.pair_temperature brings the targets nearer to the shares of the data."""
 
 
 def _methods_table(
@@ -122,7 +122,7 @@ def _methods_table(
 
 
 def _missed_sections(samplings: Sequence[PairSampling]) -> list[str]:
-    """Return a table of languages without the shares that m2m or sinkhorn owe them, if any."""
+    """Return a table of languages that miss their target share under m2m or sinkhorn, if any."""
     rows = [
         {"method": one.method, "language": language, "partners": f"{partners}",
          "wanted, %": 100 * wanted, "has, %": 100 * found}
@@ -136,7 +136,7 @@ def _missed_sections(samplings: Sequence[PairSampling]) -> list[str]:
 
 
 def _languages_table(samplings: Sequence[PairSampling]) -> str:
-    """One row a language, most data first: partners, and its share in per cent by each method."""
+    """Return a row per language, most data first: partners, and its share in per cent by method."""
     counts = samplings[0].counts
     rows = [
         {
@@ -181,7 +181,7 @@ def _record(one: PairSampling, examples: float, epochs: np.ndarray) -> dict[str,
 
 
 def _shares(one: PairSampling) -> dict[Pair, float]:
-    """Return the share of each language pair; 0 where a stream never draws it."""
+    """Return the share of each language pair, 0 if a stream never draws it."""
     wanted = one.shares()
     is_drawn = drawn_shares(np.array([*wanted.values()])) > 0
     return {pair: share * bool(is_drawn[i]) for i, (pair, share) in enumerate(wanted.items())}
@@ -198,7 +198,7 @@ def _sizes(one: PairSampling) -> np.ndarray:
 
 
 def _plot_density(samplings: Sequence[PairSampling]) -> str:
-    """A panel a method: P over languages, those with most data first (XY-LENT, Figures 2 and 6)."""
+    """Draw a panel per method: P over languages, most data first (XY-LENT, Figures 2 and 6)."""
     counts, languages = samplings[0].counts, samplings[0].languages
     order = np.argsort(-counts.sum(axis=1), kind="stable")
     ordered = np.ix_(order, order)
@@ -242,13 +242,13 @@ def _plot_shares(samplings: Sequence[PairSampling], epochs: Mapping[str, np.ndar
     second = charts.chart(
         right, Axis("sentence pairs", is_log=True),
         Axis("epochs in the run", is_log=True, ends=(low / 2, 2 * max(high, 1))),
-        title="Repetition; a dot a language pair that gets any",
+        title="Repetition; a dot per language pair with a share",
     )  # fmt: skip
     return charts.stacked([first, second])
 
 
 def _range(values: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The smallest positive value that is not negligible, and the largest."""
+    """Return the smallest positive value that is not negligible, and the largest."""
     together = np.concatenate([one.ravel() for one in values])
     highest = float(together.max())
     is_shown = together >= highest / 10**_DECADES

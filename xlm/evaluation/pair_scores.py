@@ -1,4 +1,4 @@
-"""Scores of sentence pairs by an encoder: do vectors find translations, does the loss use them?"""
+"""Scores of sentence pairs by an encoder: margins of vectors, and the use of translations."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,12 +16,12 @@ def pair_scores(
     encode: Callable[[Sequence[str]], np.ndarray],
     loss: Callable[[Sequence[str]], float],
 ) -> tuple[dict[str, float], np.ndarray]:
-    """Return scores of the pairs, and the margin of each [n]; none of fewer than 8 pairs.
+    """Return scores of the pairs, and the margin of each [n]; nothing for fewer than 8 pairs.
 
     `margin` is the mean ratio of Artetxe and Schwenk (2019), `shuffled_margin` that of each
-    sentence with the next pair's. `not_nearest` is the share, in both directions, whose nearest
-    sentence is another. `loss_gain` is the masked-LM loss, in nats a token, of pairs joined by a
-    blank with the next pair's translation, less that with their own.
+    sentence with the next pair's. `not_nearest` is the share of sentences, in both directions, with
+    another nearest sentence. `loss_gain` is the masked-LM loss, in nats a token, of sentences
+    followed by the next pair's translation, less that with their own.
     """
     if len(pairs) < _LEAST_PAIRS:
         return {}, np.zeros(0)

@@ -10,9 +10,8 @@ from xlm.common.declarations import Artefact
 from xlm.evaluation.task_results import averaged_metrics
 
 DEFAULT = pathlib.Path(__file__).with_name("published.json")
-# Minimum gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high
-# above 10, which no language has exactly): 24, 25 and 37 of the 86 languages of the table. Others
-# are "unlisted".
+# Least gigabytes of CommonCrawl text (VoCap, Section 2.2.2 and Table 7: low below 1 GB, high above
+# 10): 24, 25 and 37 of the 86 languages of the table. Others are "unlisted".
 GROUPS = {"high": 10.0, "mid": 1.0, "low": 0.0}
 UNLISTED = "unlisted"
 
@@ -22,7 +21,7 @@ class Row(Artefact, frozen=True):
 
     Attributes:
       scores: by task and metric, in per cent; averages over the paper's languages.
-      languages: scores by task, metric and language, where published.
+      languages: scores by task, metric and language, if published.
       gap: cross-lingual transfer gap by task, in points.
     """
 
@@ -34,12 +33,12 @@ class Row(Artefact, frozen=True):
     gap: Mapping[str, float] = {}
 
     def printed(self, task: str) -> float | None:
-        """Return the task's score as used in averages; None unless all its metrics are printed."""
+        """Return the task's score for averages; None unless the paper prints all its metrics."""
         printed = self.scores.get(task, {})
         return _mean(printed.get(metric) for metric in averaged_metrics(task))
 
     def average(self, task: str, languages: Iterable[str]) -> float | None:
-        """Return the task's average over `languages`; None if one of them is not printed."""
+        """Return the task's average over `languages`; None if the paper lacks one of them."""
         printed = self.languages.get(task, {})
         return _mean([
             _mean(printed.get(metric, {}).get(language) for metric in averaged_metrics(task))
@@ -69,6 +68,6 @@ class Published(Artefact, frozen=True):
 
 
 def read(path: pathlib.Path = DEFAULT) -> Published:
-    """Read published results; ValueError if the file is not in the format of published.json."""
+    """Read published results in the format of published.json, else ValueError."""
     remedy = f"{DEFAULT.name} in xlm/evaluation/ shows the format"
     return declarations.read(path, Published, remedy=remedy)

@@ -1,8 +1,7 @@
-"""Quality of a discriminator: how well it finds replaced tokens in held-out text.
+"""Quality of a discriminator: detection of replaced tokens in held-out text.
 
-On samples of its own generator the task gets harder as the generator learns, so scores fall while
-both improve. On a fixed corruption, by unigram samples or a frozen generator, they are a learning
-curve.
+The generator's own samples get harder as it learns, so scores fall while both improve. Scores on a
+fixed corruption, by unigram samples or a frozen generator, are a learning curve.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ class Detection:
     """Scores of a discriminator on one corruption of a language's held-out text.
 
     Attributes:
-      auc: area under the ROC curve: probability that a replaced token has a higher logit than an
-        original one; 0.5 is chance.
+      auc: area under the ROC curve, the probability that a replaced token has a higher logit than
+        an original one; 0.5 is chance.
       precision: share of replaced tokens among those with a positive logit; NaN if there are none.
       recall: share of replaced tokens with a positive logit; NaN if no token is replaced.
       replaced: share of replaced tokens.
@@ -45,9 +44,9 @@ class Detection:
 class ReplacedTokenDetection:
     """Evaluator of a discriminator on corrupted held-out sequences of each language.
 
-    Unigram samples replace `rate` of the text tokens, by the seed alone. `frozen` adds the samples
-    of another objective's generator, with its parameters. A token replaced by itself counts as
-    original.
+    Unigram samples, by the seed, replace the share `rate` of the text tokens. `frozen` adds the
+    samples of another objective's generator, with its parameters. A token replaced by itself counts
+    as original.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ def _corruption(objective: ReplacedToken):
 
 @dataclasses.dataclass(frozen=True)
 class PairDetection(Detection):
-    """Scores on pairs whose two sides are masked and filled by the generator as in training.
+    """Scores on pairs, whose two sides the generator fills as in training.
 
     `generator_loss` is its loss, nats a masked token, by the softmax over the vocabulary.
     """
@@ -135,7 +134,7 @@ class PairDetection(Detection):
 class PairReplacedTokenDetection:
     """Evaluator of `PairDetection` on the held-out parallel sets, of each language with `pivot`.
 
-    The rate is that of pairs. `positions_restart` is as in training.
+    The mask rate is that of pairs. Give the `positions_restart` of training.
     """
 
     def __init__(
@@ -204,12 +203,12 @@ def unigram_corruption(
 ) -> np.ndarray:
     """Replace text tokens [N, L] int32 at `rate` by samples of a language's unigram distribution.
 
-    `counts` [V] are those of the training text; special tokens are neither replaced nor drawn.
+    `counts` [V] are those of the training text. Special tokens stay, and are no samples.
     """
     rng = np.random.default_rng(seed)
     weights = np.asarray(counts, np.float64).copy()
     weights[list(special_ids)] = 0
-    # By inversion, as `Generator.choice` is slow for a large vocabulary.
+    # By inversion: `Generator.choice` is slow for a large vocabulary.
     cumulative = np.cumsum(weights / weights.sum())
     drawn = np.searchsorted(cumulative, rng.random(rows.shape) * cumulative[-1], side="right")
     is_chosen = (rng.random(rows.shape) < rate) & ~np.isin(rows, special_ids)

@@ -36,8 +36,8 @@ _RETRIEVAL = {"retrieval": "forward", "back": "backward", "chance": "chance"}
 class Results:
     """Evaluation results after `step` steps.
 
-    Only discriminators have a `detection`, and runs with pairs `translations`, by set and language,
-    and for discriminators `pair_detection`, by set and pair.
+    Discriminators have a `detection`. Runs with pairs have `translations`, by set and language, and
+    discriminators with pairs `pair_detection`, by set and pair.
     """
 
     step: int
@@ -58,9 +58,9 @@ def write_report(
 ) -> pathlib.Path:  # fmt: skip
     """Write report.md and .html, charts and results.json into `folder`; return the first's path.
 
-    `allocation` is the record of the vocabulary's build, None if it was not built here. Training is
-    exact from `full_softmax_from` on, see `MaskedLM`; None if it never is. `more` are parts to add.
-    `title` is the name of the run, and `num_steps` those that it is to take.
+    `allocation` is the record of the vocabulary's build, None for a given one. `full_softmax_from`
+    is that of `MaskedLM`. `more` are parts to add. `title` is the name of the run, and `num_steps`
+    its length.
     """
     artifacts.write_json(folder / "results.json", artifacts.with_nulls(dataclasses.asdict(results)))
     exact_from = results.step if full_softmax_from is None else full_softmax_from
@@ -119,20 +119,20 @@ _LEARNED = "below its unigram level"
 _LEARNED_NOTHING = "not below: nothing learned from context"
 
 _SAMPLED_NOTE = """\
-Compare exact losses: the training loss is over sampled classes only, up to the exact steps at the
-end."""
+Compare exact losses: up to the exact steps at the end, the training loss is over sampled classes
+only."""
 
 _EXAMPLES_NOTE = f"""\
-A held-out sentence of each language with one piece masked, the five likeliest pieces, the truth and
-its rank, in the softmax over the whole vocabulary. \u2423 is the space before a word.
-The model saw no more than the sentence. `evaluation.seed` draws sentence and piece, without a
-model. It draws a whole sentence of {SHORTEST} to {LONGEST} pieces, or a part of a text that marks
-no ends of sentences. The piece has a letter, and occurs {MIN_COUNT} times or more in the language's
-training text. A sentence is an illustration. The loss is the measure."""
+A held-out sentence of each language with one masked piece, the five likeliest pieces, the truth and
+its rank, in the softmax over the whole vocabulary. \u2423 is the space before a word. The model saw
+only the sentence. `evaluation.seed` draws sentence and piece, without a model. It draws a whole
+sentence of {SHORTEST} to {LONGEST} pieces, or part of a text without marks at the ends of
+sentences. The piece has a letter, and occurs at least {MIN_COUNT} times in the language's training
+text. A sentence is an illustration. The loss is the measure."""
 
 _EVALUATION_NOTE = """\
-- *loss*: exact masked-LM loss, nats a token. Every held-out token is masked once, and the softmax
-  is over the whole vocabulary.
+- *loss*: exact masked-LM loss, nats a token. The evaluation masks every held-out token once, and
+  the softmax is over the whole vocabulary.
 - *seen*: share of held-out runs of at least 13 tokens and 40 characters that training rows have.
 - *unigram*: the loss of a model that knows only the frequencies of tokens.
 - *bits/char*: the loss in bits, times tokens per character. It compares vocabularies.
@@ -142,11 +142,11 @@ _EVALUATION_NOTE = """\
 _DETECTION_NOTE = """\
 The discriminator saw held-out text with replaced tokens.
 
-- *own*: its own generator replaced them, and a better generator is harder.
+- *own*: its own generator replaced them. A better generator makes this harder.
 - *unigram*: they are samples of the language's unigram distribution.
 - *frozen*: the generator of `evaluation.frozen_generator` replaced them.
 - *AUC*: probability that a replaced token has a higher logit than an original one, 50 % by chance.
-- *precision*, *recall*: of the tokens called replaced."""
+- *precision*, *recall*: of finding replaced tokens."""
 
 _PAIR_NOTE = """\
 The same on held-out pairs, whose two sides its own generator filled. *loss*: nats a token.
@@ -154,12 +154,12 @@ The same on held-out pairs, whose two sides its own generator filled. *loss*: na
 
 _GAIN_NOTE = """\
 Exact losses of the same masked tokens of held-out sentences, nats a token, and the gain's standard
-error. The translation is into the pivot language, and not masked. Where the gain is less than two
-errors, nothing shows that the model reads translations."""
+error. The translation is into the pivot language, and has no masks. A gain below two errors is no
+evidence that the model reads translations."""
 
 _CANDIDATES_NOTE = """\
-V' is large until the first refresh, while neighbours are those of random embeddings. What exceeds
-the capacity is left out, farthest neighbours first."""
+V' is large until the first refresh, while neighbours are those of random embeddings. A V' above the
+capacity drops the farthest neighbours first."""
 
 
 def evaluation_rows(results: Results, dataset: PackedDataset) -> list[dict[str, Any]]:
@@ -213,7 +213,6 @@ def detection_table(detection: Mapping[str, Mapping[str, Detection]]) -> str:
 
 
 def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
-    """Format scores on pairs, a row per set and pair and the mean."""
     scores = dict.fromkeys(("auc", "precision", "recall", "replaced"), ".1%")
     scores |= dict.fromkeys(("loss", "generator loss"), ".3f")
     rows = [
@@ -226,7 +225,6 @@ def _pair_table(found: Mapping[str, Mapping[str, PairDetection]]) -> str:
 
 
 def _gain_table(translations: Mapping[str, Mapping[str, Gain]]) -> str:
-    """Format losses beside translations, a row per set and language."""
     rows = [
         {"set": name, "language": language, "tokens": one.tokens, "alone": one.alone,
          "beside its translation": one.translated, "gain": one.alone - one.translated,
@@ -262,7 +260,7 @@ def _summary(results: Results, rows: Sequence[tables.Row], dataset: PackedDatase
     if below:
         text += f"\n\nFurthest below, in nats: {', '.join(map(_gain, ranked[: min(below, 3)]))}."
     if behind := tables.named(list(map(_gain, ranked[below:])), 10):
-        text += f"\n\n**Nothing was learned from context in {behind}.**"
+        text += f"\n\n**The model learned nothing from context in {behind}.**"
     text += (
         f"\n\nMeans over {len(rows)} languages, {dataset.vocab_size:,} pieces, {results.step:,} "
         f"steps. {bits:.3f} bits a character."
@@ -285,7 +283,7 @@ def _gain(row: tables.Row) -> str:
 
 
 def _language_chart(rows: Sequence[tables.Row]) -> str:
-    """Draw each language's loss and unigram level, those that learned most at the top."""
+    """Draw each language's loss and unigram level, the largest gains at the top."""
     rows = sorted(rows, key=lambda row: row["loss"] - row["unigram"])
     at = {row["language"]: i for i, row in enumerate(rows)}
     losses, levels = ([row[key] for row in rows] for key in ("loss", "unigram"))
@@ -307,8 +305,7 @@ def _loss_chart(metrics: Metrics, unigram: float, exact_from: int) -> str:
     """Draw training loss, exact held-out loss with its range over languages, and unigram level.
 
     For a mixture of objectives, and for replaced-token detection, the training loss is that of
-    masked LM on packed sequences, since other losses are not comparable. Training is exact from
-    `exact_from`.
+    masked LM on packed sequences, since other losses are not comparable.
     """
     recorded = {name for record in metrics for name in record}
     names = ("train/mlm_loss", "train/mrtd/generator_loss", "train/loss")

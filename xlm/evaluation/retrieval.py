@@ -20,7 +20,7 @@ from xlm.objectives.replaced_token import ReplacedToken
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalResult:
-    """Shares of sentences whose nearest of all sentences of the other side is their translation.
+    """Shares of sentences whose translation is the nearest sentence of the other side.
 
     `forward` is from the language to the pivot, `backward` the reverse, `chance` 1 / sentences.
     """
@@ -34,8 +34,9 @@ class RetrievalResult:
 class Retrieval:
     """Evaluator of retrieval from and to `pivot` on the parallel sets of a packed dataset.
 
-    States of `layer` (0 is the embeddings) are averaged over a sentence's text tokens. Sets without
-    the pivot use their first language. The cost grows with the square of `max_sentences` per set.
+    A sentence's vector is the mean state of its text tokens at `layer` (0 is the embeddings). Sets
+    without the pivot use their first language. The cost grows with the square of `max_sentences`
+    per set.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class Retrieval:
         return (rows != self._objective.pad).sum(axis=1)
 
     def _vectors(self, params, rows: np.ndarray) -> np.ndarray:
-        """Return [N, D] float32 sentence vectors of [N, L] tokens."""
         return self._batches.rows(self._encode, params, rows, fill=self._objective.pad)
 
     def _sentence_vectors(self, params, tokens: jax.Array) -> jax.Array:
@@ -99,8 +99,8 @@ def mean_states(
 ) -> jax.Array:  # fmt: skip
     """Compute the mean state of each sentence's text tokens, without padding and specials.
 
-    Tokens, segments and positions are [B, L] int32, as for `Encoder.encode`; layer 0 is the
-    embeddings. Returns [B, D] float32, with zeros for a sentence without text.
+    Arguments are those of `Encoder.encode`. Returns [B, D] float32, zeros for a sentence without
+    text.
     """
     hidden = encoder.apply(
         {"params": params}, tokens, segments, positions, deterministic=True, num_layers=num_layers,

@@ -19,10 +19,10 @@ from xlm.objectives.objective import Batch, Extra, LossAndMetrics, gathered_rows
 class SampledLoss:
     """Evaluator of the bias of the sampled loss during a training run.
 
-    Held-out sequences of all languages, mixed into batches as large as those of training, are
-    masked once. Their loss is computed as in training, without dropout, and over the whole
-    vocabulary. The difference is the underestimation by the sampled softmax. A last partial batch
-    is not used. Sequences that do not fill a single batch are repeated, each time with other masks.
+    It masks held-out sequences of all languages once, in mixed batches of the training's size. It
+    computes their loss as in training, without dropout, and over the whole vocabulary. The
+    difference is the underestimation by the sampled softmax. It drops a last partial batch, and
+    repeats sequences, with other masks, that do not fill a single one.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SampledLoss:
         rows = np.concatenate([none, *heldout_rows(dataset, max_sequences).values()])
         rows = np.random.default_rng(seed).permutation(rows)
         self._layout = BatchLayout(mesh, batch_size)
-        # Repeated, not padded: with fewer targets, V' and the sampled loss would differ.
+        # Repeats sequences, since fewer targets would change V' and the sampled loss.
         count = max(len(rows) // self._layout.size, 1) if len(rows) else 0
         self._batches = np.resize(rows, (count, self._layout.size, rows.shape[1]))
         self._key = jax.random.key(seed)

@@ -1,4 +1,4 @@
-"""Search by sentence vectors: Tatoeba and BUCC 2018, pairs of one's own, and files of vectors."""
+"""Search by sentence vectors: Tatoeba, BUCC 2018, a user's own pairs, and files of vectors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _QUERIES = 1024  # at once
 
 
 class SentenceEncoder:
-    """Encoder of sentences to vectors: `mean_states` of a layer; `batches` as of `Predictor`."""
+    """Encoder of sentences to vectors, `mean_states` of a layer; see `Predictor` for `batches`."""
 
     def __init__(
         self, encoder: Encoder, params: Any, *, layer: int, specials: Sequence[int], **batches: Any
@@ -41,7 +41,7 @@ def retrieved(
     """Score the retrieval of each English sentence's translation (XTREME's Tatoeba).
 
     `pairs` are aligned sentences of a language and English, `sources` and `targets` [N, D] their
-    vectors. Returns scores, and the sentence retrieved for each English one.
+    vectors. Returns scores, and the retrieved sentence of each English one.
     """
     accuracy = retrieval.nearest_accuracy(targets, sources)
     return {"accuracy": accuracy}, nearest(pairs.target, pairs.source, targets, sources)
@@ -82,7 +82,7 @@ def mined(
 ) -> tuple[dict[str, float], list[Line], float]:
     """Select the `candidates` above a threshold, as BUCC does; return scores, pairs, threshold.
 
-    Without one, the best threshold for the `gold` pairs of ids is taken, as on development data.
+    Without a threshold, as on development data, it takes the best for the `gold` pairs of ids.
     Raises ValueError if there are no gold pairs.
     """
     known = set(gold)
@@ -100,8 +100,8 @@ def pair_scores(
 ) -> dict[str, float]:
     """Score the search of passages by queries ("forward") and back, of vectors [S, D] by example.
 
-    Equal texts are one text, and belong to all texts that any example names. Wrong passages are
-    among those to find. See `retrieval.ranking_scores`; "mrr" is the mean of both ways.
+    Equal texts are one text, with the partners of all its examples. The candidates include wrong
+    passages. See `retrieval.ranking_scores`; "mrr" is the mean of both ways.
     """
     texts: list[dict[str, tuple[np.ndarray, set[str]]]] = [{}, {}]  # vector and partners, by text
     for one, (query, *passages) in zip(examples, vectors, strict=True):
@@ -129,10 +129,10 @@ def cosine(one: np.ndarray, two: np.ndarray) -> float:
 def top_k(
     queries: np.ndarray, vectors: np.ndarray, k: int, block: int = 1 << 16
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find exactly the `k` nearest of vectors [M, D], float or int8, to queries [N, D].
+    """Find the exact `k` nearest of vectors [M, D], float or int8, to queries [N, D].
 
-    Returns cosines [N, k] float32 and rows [N, k] int32, best first; ties go to the first row. It
-    reads a `block` of vectors at a time, such as of a memory map.
+    Returns cosines [N, k] float32 and rows [N, k] int32, best first. Ties go to the first row. It
+    reads a `block` of vectors, such as a memory map, at a time.
     """
     found = []
     for start in range(0, len(queries), _QUERIES):

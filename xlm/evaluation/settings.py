@@ -10,23 +10,23 @@ class DecodingSettings:
     """Settings of a search; the `decoding` section of a config.
 
     Attributes:
-      beams: K, hypotheses kept per sentence; 1 for greedy decoding.
+      beams: K, live hypotheses per sentence; 1 for greedy decoding.
       max_length: T, tokens of the longest hypothesis, its `</s>` included; the T-th is always
         `</s>`.
       length_penalty: a; the score of a hypothesis of n tokens, `</s>` included, is its log
         probability over n^a. 0 for none, 1 for the mean of the tokens. (Wu et al. 2016, Eq. 14,
-        divide by ((5 + n) / 6)^a, which favours length less where n is small.)
+        divide by ((5 + n) / 6)^a, which favours length less if n is small.)
       no_repeat_ngram: n; no n tokens in a row come twice in a hypothesis. 0 for no such rule.
-      early_stop: whether the search for a sentence ends with its K-th finished hypothesis, in place
-        of when none that is unfinished can score better than the worst of K. With one beam it
-        always does.
-      samples: hypotheses that are drawn at random, by the sentence's number; 0 to search.
+      early_stop: whether the search for a sentence ends with its K-th finished hypothesis, as it
+        always does with one beam. Otherwise it ends when no unfinished hypothesis can beat the
+        worst of K.
+      samples: number of random hypotheses, which depend on the sentence's number; 0 to search.
       temperature: divisor of the logits of samples; above 1 they are more varied.
-      top_k: samples are of the k most probable tokens; 0 for all.
-      top_p: samples are of the fewest most probable tokens that have this probability together.
+      top_k: samples come from the k most probable tokens; 0 for all.
+      top_p: samples come from the fewest most probable tokens with this total probability.
       seed: random seed of samples.
-      mbr: whether the best hypothesis is that of the largest mean chrF against all of them
-        (minimum Bayes risk), in place of the largest score.
+      mbr: whether the best hypothesis has the largest mean chrF against all of them (minimum Bayes
+        risk) instead of the largest score.
     """
 
     beams: int = schema.key(5, at_least=1, at_most=1 << 10)
@@ -55,13 +55,12 @@ class EvaluationSettings:
       max_sequences: held-out sequences per language; 0 for all.
       max_sequences_in_training: the same for the evaluations during training.
       seed: random seed of the folds, and of the example sentences in the report.
-      retrieval_layer: layer whose states are averaged to sentence vectors; -1 for two thirds of the
-        layers.
-      retrieval_pivot: language that the others are compared with.
-      retrieval_max_sentences: number of pairs per parallel set, spread over it; 0 for all, whose
-        cost grows with the square of their number.
-      frozen_generator: working directory of a run of replaced-token detection, by whose samples
-        discriminators are scored besides their own generator's; "" for none.
+      retrieval_layer: layer with the states for sentence vectors; -1 for two thirds of the layers.
+      retrieval_pivot: language to compare the others with.
+      retrieval_max_sentences: number of evenly spaced pairs per parallel set; 0 for all. The cost
+        grows with the square of their number.
+      frozen_generator: working directory of a run of replaced-token detection. Its generator's
+        samples test discriminators, besides those of their own generator; "" for none.
     """
 
     batch_size: int = schema.key(32, at_least=1, at_most=1 << 20)
@@ -76,5 +75,5 @@ class EvaluationSettings:
 
 
 def sentence_layer(layer: int, num_layers: int) -> int:
-    """Return the layer whose states make a sentence's vector: two thirds of all for -1."""
+    """Return the layer for sentence vectors: two thirds of all for -1."""
     return round(num_layers * 2 / 3) if layer < 0 else layer

@@ -18,10 +18,10 @@ from xlm.training.run_report import settings_of
 _RESAMPLES = 2000
 _ROUNDING = 1e-6
 _NOTE = f"""\
-Each of {_RESAMPLES:,} resamples draws as many test examples as there are, with replacement, and the
-same for both runs. *p* is two-sided. Languages with equally many examples have the same draws,
-since their examples may be translations of each other. The test knows nothing of other seeds: train
-some (`--seeds=3`) before you conclude that one setting is better."""
+Each of {_RESAMPLES:,} resamples draws all test examples with replacement, the same for both runs.
+*p* is two-sided. Languages with equally many examples have the same draws, since their examples may
+be translations of each other. The test ignores the variation between seeds: train some
+(`--seeds=3`) before you conclude that one setting is better."""
 
 Samples = np.ndarray  # [1 + R] float64: a score, and the score of each resample
 
@@ -35,10 +35,10 @@ class Answered(msgspec.Struct):
 
 
 def section(folders: Mapping[str, pathlib.Path]) -> list[str]:
-    """Return the parts of a report that compare the later ones of named runs with the first.
+    """Return the parts of a report that compare later runs with the first one.
 
-    They are [] unless the first has ended. A pair that cannot be compared has its reason instead.
-    Raises ValueError if files of a run are at fault, or do not belong together.
+    They are [] unless the first has ended. A pair without a comparison has the reason instead.
+    Raises ValueError if files of a run are damaged, or do not belong together.
     """
     (first, start), *others = folders.items()
     if not others or not (start / "results.json").exists():
@@ -50,7 +50,7 @@ def section(folders: Mapping[str, pathlib.Path]) -> list[str]:
         try:
             rows = _rows(names, (start, folder))
         except _NotComparable as reason:
-            parts.append(f"**{names[0]} and {names[1]} are not compared**: {reason}.")
+            parts.append(f"**No comparison of {names[0]} and {names[1]}**: {reason}.")
         else:
             formats = {**dict.fromkeys(names, ".1f"), "difference": "+.1f", "p": ".3f"}
             parts.append(tables.markdown(rows, formats))
@@ -63,7 +63,6 @@ class _NotComparable(Exception):
 
 
 def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
-    """Return a row for each language that two runs have, and for the mean."""
     if not (folders[1] / "results.json").exists():
         raise _NotComparable(f"{names[1]} has no results.json, so it has not ended")
     results = [read_results(folder / "results.json") for folder in folders]
@@ -87,7 +86,7 @@ def _rows(names: Sequence[str], folders: Sequence[pathlib.Path]) -> list[dict[st
         samples[language], counts[language] = scores(task, language, one, other), len(one)
         for path, of, found in zip(paths, results, samples[language], strict=True):
             if abs(found[0] - (known := reported_scores(of)[language])) > _ROUNDING:
-                raise ValueError(f"{path}: scores {found[0]:.6f}, but results.json beside it says "
+                raise ValueError(f"{path}: scores {found[0]:.6f}, but results.json of the run says "
                                  f"{known:.6f}; copy the folder of the run again")  # fmt: skip
     if len(samples) > 1:
         samples["mean"] = list(np.mean(list(samples.values()), axis=0))
@@ -111,7 +110,7 @@ def p_value(difference: Samples) -> float:
 def scores(
     task: Task, language: str, one: Sequence[Answered], other: Sequence[Answered]
 ) -> list[Samples]:
-    """Return samples of the task's first metric of two runs, on equal resamples of examples."""
+    """Return samples of the task's first metric of two runs, on the same resamples of examples."""
     lines, metric = [*one, *other], task.metrics[0]
     if metric == "pearson":
         score, values = _pearson, _moments(lines)

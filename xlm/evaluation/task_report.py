@@ -1,4 +1,4 @@
-"""The report of one fine-tuning run: scores, classes, confusion, calibration, errors, curves."""
+"""Report of one fine-tuning run: scores, classes, confusion, calibration, errors, curves."""
 
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from xlm.evaluation.tasks import TaskData
 from xlm.training.metrics import read_metrics
 
 _ROWS = 20  # of the tables of errors and confusions
-_DRAWN = 30  # classes of a confusion that is drawn
-_LANGUAGES = 8  # whose F1 has a column each
-_TEXT = 300  # characters of a text that are shown
+_DRAWN = 30  # most classes in a picture of confusions
+_LANGUAGES = 8  # most languages with a column for F1
+_TEXT = 300  # characters of a text to show
 _SCORES = """\
 *majority*: every answer is the most frequent label of the training data. *random*: answers are
-drawn from the training labels. A model that is no better has learned nothing."""
+draws from the training labels. A model that is no better has learned nothing."""
 _CONFUSION = """\
 Each row of the picture is a gold class, as shares of its labels, over all languages.
 
@@ -30,14 +30,13 @@ Each row of the picture is a gold class, as shares of its labels, over all langu
 _CALIBRATION = """\
 A calibrated model is right in 80 % of the cases to which it gives 80 %. The error is the mean
 distance between the two, over 15 bins of confidence. Divide the scores by the temperature before
-the softmax, or the sigmoid of several labels, to get the second column. The development data chose
-it."""
+the softmax, or the sigmoid of several labels, to get the second column. The temperature comes from
+the development data."""
 _UNCHOSEN = """\
-**No temperature could be chosen**: the model is right on all development data. Give it harder or
-more of them."""
+**No temperature**: the model is right on all development data. Give it harder or more data."""
 _CURVES = """\
-Dashed lines are the loss without any text (the entropy of the training labels) and the checkpoint
-that was chosen.
+Dashed lines are the loss without any text (the entropy of the training labels) and the chosen
+checkpoint.
 
 ![Losses and scores by step](curves.svg)"""
 
@@ -48,7 +47,7 @@ def write(
 ) -> pathlib.Path:  # fmt: skip
     """Write report.md and .html with its plots into a run's folder; return the first's path.
 
-    `data` are those of the reported split, `labelled` theirs by language, of kinds with classes.
+    `data` are those of the reported split, `labelled` their labels by language, if classes.
     """
     name = tables.escaped(results.get("dataset") or results["task"])
     parts = [f"# {tables.escaped(results['model'])}, fine-tuned on {name}"]
@@ -145,7 +144,7 @@ def _errors(
 
 
 def _text(data: TaskData, place: int) -> tuple[str, str]:
-    """Return the id and text of the example with label `place`, its word in brackets if tagged."""
+    """Return the id and text of the example with label `place`, with a tagged word in brackets."""
     words = [getattr(example, "words", None) for example in data.examples]
     ends = np.cumsum([1 if one is None else len(one) for one in words])
     at = int(np.searchsorted(ends, place, side="right"))

@@ -14,12 +14,12 @@ from xlm.evaluation.tasks import Line
 
 T = TypeVar("T")
 _ON_TEST = "†"
-_CEILING = 0.9995  # BLEU that is shown as 100.0
-_AGAIN = "run the evaluation again"
+_CEILING = 0.9995  # least BLEU that a table shows as 100.0
+_AGAIN = "rerun the evaluation"
 Scores = dict[str, dict[str, float]]
-# A score may be beyond its range by this much: runs have recorded a BLEU of 1.0000000000000004.
+# Tolerance of the range of a score: runs have recorded a BLEU of 1.0000000000000004.
 _ROUNDING = 1e-9
-_CORRELATIONS = ("matthews", "pearson", "spearman")  # which may be negative
+_CORRELATIONS = ("matthews", "pearson", "spearman")  # may be negative
 _Score = Annotated[float, msgspec.Meta(ge=-1 - _ROUNDING, le=1 + _ROUNDING)]
 _Scores = dict[Name, dict[str, _Score]]
 _Plain = str | int | float | bool | None
@@ -37,7 +37,7 @@ class Selected(Artefact, frozen=True, kw_only=True):
 
 
 class Results(Artefact, frozen=True, kw_only=True):
-    """The value of results.json of a run; kinds of tasks omit what they lack."""
+    """Content of a run's results.json; tasks omit what they lack."""
 
     task: str
     model: str
@@ -74,7 +74,7 @@ class Results(Artefact, frozen=True, kw_only=True):
 
 
 def averaged_metrics(task: str) -> tuple[str, ...]:
-    """Return the metrics whose mean is a task's score: F1 and exact match, or the first metric."""
+    """Return the metrics with the mean that is a task's score: F1 and exact match, or the first."""
     metrics = TASKS[task].metrics
     return metrics if "exact_match" in metrics else metrics[:1]
 
@@ -89,7 +89,7 @@ def read_results(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _problem(found: Mapping[str, Any]) -> str:
-    """Return the fault of results that are as declared; "" for none."""
+    """Return the fault of results that have the declared form, "" for none."""
     if found["task"] not in TASKS:
         return f"task is {found['task']!r}, must be one of {', '.join(TASKS)}"
     splits = [split for split in ("validation", "test") if found.get(split)]
@@ -104,7 +104,7 @@ def _problem(found: Mapping[str, Any]) -> str:
             for name, value in scores.items():
                 if value < -_ROUNDING and name not in _CORRELATIONS:
                     return f"{split}.{language}.{name} is {value}, must be at least 0"
-    return "" if splits else "has no scores, neither of test nor of validation data"
+    return "" if splits else "there are no scores of test or validation data"
 
 
 def write_lines(path: pathlib.Path, found: Iterable[Line]) -> None:
@@ -117,21 +117,21 @@ def dumped(line: Line) -> str:
 
 
 def read_lines(path: pathlib.Path, kind: type[T]) -> list[T]:
-    """Read predictions, each as declared by `kind`; ValueError if one is not, or is cut off."""
+    """Read predictions of a `kind`; ValueError for another form or a truncated line."""
     content = artifacts.read_bytes(path)
     if content and not content.endswith(b"\n"):
-        raise ValueError(f"{path}: its last line is cut off; {_AGAIN}")
+        raise ValueError(f"{path}: its last line is truncated; {_AGAIN}")
     return list(declarations.parse_lines(content, kind, place=str(path), remedy=_AGAIN))
 
 
 def reported_split(results: Mapping[str, Any]) -> str:
-    """Return the split whose scores a run reports: "test", or "validation" if test has none."""
+    """Return the split that a run reports: "test", or "validation" without scores of test."""
     return "test" if results.get("test") else "validation"
 
 
 def reported_scores(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the task's reported metric by language, of the `reported_split` of results."""
-    # Not the first of the file, whose keys are sorted.
+    # Not the first of the file, which sorts keys.
     metric = TASKS[results["task"]].metrics[0]
     scores: Scores = results.get(reported_split(results)) or {}
     return {language: metrics[metric] for language, metrics in scores.items()}
@@ -178,7 +178,7 @@ def table(task: Task, results: Mapping[str, Any]) -> str:
 
 
 def seeds_table(found: Mapping[str, Any]) -> str:
-    """Return the table of the value of a seeds.json, in per cent with standard deviations."""
+    """Return the table of a seeds.json's content, in per cent with standard deviations."""
     title, rows = f"{found['split']}, {len(found['seeds'])} seeds", []
     for language, scores in sorted(found["scores"].items(), key=lambda one: one[0] == "mean"):
         shown = {
@@ -214,7 +214,7 @@ def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
     """Note directions in which outputs cannot reach 100 BLEU."""
     return [
         f"{direction}, {split}: a perfect model reaches {100 * bleu:.1f} BLEU, since the tokenizer "
-        "loses characters of the references; a vocabulary with vocab.byte_fallback spells them"
+        "loses characters of the references; vocab.byte_fallback keeps them"
         for split, ceilings in results.get("ceilings", {}).items()
         for direction, bleu in ceilings.items()
         if bleu < _CEILING
@@ -222,7 +222,6 @@ def ceiling_notes(results: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
-    """Note what the scores are of, and the data that chose something."""
     notes = [f"COLLAPSED: {line}" for line in results.get("collapse", ())]
     if "selected" in results:
         notes.append(described_choice(results["selected"]))
@@ -233,9 +232,9 @@ def _notes(results: Mapping[str, Any], on_test: set[str]) -> list[str]:
         notes.append(f"--tune chose {chosen}, of {len(tried)} trials, on the development data")
     if "held_out" in results:
         share = f"{100 * results['held_out']:g} % of the training examples"
-        notes.append(f"no development files: {share} were held out, of each label and language")
+        notes.append(f"no development files: held out {share}, of each label and language")
     if count := results.get("bad_rows"):
-        notes.append(f"{count:,} bad rows were left out: bad_rows.jsonl")
+        notes.append(f"left out {count:,} bad rows: bad_rows.jsonl")
     if seen := results.get("seen_in_training"):
         named = ", ".join(f"{language} {count:,}" for language, count in seen.items())
         notes.append(f"test examples with a text of the training data, by language: {named}")

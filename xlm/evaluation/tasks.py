@@ -1,4 +1,4 @@
-"""Decisions of a fine-tuned model on a task's examples, their scores, and the model selection."""
+"""Decisions of a fine-tuned model on a task's examples, their scores, and model selection."""
 
 import dataclasses
 import logging
@@ -37,7 +37,7 @@ class TaskData:
 class Predictor:
     """Outputs of a model for features: batches padded to `buckets`, one transfer at the end.
 
-    `outputs` maps parameters and a batch to arrays [B, ...]. A `title` shows the progress.
+    `outputs` maps parameters and a batch to arrays [B, ...]. A `title` enables a progress bar.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ def in_order(
     layout: BatchLayout,
     run: Callable[[dict[str, Any]], Any],
 ) -> list[Any]:
-    """Return the outputs of `run`, a pytree of [B, ...], by feature; all are fetched at once."""
+    """Return the outputs of `run`, a pytree of [B, ...], by feature, with one transfer."""
     waiting, places = [], []
     for batch, numbers in batches:
         placed = dict(zip(batch, layout.placed(*batch.values()), strict=True))
@@ -102,7 +102,7 @@ def classes(outputs: Sequence[np.ndarray]) -> list[int]:
 
 
 def label_sets(outputs: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
-    """Return by example the indices of scores [C] above 0, which is a probability above 0.5."""
+    """Return by example the indices of scores [C] above 0, a probability above 0.5."""
     return [tuple(np.flatnonzero(row > 0).tolist()) for row in outputs]
 
 
@@ -127,7 +127,7 @@ def numbers(outputs: Sequence[np.ndarray]) -> list[float]:
 def _by_word(
     data: TaskData, outputs: Sequence[np.ndarray], value: Callable[[np.ndarray], np.ndarray]
 ) -> list[np.ndarray]:
-    """Return by sentence a `value` of each word's scores [C], which the words' first rows have."""
+    """Return by sentence a `value` of each word's scores [C], from the row where it begins."""
     found = [np.zeros(len(example.words)) for example in data.examples]
     for feature, row in zip(data.features, outputs, strict=True):
         words = slice(feature.first_word, feature.first_word + feature.num_words)
@@ -177,7 +177,7 @@ def answers(
 
     scores = stacked(outputs, -1e9)
     answerable = stacked([feature.answerable for feature in data.features], False)
-    answerable[:, 0] = False  # `<s>`, which stands for no answer
+    answerable[:, 0] = False  # `<s>` stands for no answer
     return questions.best_answers(
         scores[:, :, 0],
         scores[:, :, 1],
@@ -192,7 +192,7 @@ def answers(
 
 
 def null_threshold(task: Task, data: TaskData, decided: Sequence[Any]) -> float | None:
-    """Return the margin of "no answer" that is best for this data; None if all have answers."""
+    """Return the best margin of "no answer" for this data; None if all have answers."""
     if not task.has_unanswerable:
         return None
     threshold, _ = questions.best_null_threshold(*_answered(data, decided))
@@ -217,7 +217,9 @@ def label_scores(task: Task, data: TaskData, decided: Sequence[Any]) -> dict[str
 
     labels = [example.label for example in data.examples]
     if None in labels:
-        raise ValueError(f"{task.name}, {data.language}: example {labels.index(None)} has none")
+        raise ValueError(
+            f"{task.name}, {data.language}: example {labels.index(None)} has no label; add it"
+        )
     return classification.scores(task.metrics, labels, decided)
 
 
@@ -242,7 +244,7 @@ def tag_scores(task: Task, data: TaskData, decided: Sequence[tuple[int, ...]]) -
 def answer_scores(
     task: Task, data: TaskData, decided: Sequence[Found], threshold: float | None = None
 ) -> dict[str, float]:
-    """Return F1 and exact match; without a SQuAD 2.0 `threshold`, by the best for this data."""
+    """Return F1 and exact match, by a SQuAD 2.0 `threshold` or the best for this data."""
     gold_answers, texts, differences = _answered(data, decided)
     if not task.has_unanswerable:
         normalize = questions.normalizer(task.normalizer, data.language)
@@ -284,15 +286,14 @@ def answer_line(task: Task, decided: Found, threshold: float | None) -> Line:
 class Selection:
     """An evaluator of a training run that keeps the parameters with the best scores so far.
 
-    `score` maps `predictor`'s outputs for some data to metrics, of which the mean over languages
-    counts. `keep` is called with (choice, parameters, step, score) for a new best score. The choice
-    is `ALL` or, `by_language`, each language. `best` has the scores of parameters kept already, by
-    choice. `loss` maps the same as `score` to a mean loss. `history` has the means of earlier
-    evaluations by step; after `patience` of them without a better mean, if it is not 0, the run is
-    over.
+    `score` maps `predictor`'s outputs for some data to metrics, whose mean over languages counts.
+    For a new best score it calls `keep` with (choice, parameters, step, score). The choice is `ALL`
+    or, `by_language`, each language. `best` has the scores of earlier choices. `loss` maps outputs
+    to a mean loss. `history` has the means of earlier evaluations by step. After `patience` of them
+    without a better mean, if it is not 0, the run is over.
 
-    A resumed run repeats its steps from the last checkpoint and gets the same scores, so nothing is
-    lost if the best parameters were kept after that checkpoint.
+    A resumed run repeats its steps from the last checkpoint and gets the same scores, so it loses
+    no choice after that checkpoint.
     """
 
     metric: str
@@ -307,7 +308,7 @@ class Selection:
     history: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def is_over(self, step: int) -> bool:
-        """Return whether the run ends after `step`, as `patience` has it."""
+        """Return whether `patience` ends the run after `step`."""
         means = [mean for at, mean in sorted(self.history.items()) if at <= step]
         return 0 < self.patience < len(means) - int(np.argmax(means or [0.0]))
 
@@ -332,7 +333,6 @@ class Selection:
     def _tell(
         self, step: int, mean: float, scores: Mapping[str, float], loss: Mapping[str, float]
     ) -> None:
-        """Log an evaluation and add it to the history."""
         best = max(((value, -at) for at, value in self.history.items() if at < step), default=None)
         self.history[step] = mean
         parts = [f"{language} {100 * score:.1f}" for language, score in scores.items()]

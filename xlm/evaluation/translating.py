@@ -1,4 +1,4 @@
-"""Translations of sources by beam search or sampling, their scores, and how fast they are."""
+"""Translations of sources by beam search or sampling, their scores, and their speed."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _SOURCE = ("tokens", "segments", "positions", "first_token", "number")
 
 
 class Hypothesis(NamedTuple):
-    """Tokens [n] of a hypothesis without `</s>`, its score, and its text once that is known."""
+    """Tokens [n] of a hypothesis without `</s>`, its score, and its text, if decoded."""
 
     tokens: np.ndarray
     score: float
@@ -56,8 +56,8 @@ class Throughput:
 class Translator:
     """Hypotheses for each source: batches of similar lengths, each one search.
 
-    A batch has at most `batch_tokens` tokens, padding to `buckets` included, and half as many from
-    when memory runs out. Raises ValueError if not even one row a device fits.
+    A batch has at most `batch_tokens` tokens, including padding to `buckets`. If memory runs out,
+    batches get half as many. Raises ValueError if not even one row per device fits.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Translator:
         batch_tokens: int, buckets: Sequence[int], pad: int, mesh: Mesh | None = None,
     ):  # fmt: skip
         self._buckets, self._pad = tuple(buckets), pad
-        # A fused kernel is of no use for single queries.
+        # Single queries gain nothing from a fused kernel.
         objective = dataclasses.replace(
             objective, encoder=_plain(objective.encoder), decoder=_plain(objective.decoder)
         )
@@ -95,7 +95,7 @@ class Translator:
         if longest > (most := self.settings.max_length):
             raise ValueError(
                 f"a prefix has {longest} tokens with </s>, but decoding.max_length is {most}; "
-                "shorten it, or raise that"
+                "shorten the prefix, or raise decoding.max_length"
             )
         shapes: set[tuple[int, ...]] = set()
 
@@ -126,7 +126,6 @@ class Translator:
     def _in_order(
         self, features: Sequence[TranslationFeature], run: Callable[[dict[str, Any]], Any]
     ) -> list[Any]:
-        """Return the results of `run` by feature, of smaller batches if memory runs out."""
         of_features = np.array([one.example for one in features] + [0], np.int32)  # 0 if empty
         while True:
             batches = token_batches(features, self._sizes, self._buckets, self._pad)
@@ -154,17 +153,17 @@ def search(
 ) -> Hypotheses:  # fmt: skip
     """Return each source's hypotheses, the best one first.
 
-    `batch` has `tokens`, `segments`, `positions` [B, L], `first_token` and `number` [B], by which
-    samples are drawn. With `target_outputs` [B, L], -1 for none, hypotheses begin with these tokens
-    up to `</s>`. Sources are encoded once. A step decodes one token of each hypothesis, from the
-    keys and values of the tokens before and of the source. Only the logits and the choice among
-    them cost more with a larger vocabulary.
+    `batch` has `tokens`, `segments`, `positions` [B, L], `first_token` [B] and `number` [B], the
+    seeds of samples. With `target_outputs` [B, L], -1 for none, hypotheses begin with these tokens
+    up to `</s>`. The encoder runs once. A step decodes one token of each hypothesis, from the keys
+    and values of earlier tokens and of the source. Only the logits and the choice among them cost
+    more with a larger vocabulary.
     """
     mask, beams = context_mask(batch), settings.samples or settings.beams
     decoder, decoder_params = objective.decoder, objective.decoder_params(params)
     table, bias = objective.output_table(params)
     states = objective.states(params, batch)
-    # The search makes room for tokens as they come.
+    # The search grows the cache.
     own, context = empty_cache(decoder.settings, decoder_params["layers"], states, beams, 0)
 
     def step(tokens: jax.Array, own: Cache, index: jax.Array) -> tuple[jax.Array, Cache]:
@@ -192,7 +191,7 @@ def _limited(
     batch: dict[str, jax.Array], ids: TokenIds, allowed: jax.Array, logits: jax.Array,
     index: jax.Array,
 ) -> jax.Array:  # fmt: skip
-    """Leave `<unk>` to sources that have it, and before a prefix ends its next token alone."""
+    """Allow `<unk>` only for sources that have it, and within a prefix only its next token."""
     tokens = jnp.arange(logits.shape[-1])[None]
     repeats = len(logits) // len(batch["tokens"])
     if ids.unk >= 0:

@@ -1,7 +1,7 @@
-"""What a masked LM makes of a translation: loss of the same masked tokens beside it and without.
+"""Gain of a masked LM from a translation: loss of the same masked tokens with it and without.
 
-A model that is trained on pairs (TLM, TRTD's generator) may ignore the second sentence: its loss
-falls all the same. The difference says how many nats of a token it reads from the translation.
+A model that trains on pairs (TLM, TRTD's generator) may ignore the second sentence, and its loss
+still falls. The difference is the number of nats a token that it reads from the translation.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from xlm.objectives.masked_lm import MaskedLM
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """Losses of a language's masked tokens, nats a token, full softmax; `tokens` are predicted.
+    """Exact losses of a language's `tokens` masked tokens, nats a token.
 
-    `alone` sees the sentence, `translated` its translation into the pivot as well. `error` is the
-    standard error of the mean difference over sentences.
+    `alone` sees only the sentence, `translated` its translation into the pivot as well. `error` is
+    the standard error of the mean difference over sentences.
     """
 
     alone: float
@@ -36,8 +36,8 @@ class Gain:
 class TranslationGain:
     """Evaluator of `Gain` on the held-out parallel sets of a packed dataset, from `pivot`.
 
-    One in `num_folds` of the text tokens of a sentence is masked, by the seed, and none of the
-    pivot's. Sets without the pivot use their first language. `positions_restart` is as in training.
+    It masks one in `num_folds` text tokens of a sentence, by the seed, and none of the pivot's.
+    Sets without the pivot use their first language. Give the `positions_restart` of training.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TranslationGain:
         specials = self._objective.special_ids
         text = np.where(np.arange(self._length) < seconds, rows, self._objective.pad)
         folds = deal_folds(text, specials, self._folds, np.random.default_rng(self._seed))
-        is_masked = folds == 0  # a token of every sentence at least
+        is_masked = folds == 0  # at least one token of every sentence
         of_rows = [
             self._batches.rows(
                 self._losses, params, rows, is_masked, seconds, np.full_like(seconds, is_alone),
@@ -74,7 +74,7 @@ class TranslationGain:
         alone, translated = (one.astype(np.float64) for one in of_rows)
         tokens = is_masked.sum(axis=1)
         gains = (alone - translated).sum() / tokens.sum()
-        # Of a ratio of sums over sentences.
+        # Standard error of a ratio of sums over sentences.
         spread = (alone - translated - gains * tokens).std(ddof=1) if len(rows) > 1 else np.nan
         return Gain(
             alone=float(alone.sum() / tokens.sum()),
@@ -89,7 +89,7 @@ class TranslationGain:
     ) -> jax.Array:  # fmt: skip
         """Return the summed loss of each row's masked tokens, [B] float32.
 
-        Tokens are [B, L]. Where `is_alone` [B, 1], the two sentences do not see each other.
+        If `is_alone` [B, 1], the two sentences of `tokens` [B, L] do not see each other.
         """
         layout = layout_of_pairs(self._objective, tokens, seconds, is_alone)
         return masked_loss(self._objective, params, tokens, is_masked, self._folds, layout)
@@ -100,8 +100,8 @@ def heldout_pairs(
 ) -> Iterator[tuple[str, tuple[str, str], np.ndarray, np.ndarray]]:
     """Yield the held-out pairs of each set and language with the set's pivot, if there are any.
 
-    They are the set, the two languages, rows `<s> a </s> </s> b </s>` [N, L] int32, and where
-    `</s> b` begins, [N, 1] int32.
+    They are the set, the two languages, rows `<s> a </s> </s> b </s>` [N, L] int32, and the place
+    of `</s> b`, [N, 1] int32.
     """
     special = dataset.special
     for name, languages in dataset.parallel.items():
@@ -125,7 +125,7 @@ def heldout_pairs(
 def layout_of_pairs(
     objective: MaskedLM, tokens: jax.Array, seconds: jax.Array, is_alone: jax.Array | int = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """Return segments and positions [B, L] int32 of `heldout_pairs`, apart where `is_alone`."""
+    """Return segments and positions [B, L] int32 of `heldout_pairs`, two segments if `is_alone`."""
     places = jnp.arange(tokens.shape[1])[None]
     is_second = places >= seconds
     segments = jnp.where(tokens == objective.pad, 0, 1 + is_second * is_alone)

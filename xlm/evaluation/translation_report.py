@@ -22,8 +22,8 @@ def write(
 ) -> None:
     """Write the report of a run into its folder, which has `predictions`.
 
-    `results` are scores by split and direction, their signatures, the choice of the parameters, and
-    the search. `records` are metrics of the training, in order.
+    `results` have scores by split and direction, their signatures, the choice of the parameters,
+    and the search. `records` are metrics of the training, in order.
     """
     facts = {**metadata["hyperparameters"], "seed": metadata["seed"]}
     facts["parameters"] = described_choice(results["selected"])
@@ -55,7 +55,7 @@ def write(
 
 
 def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
-    """Compare runs with the first one on each test set that all have translated; [] if none."""
+    """Compare runs with the first one on each test set that all of them translate; [] if none."""
     parts, each = list[str](), [folder / "predictions" for folder in folders.values()]
     for name in sorted(path.name for path in each[0].glob("test.*-*.jsonl")):
         paths = [one / name for one in each if (one / name).exists()]
@@ -71,15 +71,15 @@ def comparison(folders: Mapping[str, pathlib.Path]) -> list[str]:
         for metric, values in scores.items():
             for row, one, of in zip(rows, values, texts, strict=True):
                 row[metric] = f"{one.score:.1f}"
-                # Of equal texts sacreBLEU's is the least possible.
+                # For equal texts sacreBLEU reports the least possible p.
                 row[f"p, {metric}"] = "" if of == texts[0] else f"{one.p_value:.3f}"
         parts += [f"## Translation of {direction}, test", tables.markdown(rows)]
-    note = "p: of the difference from the first run, by paired bootstrap of the sentences."
+    note = "p of the difference from the first run, by paired bootstrap of the sentences."
     return [*parts, note] if parts else []
 
 
 def learning_curves(records: Sequence[Mapping[str, float]]) -> dict[str, list[tuple[int, float]]]:
-    """Steps and BLEU of each direction on the development data, during training."""
+    """Return steps and BLEU of each direction on the development data, during training."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, value in record.items():
@@ -100,10 +100,10 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def _unknown(results: Mapping[str, Any]) -> list[str]:
-    """Say what became of characters that the vocabulary lacks."""
+    """Count sources with characters that the vocabulary lacks."""
     return [
-        f"Unknown characters of {direction}, {split}: {found['sources']:,} sources have some, of "
-        f"which {found['lost']:,} were not copied: {tables.escaped(' '.join(found['examples']))}"
+        f"Unknown characters of {direction}, {split}: {found['sources']:,} sources have some, and "
+        f"{found['lost']:,} lost them: {tables.escaped(' '.join(found['examples']))}"
         for split, directions in results.get("unknown", {}).items()
         for direction, found in directions.items()
     ]
@@ -116,7 +116,7 @@ def some_translations(
     path = folder / "predictions" / f"{split}.{direction}.jsonl"
     found = read_lines(path, dict[str, str])
     if lacking := [key for one in found for key in _LINE if key not in one]:
-        raise ValueError(f"{path}: a line lacks {lacking[0]}; run the evaluation again")
+        raise ValueError(f"{path}: a line lacks {lacking[0]}; rerun the evaluation")
     count = min(NUM_EXAMPLES, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""The report of many fine-tuning runs: tables per task and language, averages, comparisons."""
+"""Report of many fine-tuning runs: tables per task and language, averages, comparisons."""
 
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from xlm.evaluation.published import GROUPS, UNLISTED, Published
 from xlm.evaluation.xtreme_runs import Variant, average, averaged_languages, names, transfer_gap
 
 _GAP = "transfer gap"
-_ON_TEST = "†"  # marks scores of data that chose something
+_ON_TEST = "†"  # marks scores on data that chose something
 _ABSENT = "–"
 _RULES = {
     "english": "the English development data (as XTREME)",
@@ -46,12 +46,12 @@ def page(variants: Sequence[Variant], published: Published) -> str:
 
 
 _GAP_NOTE = """\
-English score minus the mean of the other languages', in points: less is better. For questions it is
+English score minus the mean of the other languages, in points: less is better. For questions it is
 the gap of exact match (XY-LENT, Table 4). The papers' gaps are over all languages of a dataset."""
 
 _SWEEP_NOTE = """\
-The score on the development data chose one row, marked *, of each task, model and setting that are
-equal in all else. Only that row is in the tables above."""
+For each task, model and setting, the score on the development data chose the row marked *. Only
+that row is in the tables above."""
 
 
 def _how(best: Sequence[Variant]) -> str:
@@ -64,17 +64,17 @@ def _how(best: Sequence[Variant]) -> str:
     ]
     if any(run.selected_on_test for one in best for run in one.runs):
         lines.append(
-            f"{_ON_TEST} marks scores of data on which a checkpoint, a threshold or, of several "
-            "tried, hyperparameters were chosen, and averages with such scores: they are too high."
+            f"{_ON_TEST} marks scores on data that chose a checkpoint, a threshold or "
+            "hyperparameters, and averages with such scores: they are too high."
         )
     validated = sorted({one.table for one in best if one.runs[0].split == "validation"})
     if validated:
-        lines.append(f"Scores of validation data, for want of test data: {', '.join(validated)}.")
+        lines.append(f"Scores on validation data, for lack of test data: {', '.join(validated)}.")
     return "\n".join(lines)
 
 
 def averages_table(best: Sequence[Variant]) -> str:
-    """One row a model and setting: average of each task, and of the tasks, as XTREME makes them."""
+    """Return a row per model and setting: average of each task, and of tasks, as in XTREME."""
     common = _averaged_by_task(best)
     is_xtreme = any(task in xtreme_runs.XTREME for task in common)  # not a user's own
     rows, notes = [], []
@@ -89,12 +89,12 @@ def averages_table(best: Sequence[Variant]) -> str:
             if missing := [task for task in xtreme_runs.XTREME if task not in there]:
                 notes.append(f"- {tables.without_html(name)}: no runs of {', '.join(missing)}.")
         rows.append(row)
-    rule = "A mean over fewer tasks than all, in brackets, compares only with one over the same."
+    rule = "Compare a mean over some tasks, in brackets, only with one over the same tasks."
     return "\n\n".join([tables.markdown(rows), *(["\n".join([rule, *notes])] if is_xtreme else [])])
 
 
 def _mean_cell(found: Mapping[str, xtreme_runs.Statistic | None], tasks: Sequence[str]) -> str:
-    """The mean of the tasks' scores; in brackets, with their number, if some are missing."""
+    """Return the mean of the tasks' scores; in brackets, with their number, if some are missing."""
     centers = [one.center for task in tasks if (one := found.get(task)) is not None]
     if not centers:
         return ""
@@ -103,7 +103,7 @@ def _mean_cell(found: Mapping[str, xtreme_runs.Statistic | None], tasks: Sequenc
 
 
 def gap_table(best: Sequence[Variant], published: Published) -> str:
-    """Transfer gap of each task, one row a model; empty if there is none."""
+    """Return the transfer gap of each task, a row per model; empty if there is none."""
     common = _averaged_by_task(best)
     rows: list[tables.Row] = []
     for name, group in _by_label(best).items():
@@ -120,7 +120,7 @@ def gap_table(best: Sequence[Variant], published: Published) -> str:
 
 
 def task_table(of_task: Sequence[Variant], published: Published) -> str:
-    """One row a language, one column a variant; then averages, resource groups, transfer gap."""
+    """Return a row per language, a column per variant; then averages, groups, transfer gap."""
     languages = xtreme_runs.all_languages(run for one in of_task for run in one.runs)
     common = averaged_languages(of_task)
     metrics = xtreme_runs.averaged_metrics(of_task[0].task)
@@ -171,18 +171,17 @@ def _selection(of_task: Sequence[Variant]) -> str:
 def _left_out(
     of_task: Sequence[Variant], languages: Sequence[str], common: Sequence[str]
 ) -> list[str]:
-    """Note the languages of a table that no average includes."""
     absent = [one for one in languages if not all(one in variant.languages for variant in of_task)]
     others = [one for one in languages if one not in {*common, *absent}]
     notes = []
     if absent:
         notes.append(
             f"Not every run has {', '.join(absent)} ({_ABSENT}): averages and the gap are over the "
-            f"{len(common)} languages that all have, and compare with none over others."
+            f"{len(common)} common languages. Compare them only with averages over the same."
         )
     if others:
         task = of_task[0].task
-        notes.append(f"In no average, since {task} as published is without: {', '.join(others)}.")
+        notes.append(f"In no average, since published {task} lacks them: {', '.join(others)}.")
     return notes
 
 
@@ -193,10 +192,10 @@ def groups(languages: Iterable[str], published: Published) -> dict[str, list[str
 
 
 def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
-    """Runs and published rows of the same setting; empty if no paper prints the task.
+    """Return runs and published rows of the same setting; empty if no paper prints the task.
 
-    Papers average over all of the dataset's languages. If they print them one by one, the average
-    over the languages of the runs is given too: the one to compare with.
+    Papers average over all of the dataset's languages. If they print single languages, the table
+    also has the average over the languages of the runs: the one to compare with.
     """
     languages = averaged_languages(of_task)
     task, settings = of_task[0].task, {one.setting for one in of_task}
@@ -215,7 +214,7 @@ def comparison_table(of_task: Sequence[Variant], published: Published) -> str:
 
 
 def sweep_table(variants: Sequence[Variant], best: Sequence[Variant]) -> str:
-    """All hyperparameters tried; empty if there is only one choice."""
+    """Return all trials of hyperparameters; empty if there is only one choice."""
     common = _averaged_by_task(best)
     rows = []
     for one in variants:
@@ -245,7 +244,7 @@ def scores(variants: Sequence[Variant]) -> Iterator[tables.Row]:
 
 
 def averages(variants: Sequence[Variant], published: Published) -> Iterator[tables.Row]:
-    """Yield a row for each variant and average: the tables' languages, groups, transfer gap."""
+    """Yield a row for each variant and average: over all languages, groups, transfer gap."""
     common = _averaged_by_task(xtreme_runs.chosen(variants))
     for one in variants:
         shared = [language for language in common[one.table] if language in one.languages]
@@ -281,7 +280,7 @@ def _averaged_by_task(best: Sequence[Variant]) -> dict[str, list[str]]:
 
 
 def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
-    """Group by model and setting, cross-lingual transfer first; tell variants of a task apart."""
+    """Group by the names of variants, cross-lingual transfer first."""
     found: dict[str, list[Variant]] = {}
     for of_task in _by_task(variants).values():
         for one, name in zip(of_task, names(of_task, seeds=False), strict=True):
@@ -290,7 +289,7 @@ def _by_label(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
 
 
 def _cell(one: Variant, score, *arguments: object) -> str:
-    """A score over seeds, with its spread, in per cent; "" without one."""
+    """Return a score over seeds, with its spread, in per cent; "" without one."""
     found = one.over_seeds(score, *arguments)
     if found is None:
         return ""
@@ -299,7 +298,7 @@ def _cell(one: Variant, score, *arguments: object) -> str:
 
 
 def _mark(one: Variant, languages: Iterable[str]) -> str:
-    """Return the mark of scores over languages if the data of some chose something."""
+    """Return the mark of scores over languages if data of one chose something."""
     chosen_on = {language for run in one.runs for language in run.selected_on_test}
     return _ON_TEST if chosen_on & set(languages) else ""
 

@@ -1,4 +1,4 @@
-"""Finished fine-tuning runs: read, grouped over seeds, and averaged as in the papers."""
+"""Finished fine-tuning runs: reading, grouping over seeds, and averages as in the papers."""
 
 import collections
 import dataclasses
@@ -15,20 +15,20 @@ from xlm.common import artifacts
 from xlm.evaluation.task_results import averaged_metrics, read_results, reported_split
 
 RESULTS, SETTINGS_FILE = "results.json", "settings.json"
-# The tasks of XTREME's average, in its order; the last two are retrieval, which VoCap leaves out.
+# The tasks of XTREME's average, in its order. The last two are retrieval, which VoCap leaves out.
 XTREME = tuple(name for name, task in TASKS.items() if task.xtreme_name)
 SETTINGS = {"zero_shot": "cross-lingual transfer", "translate_train_all": "translate-train-all"}
-# Settings that name languages, before a colon, and these with + between them after it.
+# Prefixes of settings with languages, such as "trained_on:de+fr".
 _NAMED_SETTINGS = {"transfer_from": "cross-lingual transfer from", "trained_on": "trained on"}
-_NAMED = 5  # languages listed at most; beyond, a label has their number
-_SHOWN = 20  # characters of a setting in a name, unless it takes more to tell runs apart
-# Keys of a run's settings that change no score (places, names, the seed), and below those that the
-# score on development data chooses.
+_NAMED = 5  # most languages in a label; for more it has their number
+_SHOWN = 20  # characters of a setting in a name, unless different runs need more
+# Keys of a run's settings that change no score: places, names, the seed.
 _WITHOUT_EFFECT = (
     "init_from", "model_name", "task.dataset", "train.seed", "evaluation.batch_size",
 )  # fmt: skip
 # Settings that identify a user's own data without a name.
 _DATA = ("root", "test", "validation", "text_column", "pair_column", "label_column")
+# Settings that the score on development data chooses.
 _TUNED = ("optimizer.learning_rate", "train.batch_size", "train.epochs")
 _PIVOT = "en"
 
@@ -44,13 +44,13 @@ class Run:
       selected: score on the development data that chose the checkpoint; None without one.
       split: "test", or "validation" for data without test labels.
       scores: by language and metric, between 0 and 1 (correlations between -1 and 1).
-      rule: how the checkpoint was selected, see `xlm.experiment.task_settings`; "" without one.
-      selected_on_test: languages whose reported scores come from data that chose something.
-      settings: all that scores depend on except the seed, by dotted key, including the digests of
-        starting parameters and tokenizer; empty if settings.json is missing.
-      table: task, and name of a user's own data: scores are compared and averaged within it.
+      rule: the rule that chose the checkpoint, see `xlm.experiment.task_settings`; "" without one.
+      selected_on_test: languages with reported scores on data that chose something.
+      settings: settings with an effect on scores, except the seed, by dotted key. They include the
+        digests of starting parameters and tokenizer; empty if settings.json is missing.
+      table: task, and name of a user's own data. Only scores of one table compare.
       data: identity of a user's own data: their place or name, and their labels.
-      scored: digest of a user's own data that were scored, by language.
+      scored: digest of a user's own scored data, by language.
       majority: scores of the most frequent training label, as `scores`; {} without classes.
     """
 
@@ -141,7 +141,8 @@ def average(
 ) -> float | None:
     """Return the mean over languages, all or those of `languages` that the run has.
 
-    Of `metric`, or of `averaged_metrics`. None without languages, or if one lacks the metric.
+    The mean is of `metric`, by default `averaged_metrics`. None without languages, or if one lacks
+    the metric.
     """
     metrics = averaged_metrics(run.task) if metric is None else (metric,)
     members = [one for one in run.scores if languages is None or one in languages]
@@ -160,7 +161,7 @@ def names(of_task: Sequence[Variant], *, seeds: bool = True) -> list[str]:
 
 
 def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
-    """Describe the hyperparameters and settings that tell a variant from its rivals."""
+    """Describe the hyperparameters and settings by which a variant differs from its rivals."""
     parts = [one.hyperparameters] if len({v.hyperparameters for v in rivals}) > 1 else []
     keys = sorted({key for v in rivals for key in v.runs[0].settings} - {*_TUNED})
     for key in keys:
@@ -172,22 +173,22 @@ def _differences(one: Variant, rivals: Sequence[Variant]) -> str:
 
 
 def _told_apart(values: Sequence[str]) -> list[str]:
-    """Shorten long values so that different ones stay different: rows are grouped by them."""
+    """Shorten long values, but keep different ones different: tables group rows by them."""
     is_long = any(len(value) > _SHOWN for value in values)
     start, width = 0, _SHOWN
     while is_long and (end := values[0].find("/", start) + 1):
         if not all(value.startswith(values[0][:end]) for value in values):
             break
-        start = end  # a folder that all share tells nothing
+        start = end  # skips a folder that all share
     while len({value[start : start + width] for value in values}) < len(set(values)):
         width += 1
     return ["…" * (start > 0) + value[start : start + width] for value in values]
 
 
 def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
-    """Return a task's languages for averages: scored by all variants, and reported by the authors.
+    """Return a task's languages for averages: those of all variants that the authors report.
 
-    Without any that the authors report, all that the variants share.
+    If the authors report none of them, the result is all languages that the variants share.
     """
     shared = [
         language
@@ -199,16 +200,16 @@ def averaged_languages(of_task: Sequence[Variant]) -> list[str]:
 
 
 def all_languages(runs: Iterable[Run]) -> list[str]:
-    """Return the languages that any of the runs has scores in; English first, the others sorted."""
+    """Return the languages with scores of any run; English first, the others sorted."""
     found = {language for run in runs for language in run.scores}
     return sorted(found, key=lambda language: (language != _PIVOT, language))
 
 
 def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | None:
-    """English score minus the mean of the other languages' (XY-LENT Table 4: exact match for QA).
+    """Return the English score minus the mean of others (XY-LENT Table 4: exact match for QA).
 
-    Over all languages of the run, or those of `languages`. None without English or other languages,
-    or if training was not only on English.
+    It is over all languages of the run, or those of `languages`. None without English or other
+    languages, or if training was not only on English.
     """
     known = run.scores if languages is None else languages
     others = [language for language in run.scores if language != _PIVOT and language in known]
@@ -221,12 +222,12 @@ def transfer_gap(run: Run, languages: Collection[str] | None = None) -> float | 
 def find_runs(patterns: Sequence[str]) -> list[Run]:
     """Read the runs in the folders that the patterns (as in a shell) name.
 
-    Raises ValueError, with the folders, for a pattern without folder, a folder with no or wrong
-    results, or two runs that are the same one.
+    Raises ValueError for a pattern without folder, a folder with missing or wrong results, or two
+    equal runs.
     """
     folders: list[pathlib.Path] = []
     for pattern in patterns:
-        # `--seeds` leaves its record beside the folders of its seeds.
+        # `--seeds` writes a file beside the folders of its seeds.
         found = [one for one in map(pathlib.Path, sorted(glob.glob(pattern))) if one.is_dir()]
         if not found:
             raise ValueError(f"{pattern}: no such run folder; correct --runs")
@@ -237,14 +238,14 @@ def find_runs(patterns: Sequence[str]) -> list[Run]:
         other = seen.setdefault(f"{_key(run)} seed {run.seed}", run)
         if other is not run:
             raise ValueError(
-                f"{other.folder} and {run.folder} are runs of the same task, model, setting, "
-                "hyperparameters and seed; a seed counts once, leave one of them out of --runs"
+                f"{other.folder} and {run.folder} have the same task, model, setting, "
+                "hyperparameters and seed; leave one of them out of --runs"
             )
     return runs
 
 
 def _with_tables(runs: Sequence[Run]) -> list[Run]:
-    """Tell the tables of different data with one name apart."""
+    """Give tables of different data with one name different names."""
     groups: dict[str, list[list[Run]]] = collections.defaultdict(list)
     for run in sorted(runs, key=lambda run: run.data):
         rivals = groups[run.table]
@@ -273,8 +274,8 @@ def read_run(folder: pathlib.Path) -> Run:
     path = folder / RESULTS
     if not path.is_file():
         raise ValueError(
-            f"{folder}: no {RESULTS}; the run has not finished (start it again to resume) or this "
-            "is no folder of a run"
+            f"{folder}: no {RESULTS}; the run has not finished (rerun its command to resume) or "
+            "this is no folder of a run"
         )
     found = read_results(path)
     split = reported_split(found)
@@ -312,13 +313,13 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _key(run: Run) -> str:
-    """Fingerprint that seeds share: all other settings and the starting parameters."""
+    """Return a fingerprint of all settings but the seed, and of the starting parameters."""
     settings = (dict(run.hyperparameters), dict(run.settings))
     return artifacts.fingerprint(run.table, run.model, run.setting, *settings)
 
 
 def place(one: Variant) -> tuple[str, str, str, str]:
-    """Key of the variants among which one is chosen: all but the hyperparameters tried."""
+    """Return the key of variants that differ only in tuned hyperparameters."""
     fixed = {key: v for key, v in one.runs[0].settings.items() if key not in _TUNED}
     return one.table, one.model, one.setting, artifacts.fingerprint(fixed)
 
@@ -340,8 +341,8 @@ def variants(runs: Iterable[Run], center: str) -> list[Variant]:
             ):
                 if here != there:
                     raise ValueError(
-                        f"{first.folder} and {run.folder} differ in the seed alone, but their "
-                        f"{what} differ: {here} and {there}; run both on the same data"
+                        f"{first.folder} and {run.folder} have the same settings but the seed, and "
+                        f"their {what} differ: {here} and {there}; run both on the same data"
                     )
     order = list(TASKS)
     made = [Variant(tuple(sorted(g, key=lambda r: r.seed)), center) for g in groups.values()]
@@ -349,7 +350,7 @@ def variants(runs: Iterable[Run], center: str) -> list[Variant]:
 
 
 def chosen(found: Iterable[Variant]) -> list[Variant]:
-    """Choose the best of each `place` on the development data, or all if one has no such score."""
+    """Choose the best of each `place` on the development data, or all if one lacks such a score."""
     groups: dict[tuple[str, str, str, str], list[Variant]] = collections.defaultdict(list)
     for one in found:
         groups[place(one)].append(one)

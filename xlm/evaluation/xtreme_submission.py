@@ -2,13 +2,13 @@
 
     predictions/TASK/test-LANGUAGE.tsv   json for questions
 
-By its README and reader functions: one label a line; one tag a line and an empty line after each
-sentence; the 0-based number of the sentence found a line (Tatoeba); two ids a line, tab between
-them (BUCC); one object of answers by question id.
+Its README and readers define the formats. Lines are a label; a tag, with an empty line after each
+sentence; the 0-based number of the found sentence (Tatoeba); or two ids with a tab between them
+(BUCC). Questions have one object of answers by question id.
 
 XTREME's own tests have no labels: predict.py writes a run's predictions for them to
-`RUN/predictions/unlabelled.LANGUAGE.jsonl`. If a task has any, only these are taken, since the run
-was scored on other text, such as development data.
+`RUN/predictions/unlabelled.LANGUAGE.jsonl`. If a task has such files, we take only them: the run's
+scores are on other text, such as development data.
 """
 
 import json
@@ -29,16 +29,16 @@ UNLABELLED = "unlabelled"
 def write_submission(folder: pathlib.Path, best: Sequence[Variant]) -> dict[str, list[str]]:
     """Write the predictions of one model in one setting to `folder`/predictions.
 
-    `best` has at most one variant of each task; those that XTREME lacks are left out. The seed that
-    is best on development data counts. Returns the languages without predictions by XTREME's name
-    of a task. Raises ValueError for predictions that are not those of the run's results.
+    `best` has at most one variant of each task, also of tasks that XTREME lacks. The seed with the
+    best score on development data counts. Returns the languages without predictions by XTREME's
+    name of a task. Raises ValueError for predictions that do not belong to the run's results.
     """
     runs: dict[str, Run] = {}
     for one in (variant for variant in best if variant.task in XTREME):
         if one.task in runs:
             raise ValueError(
-                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task} between "
-                "which no score on development data chooses: they have none, or differ in more "
+                f"{runs[one.task].folder} and {one.runs[0].folder} are runs of {one.task}, and no "
+                "score on development data chooses between them: they have none, or differ in more "
                 "than tuned hyperparameters; leave all but one out of --runs"
             )
         seeds = [run for run in one.runs if _has_unlabelled(run)] or one.runs
@@ -75,7 +75,7 @@ def _write_task(folder: pathlib.Path, run: Run) -> Iterator[str]:
         yield language
 
 
-# Lines of predictions, with only the fields that are read.
+# Lines of predictions, with the fields that we read.
 class _Labelled(msgspec.Struct):
     id: str
     prediction: str
@@ -92,7 +92,7 @@ class _Pair(msgspec.Struct):
 
 
 class _Format(NamedTuple):
-    """Form of the predictions of a kind: from our lines and their file to lines of XTREME's."""
+    """Format of the predictions of a kind: maps our lines and their file to XTREME's lines."""
 
     rows: Callable[[Sequence[Any], pathlib.Path], Iterable[str]]
     suffix: str = "tsv"
@@ -105,14 +105,13 @@ def _read(
 ) -> list[Any]:
     if not path.is_file():
         raise ValueError(
-            f"{path}: no such file, but {run.folder} has scores of {language}; run its evaluation "
-            "again"
+            f"{path}: no such file, but {run.folder} has scores of {language}; rerun its evaluation"
         )
     lines: list[Any] = task_results.read_lines(path, form.line)
     wanted = run.examples.get(language, len(lines))
     if is_scored and form.is_per_example and len(lines) != wanted:
         raise ValueError(
-            f"{path}: {len(lines)} predictions for {wanted} examples; run the evaluation again"
+            f"{path}: {len(lines)} predictions for {wanted} examples; rerun the evaluation"
         )
     return lines
 
@@ -125,7 +124,7 @@ def _tags(lines: Sequence[_Tagged], path: pathlib.Path) -> Iterator[str]:
 
 
 def _positions(lines: Sequence[_Labelled], path: pathlib.Path) -> Iterator[str]:
-    """Yield the place among the file's ids of each id found: both sides' ids are in one order."""
+    """Yield the place of each found id among the file's ids; both sides have the same order."""
     places = {line.id: place for place, line in enumerate(lines)}
     for number, line in enumerate(lines, 1):
         if line.prediction not in places:

@@ -1,7 +1,7 @@
 """BPE and WordPiece tokenizers of Hugging Face's `tokenizers`, read from a tokenizer.json.
 
-Those made from SentencePiece models, as Gemma's, which mmBERT has, become such models again. Those
-of bytes, as RoBERTa's, and WordPiece's have none: their pieces are read for the embeddings alone.
+Tokenizers made from SentencePiece models, such as that of Gemma and mmBERT, become such models
+again. Byte-level BPE (RoBERTa) and WordPiece have none: we read their pieces only for embeddings.
 """
 
 import unicodedata
@@ -34,7 +34,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class Tokenizer(Parts, frozen=True, kw_only=True):
-    """The part of a tokenizer.json of the BPE kind that is read."""
+    """The part of a BPE's tokenizer.json that we read."""
 
     model: _Model
 
@@ -44,19 +44,19 @@ class Tokenizer(Parts, frozen=True, kw_only=True):
         return any(step.type == "ByteLevel" for step in found)
 
     def merges(self) -> dict[tuple[str, str], int]:
-        """Return the pairs that are merged, and their ranks."""
+        """Return the ranks of merged pairs."""
         pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in self.model.merges)
         return {(left, right): rank for rank, (left, right) in enumerate(pairs)}
 
 
 class _Piece(NamedTuple):
     name: str
-    score: float  # negated rank of the first merge that makes it
+    score: float  # negated rank of its first merge
     kind: int
 
 
 def read(text: bytes) -> Tokenizer:
-    """Parse a tokenizer.json of a BPE or WordPiece; ValueError if it is malformed."""
+    """Parse the tokenizer.json of a BPE or WordPiece; ValueError if it is malformed."""
     found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
     return found
 
@@ -69,12 +69,12 @@ def pieces(value: Tokenizer) -> tuple[list[str], list[float]]:
 
 
 def sentencepiece_model(value: Tokenizer) -> Message:
-    """Build a SentencePiece model, without special tokens, that segments alike.
+    """Build a SentencePiece model with the same segmentation, without special tokens.
 
     Raises ValueError if there is none.
     """
     if value.is_of_bytes:
-        raise ValueError(f"a BPE of bytes, as RoBERTa's, has no SentencePiece model; {_REMEDY}")
+        raise ValueError(f"a byte-level BPE, like RoBERTa's, has no SentencePiece model; {_REMEDY}")
     kinds = [step.type for step in (*steps(value.normalizer), *steps(value.pre_tokenizer))]
     normalizers = list(steps(value.normalizer))
     prepends = bool(normalizers) and normalizers[0].type == "Prepend"
@@ -83,7 +83,7 @@ def sentencepiece_model(value: Tokenizer) -> Message:
     if replaced != [("Replace", _BLANK, SPACE)] or splits:
         raise ValueError(
             f"the tokenizer's steps are {' and '.join(kinds) or 'none'}, must be a Replace of the "
-            f"blank by {SPACE!r}, as in Gemma's and mmBERT's, with or without a Prepend; {_REMEDY}"
+            f"blank by {SPACE!r}, as in Gemma and mmBERT, with or without a Prepend; {_REMEDY}"
         )
     _check_merges(value)
     proto = model_proto.ModelProto()
@@ -98,7 +98,7 @@ def sentencepiece_model(value: Tokenizer) -> Message:
 
 
 def _pieces(value: Tokenizer) -> list[_Piece]:
-    """Return the pieces by id; special tokens have our names, and gaps are unused."""
+    """Return the pieces by id, with our names of special tokens, and unused pieces in gaps."""
     names = {number: piece for piece, number in value.model.vocab.items()}
     added = {one.id: one for one in value.added_tokens or ()}
     names |= {number: one.content.replace(" ", SPACE) for number, one in added.items()}
@@ -124,7 +124,7 @@ def _pieces(value: Tokenizer) -> list[_Piece]:
 
 
 def _our_names(present: Iterable[str]) -> dict[str, str]:
-    """Return `SPECIALS` by the names that they have among pieces."""
+    """Return `SPECIALS` by their names among the pieces."""
     names, found = set(present), {}
     for special, others in zip(SPECIALS, _NAMES, strict=True):
         found[next((name for name in (special, *others) if name in names), special)] = special
@@ -134,8 +134,8 @@ def _our_names(present: Iterable[str]) -> dict[str, str]:
 def word_pieces(text: bytes) -> tuple[list[str], list[float]]:
     """Return the pieces of a WordPiece tokenizer.json as SentencePiece spells them, and scores.
 
-    One that begins a word has a visible space, unless BERT splits it off: punctuation, ideographs.
-    Fewest pieces have the best score. Pieces that are spelled as another are not used.
+    A piece at the start of a word has a visible space, unless BERT splits it off: punctuation,
+    ideographs. The fewest pieces have the best score. Pieces with another's spelling are unused.
     """
     names = read(text).model.vocab
     ours, size = _our_names(names), max(names.values(), default=-1) + 1
@@ -153,7 +153,7 @@ def word_pieces(text: bytes) -> tuple[list[str], list[float]]:
 
 
 def _spelled(piece: str) -> str:
-    """Return the text of a piece of bytes with visible spaces; "" if no piece may be it."""
+    """Return the text of a byte-level piece with visible spaces; "" if no piece can have it."""
     try:
         text = token_bytes(piece).decode() if set(piece) <= _SHOWN else ""
     except UnicodeDecodeError:
@@ -171,6 +171,6 @@ def _check_merges(value: Tokenizer) -> None:
         for pair in ((piece[:i], piece[i:]) for i in range(1, len(piece))):
             if pair not in merges and own >= {*pair}:
                 raise ValueError(
-                    f"{pair[0]!r} and {pair[1]!r} make the piece {piece!r} by no merge, so the BPE "
-                    f"was not made from a SentencePiece model; {_REMEDY}"
+                    f"no merge makes the piece {piece!r} from {pair[0]!r} and {pair[1]!r}, so the "
+                    f"BPE does not come from a SentencePiece model; {_REMEDY}"
                 )

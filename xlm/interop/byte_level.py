@@ -1,16 +1,16 @@
-"""Byte-level BPE of `vocap.byte_bpe` in the forms of other libraries, with the same ids in each.
+"""Byte-level BPE of `vocap.byte_bpe` in the formats of other libraries, with the same ids in each.
 
 - "hf": a folder for `transformers`. There the literal text of a special token, such as "<mask>", is
-  that token, unless `split_special_tokens=True`. All else is encoded alike in all forms.
+  that token, unless `split_special_tokens=True`. All formats encode other text in the same way.
 - "tiktoken": ranks of the tokens, which are their ids. The first is 5, after the special tokens.
-- "gguf": metadata of a tokenizer as llama.cpp reads it, without a model.
+- "gguf": metadata of a tokenizer for llama.cpp, without a model.
 
-llama.cpp's converter of folders knows a tokenizer by a hash of its ids for a text. So it refuses
-every new vocabulary until its hash is added there. A GGUF file of this module needs no entry: it
-names the pattern by `byte_tokens.PATTERN_NAME`.
+llama.cpp's converter of folders identifies a tokenizer by a hash of its ids for a text. So it
+refuses every new vocabulary until you add its hash there. A GGUF file of this module needs no
+entry: it names the pattern by `byte_tokens.PATTERN_NAME`.
 
-`tokenizers` 0.23 and tiktoken 0.14 know the same letters and marks. llama.cpp lacks some that were
-added to Unicode lately, and may cut text of them into other tokens. All decode it exactly.
+`tokenizers` 0.23 and tiktoken 0.14 know the same letters and marks. llama.cpp lacks some recent
+ones of Unicode, and may cut them into other tokens. All decode them exactly.
 """
 
 import base64
@@ -31,13 +31,13 @@ FORMATS = ("hf", "tiktoken", "gguf")
 _FILES = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "gguf": "tokenizer.gguf"}
 _REMEDY = "give the vocab/tokenizer.json of a build with vocab.method=byte_bpe"
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
-_ARCHITECTURE = "llama"  # GGUF requires one; there is no model
+_ARCHITECTURE = "llama"  # GGUF requires one, even without a model
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
 class Tokens(NamedTuple):
-    """Tokens by id, specials first, and the pairs that are merged, in `byte_tokens.CHARACTERS`."""
+    """Tokens by id, specials first, and merged pairs, spelled in `byte_tokens.CHARACTERS`."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
@@ -52,17 +52,17 @@ class _Tokenizer(msgspec.Struct, frozen=True):
 
 
 def is_byte_level(model: bytes) -> bool:
-    """Whether bytes are a JSON file, and no SentencePiece model."""
+    """Return whether bytes are a JSON file, and no SentencePiece model."""
     return model.lstrip()[:1] == b"{"
 
 
 def read(model: bytes) -> Tokens:
-    """Read a tokenizer.json; ValueError if it is not as `byte_tokens.tokenizer_json` writes it."""
+    """Read a tokenizer.json of `byte_tokens.tokenizer_json`; ValueError for others."""
     ids = declarations.parse(model, _Tokenizer, place="", remedy=_REMEDY).model.vocab
     tokens = sorted(ids, key=ids.__getitem__)
     again = json.loads(_tokenizer_json(tokens))
     if again != json.loads(model):
-        raise ValueError(f"not a byte-level BPE of this project: {_REMEDY}")
+        raise ValueError(f"not a byte-level BPE of this project; {_REMEDY}")
     return Tokens(tokens, again["model"]["merges"])
 
 
@@ -87,7 +87,7 @@ def write_pretrained(model: bytes, folder: pathlib.Path) -> None:
 
 
 def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
-    """Write a line `base64 rank` a token, and beside it PATH.json with pattern and specials."""
+    """Write a line `base64 rank` per token, and beside it PATH.json with pattern and specials."""
     tokens = read(model).tokens
     ranks = (
         f"{base64.b64encode(byte_tokens.token_bytes(tokens[i])).decode()} {i}\n"
@@ -100,7 +100,7 @@ def write_tiktoken(model: bytes, path: pathlib.Path) -> None:
 
 
 def write_gguf(model: bytes, path: pathlib.Path) -> None:
-    """Write a GGUF file of the tokenizer; ValueError if the package `gguf` is not installed."""
+    """Write a GGUF file of the tokenizer; ValueError without the package `gguf`."""
     with packages.needed("writing GGUF", "export"):
         import gguf
     tokens, merges = read(model)
@@ -122,7 +122,7 @@ def write_gguf(model: bytes, path: pathlib.Path) -> None:
 
 
 def differing(model: bytes, folder: pathlib.Path, form: str, texts: Iterable[str]) -> list[str]:
-    """Return the texts whose ids by an exported tokenizer are not those of `model`."""
+    """Return the texts to which an exported tokenizer gives other ids than `model`."""
     own, exported = _by_tokenizers(model), _opened(folder, form)
     return [
         text

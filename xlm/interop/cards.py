@@ -1,4 +1,4 @@
-"""Cards of model folders: README.md as Hugging Face's hub shows it."""
+"""Model cards: README.md of a folder, as Hugging Face's hub shows it."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,16 +24,16 @@ _OTHER_PIPELINES = {"onnx": "", "sentence_transformers": "sentence-similarity"}
 LIMITS = """\
 ## Limits
 
-- It has been trained for no other task than the one above.
-- Its text came from its sources as they are, with their errors, biases and personal data.
-- Text of a model that it started from is not listed here."""
+- Its only training task is the one above.
+- Its training text has the errors, biases and personal data of its sources.
+- This card does not list the text of a model that it started from."""
 LICENCE = """\
 ## Licence
 
-To be filled in by whoever publishes this model: it depends on the licences of the model that it
-started from and of the data that it was trained on."""
+The publisher fills this in: it depends on the licences of the model that this one started from and
+of its training data."""
 _SPM = """\
-`AutoTokenizer` cannot read this folder: {reason}. Text is read with sentencepiece; a text is
+`AutoTokenizer` cannot read this folder: {reason}. Read text with sentencepiece: a text is
 `<s> A </s>`, and a pair of texts `<s> A </s> </s> B </s>`.
 
 """
@@ -61,8 +61,8 @@ def of_model(
       sizes: named as in `EncoderSettings`; `vocab_size` may include padding.
       tokenizer: the serialised SentencePiece model.
       has_head: whether it has a masked-LM head.
-      origin: a sentence on what the model was made from, as Markdown.
-      base: names of the models that it was made from, for the hub.
+      origin: a sentence on the model's sources, as Markdown.
+      base: names of the models from which it started, for the hub.
       losses: by language, metrics by name, for the hub.
       sections: further ones, before the limits.
     """
@@ -111,11 +111,11 @@ def front(
     index: Sequence[str],
     **more: Any,
 ) -> str:
-    """Return the metadata for the hub; `more` are values by key, left out where empty.
+    """Return the metadata for the hub, without keys of `more` that are empty.
 
-    `index` is of `model_index`.
+    `index` comes from `model_index`.
     """
-    # JSON is YAML; "no" alone would be false, not Norwegian.
+    # JSON is YAML. An unquoted "no" would be false, not Norwegian.
     found = {"language": sorted(languages), "license": "unknown", "base_model": base,
              "library_name": FORMATS[form], **more}  # fmt: skip
     lines = [f"{key}: {json.dumps(value)}" for key, value in found.items() if value]
@@ -123,7 +123,7 @@ def front(
 
 
 def loading(form: str, suffix: str, reason: str, tokenizer_reason: str) -> str:
-    """Return code that loads a class of this suffix, without its end; the rest is of `Facts`."""
+    """Return code that loads a class of this suffix; the caller closes its fence."""
     trust = ", trust_remote_code=True" if reason and form != "onnx" else ""
     imports, names = ["import onnxruntime"], []
     model = 'onnxruntime.InferenceSession("model.onnx")'

@@ -11,9 +11,9 @@ import sentencepiece as spm
 
 from vocap import model_proto
 
-STANDARD = "nmt_nfkc"  # of SentencePiece's defaults, and of XLM-R
-_LONGEST = 256  # bytes of a text that a rule replaces
-_SAME = 0.99  # of the rules; versions of Unicode differ by less, other normalisers by more
+STANDARD = "nmt_nfkc"  # SentencePiece's default, and XLM-R's
+_LONGEST = 256  # bytes that a rule replaces
+_SAME = 0.99  # share of equal rules; versions of Unicode share more, other normalisers less
 
 
 def standard() -> bytes:
@@ -35,13 +35,13 @@ def compiled(rules: Mapping[str, str]) -> bytes:
 
 def of(rule_name: str | None = None, rule_tsv: str | None = None) -> bytes:
     """Return the map of SentencePiece's rules of a name, or of a file; ValueError for others."""
-    spm.set_min_log_level(2)  # each compilation would be logged
+    spm.set_min_log_level(2)  # SentencePiece logs each compilation
     try:
         normalizer = spm.SentencePieceNormalizer(rule_name=rule_name, rule_tsv=rule_tsv)
     except (RuntimeError, OSError) as error:
         raise ValueError(
-            f"{rule_name or rule_tsv}: no rules of SentencePiece ({error}); give a file of lines, "
-            "each code points, a tab, code points"
+            f"{rule_name or rule_tsv}: no rules of SentencePiece ({error}); give a file with lines "
+            "of code points, a tab, and code points"
         ) from None
     proto = model_proto.ModelProto.FromString(normalizer.serialized_model_proto())
     return proto.normalizer_spec.precompiled_charsmap
@@ -49,7 +49,7 @@ def of(rule_name: str | None = None, rule_tsv: str | None = None) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def is_standard(charsmap: bytes) -> bool:
-    """Whether a map is that of nmt_nfkc, in any version of Unicode."""
+    """Return whether a map is that of nmt_nfkc, in any version of Unicode."""
     own, found = read_charsmap(standard()), read_charsmap(charsmap)
     same = sum(found.get(text) == replacement for text, replacement in own.items())
     return same >= _SAME * max(len(own), len(found))
@@ -73,7 +73,8 @@ def _rules(charsmap: bytes) -> dict[str, str]:
     # A unit: bits 0-7 label, 8 whether a value follows, 9 and 10-30 offset; bit 31 marks a value.
     labels = np.where(units >> 31, 0, units & 0xFF)
     offsets = ((units >> 10) << ((units & 0x200) >> 6)).tolist()
-    # The child of a node by label c is at the node's offset xor c, so a cell yields its parent's.
+    # The child of a node by label c is at the node's offset xor c, so a cell gives its parent's
+    # offset.
     children = defaultdict(list)
     for cell in np.flatnonzero(labels).tolist():
         children[cell ^ int(labels[cell])].append(cell)

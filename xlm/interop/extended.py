@@ -1,4 +1,4 @@
-"""Growth of a tokenizer's files by pieces for further languages, and a report of its effect."""
+"""Extension of a tokenizer's files by pieces for further languages, and a report of its effect."""
 
 import collections
 import json
@@ -24,11 +24,11 @@ _OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_NOT_BELOW = 1 + 1e-9  # puts a character before the pairs that it is in, whatever the rounding
+_NOT_BELOW = 1 + 1e-9  # ranks a character before its pairs despite rounding
 
 
 class Texts(NamedTuple):
-    """Sentences by language: to choose pieces by, to measure on, and of languages known before."""
+    """Sentences by language: to choose pieces, to measure, and of languages known before."""
 
     train: Mapping[str, Sequence[str]]
     heldout: Mapping[str, Sequence[str]] = {}
@@ -50,14 +50,14 @@ def extend(
     """Write the tokenizer `source`, a file or a folder, with `size` more pieces to a folder.
 
     `model` is a folder of a model with this tokenizer in safetensors. Its tables of embeddings and
-    of the output layer grow: a new row is the mean of those of the piece's old parts.
+    of the output layer grow: a new row is the mean of the rows of the piece's old parts.
 
     Args:
       alpha: exponent of the languages' amounts of text in their shares; 0 for equal shares.
-      character_coverage: share of a language's characters that must be pieces, if the tokenizer
-        does not fall back to bytes.
+      character_coverage: share of a language's characters that become pieces, if the tokenizer does
+        not fall back to bytes.
 
-    Raises ValueError if a file is no such tokenizer or model, or the text offers too few pieces.
+    Raises ValueError if a file is no such tokenizer or model, or the text has too few pieces.
     """
     files = _files(source)
     name, main = next(iter(files.items()))
@@ -80,7 +80,7 @@ def extend(
 
 
 def _files(source: pathlib.Path) -> dict[str, Growing]:
-    """Read the tokenizer's files; the others have the ids of the first, but for an offset."""
+    """Read the tokenizer's files; further ones have the ids of the first, up to an offset."""
     if source.is_dir():
         paths = [source / one for one in (_JSON, *_MODELS) if (source / one).exists()]
     else:
@@ -92,26 +92,26 @@ def _files(source: pathlib.Path) -> dict[str, Growing]:
         )
     if source.is_dir() and paths[0].name in _WITHOUT_ADDED:
         raise ValueError(
-            f"{source} has no {_JSON}, and from {paths[0].name} alone transformers would move "
-            "added tokens behind the new pieces; write it again with save_pretrained"
+            f"{source} has no {_JSON}, and with only {paths[0].name} transformers would move added "
+            "tokens behind the new pieces; write the tokenizer again with save_pretrained"
         )
     files: dict[str, Growing] = {}
     for path in paths:
         with declarations.of_file(path):
-            read_segmenter(path)  # which says what is wrong with it
+            read_segmenter(path)  # for its errors
             read = JsonFile if path.suffix == ".json" else SentencePieceFile
             files[path.name] = read(artifacts.read_bytes(path))
     return files
 
 
 def _fillers(main: Growing, file: Growing) -> list[str]:
-    """Names of ids that only the main file uses, in front of the new pieces."""
+    """Return names of ids that only the main file uses, in front of the new pieces."""
     offsets = {main.ids.get(piece, -1) - i for piece, i in file.ids.items() if piece in file.scores}
     offset = min(offsets)
     if len(offsets) > 1 or file.next_id + offset > main.next_id or file.kind != main.kind:
         raise ValueError(
-            "the tokenizer's files have other pieces, or the same in another order, so they are "
-            "not of one tokenizer; write them again with save_pretrained"
+            "the tokenizer's files differ in pieces or their order, so they belong to different "
+            "tokenizers; write them again with save_pretrained"
         )
     names = {i - offset: piece for piece, i in main.ids.items()}
     found = [names.get(i, f"<unused_{i}>") for i in range(file.next_id, main.next_id - offset)]
@@ -122,7 +122,7 @@ def _choose(
     file: Growing, texts: Mapping[str, Sequence[str]], size: int, alpha: float, coverage: float
 ) -> tuple[list[str], np.ndarray | None]:
     if size < 1 or not texts:
-        raise ValueError(f"{size} pieces for {len(texts)} languages; both must be 1 or more")
+        raise ValueError(f"{size} pieces for {len(texts)} languages; give at least 1 of both")
     amounts = {one: sum(len(line.encode()) for line in lines) for one, lines in texts.items()}
     shares = language_probabilities(amounts, alpha)
     if file.kind == UNIGRAM:
@@ -142,7 +142,7 @@ def _choose(
         weight = shares[one] / amounts[one]
         missing = _missing(file, lines, coverage)
         for character, count in missing.items():
-            # One byte saves no token itself, but `tokenizers` needs it as a piece to merge it.
+            # A single byte saves no token, but `tokenizers` merges only pieces.
             saved = max(len(character.encode()) - 1, 1) if file.falls_back else np.inf
             gains[character] += count * weight * saved * _NOT_BELOW
         for word, count in file.words(lines, list(missing)).items():
@@ -156,7 +156,7 @@ def _choose(
 
 
 def _missing(file: Growing, lines: Sequence[str], coverage: float) -> dict[str, int]:
-    """Count the characters to add; all if bytes stand for them, else those that are required."""
+    """Count the characters to add: all if bytes spell them, otherwise up to the coverage."""
     counts: collections.Counter[str] = collections.Counter()
     for batch in vocabulary.batches(lines):
         counts += file.characters(batch)
@@ -171,7 +171,7 @@ def _missing(file: Growing, lines: Sequence[str], coverage: float) -> dict[str, 
 
 
 def _write_lists(folder: pathlib.Path, model: Mapping[str, Any]) -> None:
-    """Renew vocab.json and merges.txt, the older form of byte-level BPE, where they are."""
+    """Rewrite vocab.json and merges.txt, the older format of byte-level BPE, if they exist."""
     if (folder / "vocab.json").exists():
         artifacts.write_text(folder / "vocab.json", json.dumps(model["vocab"], ensure_ascii=False))
     if (folder / "merges.txt").exists():
@@ -180,7 +180,7 @@ def _write_lists(folder: pathlib.Path, model: Mapping[str, Any]) -> None:
 
 
 def _report(before: Segmenter, after: Segmenter, texts: Texts) -> str:
-    """Compare tokens a sentence, unknown tokens, and on old text how many sentences changed."""
+    """Compare tokens a sentence and unknown tokens, and count changed sentences."""
     rows: list[dict[str, Any]] = []
     for kind, found in (("new", texts.heldout), ("old", texts.old)):
         for language, lines in found.items():

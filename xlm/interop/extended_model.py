@@ -1,4 +1,4 @@
-"""Rows for new pieces in a model's folder of safetensors; all other tensors stay as they are."""
+"""Rows for new pieces in a model's folder of safetensors; all other tensors stay unchanged."""
 
 import json
 import pathlib
@@ -26,16 +26,16 @@ def write(
 ) -> None:  # fmt: skip
     """Write a model's folder, without its tokenizer, with rows for the ids from `first` on.
 
-    A row is the mean of those of the old ids `parts`, or of all without any. Files of weights other
-    than safetensors are left out. `tokenizer` has the files whose digests the weights may hold.
-    Raises ValueError if config.json has fewer rows than the tokenizer ids, or no table is found.
+    A row is the mean of the rows of the old ids `parts`, or of all rows without parts. It copies no
+    weights but safetensors. `tokenizer` has the files whose digests the weights may hold. Raises
+    ValueError if config.json has fewer rows than the tokenizer ids, or it finds no table.
     """
     config = artifacts.read_object(folder / _CONFIG)
     sized = config if "vocab_size" in config else config.get("text_config", {})
     size = sized.get("vocab_size")
     if not isinstance(size, int) or size < first:
         raise ValueError(
-            f"{folder / _CONFIG}: vocab_size is {size!r}, and the tokenizer has ids up to "
+            f"{folder / _CONFIG}: vocab_size is {size!r}, but the tokenizer has ids up to "
             f"{first - 1}; give the tokenizer of this model"
         )
     target.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _with_rows(
     if array.dtype not in weights.TYPES:
         raise ValueError(
             f"{place} is of type {array.dtype}, must be float32, float16 or bfloat16; extend the "
-            "model before it is quantised"
+            "model before you quantise it"
         )
     rows = array.reshape(len(array), -1)
     new = vocabulary.mean_rows(rows, parts, rows[:first].mean(axis=0, dtype=np.float64))

@@ -1,23 +1,23 @@
 """Export of the tokenizer for Hugging Face: a tokenizer.json with the ids of SentencePiece.
 
-The model part is a direct translation; `normalizer_json` has the normaliser and the words.
-Remaining differences from SentencePiece, all pinned in tests/interop/huggingface_test.py:
+The model part is a direct translation. `normalizer_json` translates the normaliser and the words.
+These differences from SentencePiece remain, and tests/interop/huggingface_test.py pins them:
 
 - The literal text of a control token, such as "<mask>", is that token, unless
-  `split_special_tokens=True`. The text before and after it is a text of its own.
+  `split_special_tokens=True`. The text before and after it is separate.
 - Text that normalises to such a literal ("＜ｓ＞"), or that spells a byte piece, stays text, but no
   piece and no unknown spans its first character and the next.
 - Characters added since Unicode 13 that SentencePiece composes with a mark, or maps to a letter
   that it would compose: Tulu-Tigalari, Kirat Rai, Gurung Khema, Todhri, modifier letters.
-- A BPE piece that arises from different parts at two overlapping places: SentencePiece merges the
-  first place, `tokenizers` the parts that come first in its list.
+- A BPE piece with different parts at two overlapping places: SentencePiece merges the first place,
+  `tokenizers` the parts that come first in its list.
 - Segmentations of (nearly) equal score, "000" as "00" "0" or "0" "00": SentencePiece sums 32-bit
-  scores over the whole line, so rounding decides. `tokenizers` sums in 64 bits, exactly, and ties
-  go to the longer last piece. Scores of few binary places leave no difference.
+  scores over the whole line, so rounding decides. `tokenizers` sums exactly in 64 bits, and ties go
+  to the longer last piece. Scores with few binary places do not differ.
 - Offsets: a letter composed of several characters has the first one's, so a mark at the end of a
-  token is outside. SentencePiece adds deleted controls to the token before them, and the characters
-  of "½" have a width at the last one only. Each byte piece has the offsets of all unknown
-  characters beside it. Where white space is kept, a token behind several blanks has the last one.
+  token is outside. SentencePiece adds deleted controls to the token before them, and in "½" only
+  the last character has a width. Each byte piece has the offsets of all unknown characters beside
+  it. If the model keeps white space, a token behind several blanks has the last one.
 """
 
 import json
@@ -35,15 +35,15 @@ from xlm.interop import normalizer_json, segmenter, vocabulary
 from xlm.interop.normalizer_json import added_token, of_type, typed
 
 ROLES = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")  # as in SPECIALS
-_CLASS = "PreTrainedTokenizerFast"  # which reads tokenizer.json and nothing else
+_CLASS = "PreTrainedTokenizerFast"  # reads only tokenizer.json
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
-_MOST_BLANKS = 1 << 16  # at the beginning of what is decoded
-_SHOWN = 20  # differences
+_MOST_BLANKS = 1 << 16  # at the start of decoded text
+_SHOWN = 20  # most differences to show
 
 
 class Difference(NamedTuple):
-    """A text that the exported tokenizer (`found`) cuts into other tokens than SentencePiece."""
+    """Text that the exported tokenizer (`found`) segments otherwise than SentencePiece."""
 
     text: str
     expected: list[str]
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
 def export_tokenizer(model: bytes, folder: pathlib.Path, max_length: int | None = None) -> None:
     """Write the files that `transformers.AutoTokenizer.from_pretrained(folder)` reads.
 
-    `max_length` is as in `write_pretrained`. Raises ValueError as `tokenizer_json`.
+    `max_length` is that of `write_pretrained`. Raises ValueError as `tokenizer_json`.
     """
     write_pretrained(folder, tokenizer_json(model), max_length)
 
@@ -63,8 +63,8 @@ def write_pretrained(
 ) -> None:
     """Write a tokenizer.json, a value or its text, and the roles of its `SPECIALS` beside it.
 
-    `max_length` is the model's limit in tokens, special tokens included, to which `truncation=True`
-    cuts; None for a tokenizer without a model.
+    `max_length` is the model's limit in tokens, including special ones, for `truncation=True`; None
+    for a tokenizer without a model.
     """
     names = dict(zip(ROLES, SPECIALS, strict=True))
     names |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
@@ -83,15 +83,15 @@ def write_pretrained(
 
 
 def mark_unreadable(folder: pathlib.Path) -> None:
-    """Write a file that makes `AutoTokenizer` refuse a folder, not make an empty tokenizer."""
+    """Write a file that makes `AutoTokenizer` refuse a folder, instead of building an empty one."""
     artifacts.write_json(folder / "tokenizer_config.json", {"tokenizer_class": _CLASS})
 
 
 def tokenizer_json(model: bytes) -> dict[str, Any]:
-    """Convert a SentencePiece model, as `vocap.merge.write_model` writes it, to a tokenizer.json.
+    """Convert a SentencePiece model of `vocap.merge.write_model` to a tokenizer.json.
 
-    Ids are the model's. A text is encoded as `<s> A </s>`, a pair as `<s> A </s> </s> B </s>`, as
-    in XLM-R. Raises ValueError if the bytes are not a model, or for `why_not_exported`.
+    Ids are the model's. As in XLM-R, a text becomes `<s> A </s>`, a pair `<s> A </s> </s> B </s>`.
+    Raises ValueError if the bytes are not a model, or for `why_not_exported`.
     """
     if reason := why_not_exported(model):
         raise ValueError(
@@ -101,7 +101,7 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
     proto = vocabulary.parse(model)
     steps: tuple[dict[str, Any] | None, dict[str, Any] | None]
     if _is_gemmas(proto):
-        # The original does not split words, which no piece crosses.
+        # The original does not split words, but no piece crosses them.
         is_crossed = any(_SPACE in one.lstrip(_SPACE) for one in of_type(proto, _KINDS.NORMAL))
         words = normalizer_json.split({"Regex": f"{_SPACE}+"}, "MergedWithNext")
         visible = typed("Replace", pattern={"String": " "}, content=_SPACE)
@@ -120,10 +120,10 @@ def tokenizer_json(model: bytes) -> dict[str, Any]:
 
 
 def _is_gemmas(proto: Message) -> bool:
-    """Whether a model is a BPE that segments text as it is, with visible blanks, as Gemma's does.
+    """Return whether a model is a BPE of unchanged text with visible blanks, like Gemma's.
 
-    User-defined pieces are then added tokens, and those of several blanks, which no text has
-    before it is normalised, the first merges.
+    User-defined pieces are then added tokens. Those of several visible blanks, which no text has
+    before normalisation, are the first merges.
     """
     spec, symbols = proto.normalizer_spec, normalizer_json.symbols(proto)
     is_kept = spec.escape_whitespaces and not normalizer_json.read_rules(spec.precompiled_charsmap)
@@ -143,7 +143,7 @@ def _added_tokens(proto: Message) -> list[dict[str, Any]]:
 
 
 def _decoder(proto: Message) -> dict[str, Any]:
-    # Spaces come before bytes, since a space that bytes spell is a character of the text.
+    # Spaces before bytes, since a space spelled by bytes is a character of the text.
     steps = [
         typed("Replace", pattern={"String": _SPACE}, content=" "),
         *([typed("ByteFallback")] if _has_bytes(proto) else []),
@@ -173,8 +173,8 @@ def _segmentation(proto: Message) -> dict[str, Any]:
         ]
         return typed("Unigram", unk_id=UNK_ID, vocab=scored, byte_fallback=bytes_too)
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
-    # Unknowns are fused as SentencePiece does. Words are looked up first for user-defined pieces,
-    # which no merge makes.
+    # SentencePiece fuses unknowns, too. `ignore_merges` finds user-defined pieces, which no merge
+    # makes.
     options = {
         "unk_token": SPECIALS[UNK_ID], "fuse_unk": True, "byte_fallback": bytes_too,
         "ignore_merges": bool(normalizer_json.symbols(proto)) and not _is_gemmas(proto),
@@ -187,7 +187,7 @@ def _merges(proto: Message) -> list[tuple[str, str]]:
     normal = [piece for piece in proto.pieces if piece.type == _KINDS.NORMAL]
     known = {piece.piece for piece in normal}
     blanks = [one for one in normalizer_json.symbols(proto) if not one.strip(_SPACE)]
-    # What is longest on the left comes first, so that blanks are taken from left to right.
+    # The longest left part comes first, to merge blanks from left to right.
     runs = sorted([_SPACE, *blanks], key=len, reverse=True)
     several = [(left, right) for left in runs for right in runs if left + right in blanks]
     return several * _is_gemmas(proto) + [
@@ -207,7 +207,7 @@ def compare(
     """Return a `Difference` for each text, a line, on which `tokenizer` and SentencePiece disagree.
 
     `tokenizer` is a folder with a tokenizer.json, or its value. `ids` [V] are its ids of the
-    model's pieces, if they differ. Raises ValueError if `tokenizers` is not installed.
+    model's pieces, if they differ. Raises ValueError without the package `tokenizers`.
     """
     if isinstance(tokenizer, pathlib.Path):
         content = artifacts.read_bytes(tokenizer / "tokenizer.json")
@@ -228,7 +228,7 @@ def compare(
 
 
 def describe(differences: Sequence[Difference]) -> str:
-    """Format the first differences as a text and both segmentations each; "" for none."""
+    """Format the first differences, each a text and both segmentations; "" for none."""
     lines = []
     for difference in differences[:_SHOWN]:
         lines += [
@@ -244,8 +244,8 @@ def describe(differences: Sequence[Difference]) -> str:
 def why_not_exported(model: bytes) -> str:
     """Return why no tokenizer.json segments text as a model does, or "" if one does.
 
-    The reason is a sentence without its full stop. Raises ValueError if the bytes are not a model,
-    or one that is neither unigram nor BPE.
+    The reason is a sentence without its full stop. Raises ValueError if the bytes are no unigram or
+    BPE model.
     """
     proto = vocabulary.parse(model)
     is_bpe = vocabulary.kind(proto) == BPE
@@ -257,7 +257,7 @@ def why_not_exported(model: bytes) -> str:
         != SPECIALS,
         "has unused pieces": bool(of_type(proto, _KINDS.UNUSED)),
         "puts the visible space behind words": ends,
-        "has user-defined pieces, and others that its merges do not make": is_bpe
+        "has user-defined pieces, and pieces that its merges do not make": is_bpe
         and bool(symbols)
         and not is_gemmas
         and not _merges_make_all(proto),
@@ -271,7 +271,7 @@ def why_not_exported(model: bytes) -> str:
 
 
 def _merges_make_all(proto: Message) -> bool:
-    """Whether each piece that no user-defined one cuts, as a text, is segmented as that piece."""
+    """Return whether each piece without a user-defined part segments, as text, into itself."""
     symbols = normalizer_json.symbols(proto)
     made = [
         piece
@@ -282,7 +282,6 @@ def _merges_make_all(proto: Message) -> bool:
 
 
 def _template() -> dict[str, Any]:
-    """Return the post-processor, which adds special tokens to a text and to a pair."""
     bos, eos = SPECIALS[BOS_ID], SPECIALS[EOS_ID]
 
     def part(name: str) -> dict[str, Any]:

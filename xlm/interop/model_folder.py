@@ -1,9 +1,9 @@
 """Model folders, with config.json, safetensors and a tokenizer, in one of three formats.
 
-An encoder that is an XLM-R or a ModernBERT of `transformers` is stored as one
-(`xlm.interop.xlm_roberta`, `xlm.interop.modern_bert`), any other in our own format
-(`xlm.interop.vocap_encoder`). `model_type` in config.json tells them apart. RoBERTa's, CamemBERT's
-and BERT's are read too. transformers is not needed, and torch only where weights are pickled.
+An encoder that `transformers` has as XLM-R or ModernBERT takes that format
+(`xlm.interop.xlm_roberta`, `xlm.interop.modern_bert`), any other our own
+(`xlm.interop.vocap_encoder`). `model_type` in config.json names the format. We also read RoBERTa,
+CamemBERT and BERT. This needs no transformers, and torch only for pickled weights.
 """
 
 import functools
@@ -38,10 +38,10 @@ _OF_POSITION = {
     "gated": ("distance_buckets", "max_distance"),
 }
 _NO_HEAD = (
-    "{} holds an encoder without a masked-LM head, with which masked LM cannot start; of a "
-    "fine-tuned model, start from the one that it was made from; of a discriminator, export the "
-    "generator (xlm export --part=generator) or start from the --workdir of the run; or "
-    "import a folder of XLMRobertaForMaskedLM"
+    "{} holds an encoder without a masked-LM head, but masked LM starts with one. If it is a "
+    "fine-tuned model, start from its pre-trained one. If it is a discriminator, export the "
+    "generator (xlm export --part=generator) or start from the --workdir of the run. Or import a "
+    "folder of XLMRobertaForMaskedLM"
 )
 
 
@@ -53,9 +53,9 @@ class _Form(Protocol):
     @property
     def DECLARATION(self) -> type[Any]: ...  # of config.json
     @property
-    def REMEDY(self) -> str: ...  # of a config.json that is not as declared
+    def REMEDY(self) -> str: ...  # for a config.json of another form
     @property
-    def HEAD(self) -> str: ...  # beginning of the tensors of the masked-LM head
+    def HEAD(self) -> str: ...  # prefix of the tensors of the masked-LM head
 
     def config(
         self, sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None
@@ -85,10 +85,10 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read a folder of `write_model`, or of `save_pretrained` of an XLM-R or its kin.
 
     Weights may be model.safetensors, pytorch_model.bin or the shards of either, of float32, float16
-    or bfloat16. Heads for other tasks than masked LM, and untied ones, are left out. Returns the
-    sizes, named as in `EncoderSettings`, and the parameters of `Encoder`, nested dicts of float32
-    arrays, with "head" if the folder has one. Raises ValueError if a file is missing or damaged,
-    the format does not support a setting, or a tensor is missing, unknown, or of another shape.
+    or bfloat16. It skips heads for other tasks than masked LM, and untied ones. Returns the sizes,
+    named as in `EncoderSettings`, and the parameters of `Encoder`, nested dicts of float32 arrays,
+    with any "head". Raises ValueError if a file is missing or damaged, the format does not support
+    a setting, or a tensor is missing, unknown, or of another shape.
     """
     form, config, sizes = _read_config(folder)
     arrays = form.read_arrays(folder, config)
@@ -98,12 +98,12 @@ def read_model(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_sizes(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the sizes of a folder's model, as `read_model`, but none of its weights."""
+    """Read only the sizes of a folder's model; see `read_model`."""
     return _read_config(folder)[2]
 
 
 def read_task_head(folder: pathlib.Path) -> TaskHead | None:
-    """Read the head of a folder for a task; None if there is none that can be kept."""
+    """Read the head of a folder for a task; None without one that we support."""
     form, config, _ = _read_config(folder)
     return form.read_task_head(folder, config)
 
@@ -121,9 +121,8 @@ def why_not_transformers(
         return ""
     return (
         "transformers loads this model with trust_remote_code=True, by modeling_vocap.py in its "
-        "folder: its own classes that models are exported to are ModernBERT, XLM-R, and XLM-R XL "
-        f"with its order of LayerNorms, and compared with {form.prefix}, "
-        f"{'; '.join(filter(None, reasons))}"
+        "folder: exports use its classes for ModernBERT, XLM-R, and XLM-R XL with its order of "
+        f"LayerNorms, and compared with {form.prefix}, {'; '.join(filter(None, reasons))}"
     )
 
 
@@ -137,16 +136,15 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write a model folder, absent or empty before; commands write it to one of `outputs.folder`.
 
-    `AutoTokenizer` reads it, and if the model is an XLM-R or a ModernBERT, so does
-    `AutoModelForMaskedLM`, or the class of its task head. If the tokenizer cannot be exported
-    (`huggingface.why_not_exported`), only the SentencePiece model is written, with a logged
-    warning. Raises ValueError if the folder is not empty, the tokenizer is neither unigram nor BPE,
-    or a parameter's shape does not match the sizes.
+    `AutoTokenizer` reads it, and for an XLM-R or a ModernBERT so does `AutoModelForMaskedLM`, or
+    the class of its task head. For a tokenizer of `huggingface.why_not_exported`, it logs a warning
+    and writes only the SentencePiece model. Raises ValueError if the folder is not empty, the
+    tokenizer is neither unigram nor BPE, or a parameter's shape does not match the sizes.
 
     Args:
       params: those of `Encoder`, nested dicts of arrays; "head" may be absent. Rows of table and
-        bias beyond the tokenizer's pieces are padding and left out.
-      sizes: named as in `EncoderSettings`; other keys are ignored.
+        bias beyond the tokenizer's pieces are padding, which it drops.
+      sizes: named as in `EncoderSettings`, perhaps with other keys.
       tokenizer: the serialised SentencePiece model, with the special tokens of this project.
       task_head: head of a fine-tuned encoder, which has no masked-LM head.
       card: text of README.md; "" for none.
@@ -185,8 +183,8 @@ def read_tokenizer(folder: pathlib.Path) -> bytes:
     path = folder / TOKENIZER
     if not path.exists():
         raise ValueError(
-            f"{path} does not exist; give a folder of xlm export or of xlm import, "
-            "which makes one of a model of other origin"
+            f"{path} does not exist; give a folder of xlm export, or convert the model with xlm "
+            "import"
         )
     found = artifacts.read_bytes(path)
     read_seal(folder / WEIGHTS).check(TOKENIZER, found, path)
@@ -211,8 +209,8 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
     """Raise ValueError if `initial_params` would; read all but the weights' values."""
     if read_tokenizer(folder) != tokenizer:
         raise ValueError(
-            f"{folder / TOKENIZER} is not the tokenizer that the run's rows were made with; give "
-            "the model this vocabulary: xlm import --vocabulary=WORKDIR/vocab/spm.model"
+            f"{folder / TOKENIZER} is not the tokenizer of the run's rows; give the model that "
+            "vocabulary: xlm import --vocabulary=WORKDIR/vocab/spm.model"
         )
     form, _, sizes = _read_config(folder)
     keys = (*_ARCHITECTURE, *_OF_POSITION[sizes["position"]])
@@ -223,7 +221,7 @@ def check_initial(folder: pathlib.Path, settings: Mapping[str, Any], tokenizer: 
         lines = (f"  model.{key}: there {sizes[key]!r}, now {settings[key]!r}" for key in differing)
         raise ValueError(
             f"{folder} holds a model of other settings:\n" + "\n".join(lines) + "\n"
-            "Set these keys as there, or start from another model."
+            "Set these keys to its values, or start from another model."
         )
     with form.open_weights(folder) as found:
         if not found.has(form.HEAD):
@@ -236,17 +234,16 @@ def initial_params(
     """Read a run's initial encoder and head from a folder of `write_model` or xlm import.
 
     `settings` are the run's encoder settings, named as in `EncoderSettings`; `vocab_size` includes
-    padded rows. `tokenizer` is the SentencePiece model of its packed dataset. Cross-attention is
-    read if run and folder have it; a run may also add its own, which is then not among the
-    parameters.
+    padded rows. `tokenizer` is the SentencePiece model of its packed dataset. It reads
+    cross-attention if run and folder have it. A run may also add its own.
 
-    Returns the parameters of `Encoder`, nested dicts of float32 arrays, with padding zero. Raises
-    ValueError as `read_model`, or if the folder has no masked-LM head, or its settings or
+    Returns the parameters of `Encoder`, nested dicts of float32 arrays, with zeros for padding.
+    Raises ValueError as `read_model`, or if the folder has no masked-LM head, or its settings or
     vocabulary differ from the run's.
     """
     check_initial(folder, settings, tokenizer)
     sizes, params = read_model(folder)
-    if "head" not in params:  # else the run would use a random one
+    if "head" not in params:  # the run must not use a random one
         raise ValueError(_NO_HEAD.format(folder))
     if sizes["cross_attention"] and not settings["cross_attention"]:
         encoder = {**sizes, "cross_attention": False}
@@ -257,7 +254,7 @@ def initial_params(
 
 
 class _AnyConfig(msgspec.Struct, frozen=True):
-    """The key that tells the format of a config.json."""
+    """The key that names the format of a config.json."""
 
     model_type: Any = None
 
@@ -266,17 +263,14 @@ def _read_config(folder: pathlib.Path) -> tuple[_Form, Any, dict[str, Any]]:
     """Return the format of a folder, config.json as that format declares it, and its sizes."""
     path = folder / _CONFIG
     if not path.exists():
-        raise ValueError(
-            f"{path} does not exist; give the folder that save_pretrained or xlm export wrote"
-        )
+        raise ValueError(f"{path} does not exist; give a folder of save_pretrained or xlm export")
     content = artifacts.read_bytes(path)
     parse_as = functools.partial(declarations.parse, content, place=str(path))
     model_type = parse_as(_AnyConfig, remedy=xlm_roberta.REMEDY).model_type
     if model_type not in tuple(_FORMS):  # a list is not hashable
         raise ValueError(
-            f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; only "
-            "masked language models of XLM-R's or ModernBERT's architecture, and those that xlm "
-            "export wrote, can be read"
+            f"{path}: model_type is {model_type!r}, must be {' or '.join(map(repr, _FORMS))}; give "
+            "a masked language model of XLM-R's or ModernBERT's architecture, or one of xlm export"
         )
     form = _FORMS[model_type]
     config = parse_as(form.DECLARATION, remedy=form.REMEDY)

@@ -1,13 +1,13 @@
 """ModernBERT's format of a model folder, as in `transformers`, which mmBERT has too.
 
-Theirs and our parameters differ in layout alone. Their kernels are [out, in], and those of query,
-key and value, and of the two halves of a gated MLP, are one tensor. The first layer has no norm
+Their parameters and ours differ only in layout. Their kernels are [out, in]. One tensor holds those
+of query, key and value, and another the two halves of a gated MLP. Their first layer has no norm
 before its attention. Ours has a row for it that nothing reads.
 
 Their heads for tasks are a dense layer without bias, an activation, a norm and a dense layer with
-bias. Ours for texts is of this form. Those for tags and answers are the last layer alone. The final
-norm makes this a case of theirs: the first layer divides by the final norm's scale, which the
-second norm puts back, and the activation is linear.
+bias. Our head for texts has this form. Our heads for tags and answers have only the last layer. The
+final norm makes them a case of theirs: the first layer divides by the final norm's scale, the
+activation is linear, and the second norm restores the scale.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from xlm.interop.task_heads import SEQUENCES, TaskHead
 from xlm.interop.weights import Weights
 
 _SAVE_AGAIN = "load it as ModernBertForMaskedLM in float32 and write it with save_pretrained"
-_PREFIX = "model."  # of an encoder's tensors; a folder of only the encoder lacks it
+_PREFIX = "model."  # of an encoder's tensors, except in a folder of only the encoder
 _TABLE = "model.embeddings.tok_embeddings.weight"
 _LAYER = "model.layers.{}."
 _NORM = _LAYER + "attn_norm.weight"
@@ -74,7 +74,7 @@ class _Rotary(msgspec.Struct, frozen=True):
 
 
 class Config(_Fixed, frozen=True, kw_only=True):
-    """The keys of config.json that are read, with the defaults of the class."""
+    """The keys of config.json that we read, with the defaults of the class."""
 
     vocab_size: Size
     hidden_size: Size
@@ -87,13 +87,13 @@ class Config(_Fixed, frozen=True, kw_only=True):
     embedding_dropout: Rate = 0.0
     attention_dropout: Rate = 0.0
     local_attention: Count = 128
-    # Of heads; the activation is also the masked-LM head's.
+    # Of heads; the activation is also that of the masked-LM head.
     classifier_activation: Literal["gelu", "linear"] = "gelu"
     classifier_pooling: Literal["cls", "mean"] = "cls"
     architectures: list[str] | None = None
     id2label: dict[str, Any] | None = None
     problem_type: str | None = None
-    # Of transformers 5, and below of 4.
+    # Keys of transformers 5, then of 4.
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     rope_parameters: dict[str, _Rotary] | None = None
     global_attn_every_n_layers: Size = 3
@@ -108,7 +108,7 @@ class Config(_Fixed, frozen=True, kw_only=True):
         return [a or b for a, b in zip(found, (self.global_rope_theta, local), strict=True)]
 
     def period(self) -> int:
-        """Return n if layers 0, n, 2n, ... are the global ones; 0 if they are others."""
+        """Return n if layers 0, n, 2n, ... are the global ones; 0 if others are."""
         size = self.num_hidden_layers
         counts = (self.global_attn_every_n_layers, *range(1, size + 1))
         wanted = self.layer_types
@@ -144,29 +144,29 @@ class ModernBert:
 
     def differences(self, sizes: Mapping[str, Any]) -> str:
         """Describe the settings of a model that the class does not support; "" for none."""
-        given = {**dict.fromkeys(_ARCHITECTURE), **sizes}  # a key that is missing is a difference
+        given = {**dict.fromkeys(_ARCHITECTURE), **sizes}  # a missing key is a difference
         found = parameters.differences(given, _ARCHITECTURE)
         if sizes.get("mlp") not in _GATES.values():
             found.append(f"model.mlp is {sizes.get('mlp')!r}, there 'geglu' or 'swiglu'")
         return "; ".join(found)
 
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
-        """Say why no class of theirs has the model's head; "" if one has."""
-        del has_head  # without one it is a ModernBertModel
+        """Return why no class of theirs has the model's head; "" if one has."""
+        del has_head  # an encoder without one is a ModernBertModel
         return "" if task_head is None else task_head.refusal(has_norm=True, poolings=(*_POOLINGS,))
 
     def open_weights(self, folder: pathlib.Path) -> contextlib.AbstractContextManager[Weights]:
         return Weights.open(folder, _SAVE_AGAIN, tied={_TABLE: "decoder.weight"})
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
-        """Read the parameters by name, float32; those of the masked-LM head if there is one.
+        """Read the parameters by name, float32, with those of any masked-LM head.
 
-        `config` was validated by `read_sizes`. Raises ValueError if a file is missing or damaged,
-        or a tensor is missing, unknown, or of another shape.
+        Call `read_sizes` first, which checks `config`. Raises ValueError if a file is missing or
+        damaged, or a tensor is missing, unknown, or of another shape.
         """
         with self.open_weights(folder) as weights:
             has_head = weights.has(self.HEAD)
-            drop = "" if weights.has(_PREFIX) else _PREFIX  # of an encoder that was saved alone
+            drop = "" if weights.has(_PREFIX) else _PREFIX  # in a folder of only the encoder
             shapes = parameters.shapes(self._sizes(config), has_head=has_head)
             wanted = their_shapes(shapes, has_head=has_head)
             others = () if has_head else ("head.", "classifier.")  # a task's head
@@ -179,11 +179,11 @@ class ModernBert:
             return parameters.filled(_table(has_head=has_head), shapes, read)
 
     def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
-        """Read the head of config.json's class for a task; None without one that we compute."""
+        """Read the head of config.json's class for a task; None without one that we support."""
         suffix = task_heads.class_of(config, self.prefix)
         is_text, is_linear = suffix == SEQUENCES, config.classifier_activation == "linear"
         if suffix and is_text == is_linear:
-            logging.warning("%s: its head has a layer that ours has not, and is left out", folder)
+            logging.warning("%s: skipping its head, which has a layer that ours lacks", folder)
         if not suffix or is_text == is_linear:
             return None
         modules = _TASK_MODULES if is_text else {"output": "classifier"}
@@ -208,7 +208,9 @@ class ModernBert:
         if not task_head.has_norm:
             scale = arrays["final_norm.scale"]
             if not scale.all():
-                raise ValueError("a scale of the final norm is 0; no ModernBERT's head fits it")
+                raise ValueError(
+                    "a scale of the final norm is 0, for which ModernBERT has no head; train on"
+                )
             found["head.dense.weight"] = np.diag(1 / scale)
             # A second norm divides by the root of 1 + epsilon.
             found["head.norm.weight"] = scale * np.float32(np.sqrt(1 + sizes["norm_epsilon"]))
@@ -268,8 +270,8 @@ class ModernBert:
             faults.append(f"local_attention is {config.local_attention}, must be even")
         if faults:
             raise ValueError(
-                f"{path}: {faults[0]} as in the published ModernBERT and mmBERT; a model with "
-                "other settings cannot be read"
+                f"{path}: {faults[0]} as in the published ModernBERT and mmBERT; give a model with "
+                "these settings"
             )
         return self._sizes(config)
 
@@ -294,7 +296,7 @@ def their_shapes(
 
 
 def _table(*, has_head: bool) -> parameters.Table:
-    """Return the table of all tensors, among them a norm of the first layer, which has none."""
+    """Return the table of all tensors; it includes a norm of the first layer, which has none."""
     return {**_ENCODER, **(_HEAD if has_head else {})}
 
 

@@ -2,13 +2,13 @@
 
 `Precompiled`, which reads SentencePiece's character map, works grapheme by grapheme up to
 `tokenizers` 0.23: it replaces a whole grapheme by the shortest rule that its beginning matches
-(huggingface/tokenizers issues 2116 and 2334). So Unicode's NFC or NFKC composes characters here,
-blocked by stop characters where SentencePiece would not compose (`_stops`). `Precompiled` does the
-rest, one character at a time. A map that composes nothing needs stops behind its characters only,
-and other rules of several characters a `Replace` each.
+(huggingface/tokenizers issues 2116 and 2334). So Unicode's NFC or NFKC composes characters here.
+Stop characters block it if SentencePiece would not compose (`_stops`). `Precompiled` does the rest,
+one character at a time. A map that composes nothing needs stops only behind its characters, and a
+`Replace` for each other rule of several characters.
 
-The pre-tokenizer removes a blank and puts the visible space on the following letter, so that
-offsets begin on letters. It splits only where no piece reaches over.
+The pre-tokenizer removes a blank and puts the visible space on the following letter, so offsets
+begin on letters. It splits only between words that no piece crosses.
 """
 
 import base64
@@ -28,19 +28,19 @@ from vocap import model_proto
 from xlm.interop import charsmap
 
 SPACE = "\u2581"
-# The characters at which `tokenizers` splits words: Unicode's White_Space except the blank.
+# `tokenizers` splits words at these characters: Unicode's White_Space except the blank.
 WHITE_SPACE = frozenset(
     "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 ).union(map(chr, range(0x2000, 0x200B)))  # fmt: skip
-# Control characters of which stops are made. A map that does not delete them needs stops of two,
-# and marks those of the text by `_OWN`.
+# Control characters for stops. A map that does not delete them needs stops of two, and marks those
+# of the text by `_OWN`.
 _STOP, _OWN, _DONE = _MARKS = "\x01\x02\x03"
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 _KINDS = model_proto.ModelProto.SentencePiece
 _FORMS: tuple[Any, ...] = ("NFC", "NFKC")
 _MAX_STEPS = 64  # of rules for several characters, and of user-defined pieces
-# Stand-ins for user-defined pieces while the other text is normalised: a noncharacter, which marks
-# those of the text as well, and another character without a rule.
+# Stand-ins for user-defined pieces during normalisation: a noncharacter, which also marks those of
+# the text, and another character without a rule.
 _STAND_INS = ["\ufdd0" + chr(code) for code in range(0xE000, 0xE000 + _MAX_STEPS)]
 _ITSELF = ("\ufdd0", "\ufdd0\ufdd1")
 _SYLLABLES = frozenset(map(chr, range(0xAC00, 0xD7A4)))  # of Hangul
@@ -51,11 +51,11 @@ _CODE_POINTS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0x
 def fault(spec: Message, symbols: Collection[str] = ()) -> str:
     """Return why no steps normalise as `spec` does, with user-defined `symbols`; "" if some do."""
     if not (spec.add_dummy_prefix and spec.escape_whitespaces):
-        return "treats white space in a way of its own"
+        return "treats white space in another way"
     if of_map := _fault_of_map(spec.precompiled_charsmap):
         return of_map
     if len(_changed(spec, symbols)) == len(_STAND_INS):
-        return f"has {_MAX_STEPS} user-defined pieces or more that its normaliser might change"
+        return f"has at least {_MAX_STEPS} user-defined pieces that its normaliser might change"
     return ""
 
 
@@ -64,14 +64,14 @@ def _fault_of_map(compiled: bytes) -> str:
     rules = read_rules(compiled)
     marked = {key for key, value in rules.items() if not set(_MARKS).isdisjoint(key + value)}
     if marked and not (marked == set(_MARKS) and _deletes_marks(rules)):
-        return "has rules for the controls U+0001 to U+0003 other than to delete all three"
+        return "has rules for the controls U+0001 to U+0003, but does not delete all three"
     several = [key for key in rules if len(key) > 1]
     if not several or _form(compiled):
         return ""
     if len(several) > _MAX_STEPS:
         return (
-            f"has {len(several)} rules for several characters that are neither those of NFC nor of "
-            f"NFKC, of at most {_MAX_STEPS}"
+            f"has {len(several)} rules for several characters that are neither NFC's nor NFKC's, "
+            f"must have at most {_MAX_STEPS}"
         )
     again = [key for key in several if any(other in rules[key] for other in rules)]
     if again:
@@ -84,7 +84,7 @@ def of_model(proto: Message) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     spec, user_defined = proto.normalizer_spec, symbols(proto)
     texts = [*of_type(proto, _KINDS.NORMAL), *user_defined]
     is_bpe = proto.trainer_spec.model_type == model_proto.TrainerSpec.BPE
-    # No merge makes a special token, but a whole word may be one if merges are ignored.
+    # No merge makes a special token, but with ignored merges a whole word may be one.
     literals = of_type(proto, _KINDS.CONTROL, _KINDS.UNKNOWN, _KINDS.BYTE)
     return _normalizer(spec, texts, user_defined), _pre_tokenizer(
         spec,
@@ -97,7 +97,7 @@ def of_model(proto: Message) -> tuple[dict[str, Any] | None, dict[str, Any]]:
 def symbol_score(symbol: str) -> float:
     """Return SentencePiece's score of a user-defined piece, which beats pieces below zero.
 
-    It is a tenth for each byte but one; -0.0 for a single one, to be told from a normal piece.
+    It is a tenth for each byte but one. A single byte has -0.0, unlike any normal piece.
     """
     return float(np.float32(0.1 * (len(symbol.encode()) - 1))) or -0.0
 
@@ -121,7 +121,7 @@ def _normalizer(
         *(_replace({"String": one}, symbol) for symbol, one in reversed(swaps)),
     ]
     if not spec.remove_extra_whitespaces:
-        # At a space that is there, Metaspace puts none.
+        # Metaspace adds no space to a present one.
         steps.append(_replace({"Regex": rf"\A[ {SPACE}]"}, SPACE * 2))
     else:
         if read_rules(spec.precompiled_charsmap).get(SPACE) != " ":
@@ -143,7 +143,7 @@ def _pre_tokenizer(
     """Return the pre-tokenizer, which puts visible spaces and splits words.
 
     `literals` are tokens that no text becomes in SentencePiece, but might in the lattice of
-    `tokenizers`: they are cut in two. `isolated` are words of their own.
+    `tokenizers`, so it cuts them in two. `isolated` are separate words.
     """
     collapsed = spec.remove_extra_whitespaces
     words = not _crosses_words(pieces, collapsed)
@@ -168,7 +168,7 @@ def _pre_tokenizer(
 
 
 def _cuts(pieces: Collection[str], literals: Iterable[str]) -> str:
-    """Return a pattern of the beginnings of literals, up to where no piece or unknown goes on."""
+    """Return a pattern of beginnings of literals, up to a place that no piece or unknown spans."""
     known, joined = frozenset(pieces), "\n".join(pieces)
     patterns = set()
     for literal in literals:
@@ -199,7 +199,7 @@ def split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
 
 
 def _blanks(spec: Message, pieces: Collection[str]) -> dict[str, Any]:
-    """Return a split at blanks: XLM-R's, unless other white space is left in normalised text."""
+    """Return a split at blanks: XLM-R's, unless normalised text keeps other white space."""
     rules = read_rules(spec.precompiled_charsmap)
     left = frozenset().union(WHITE_SPACE - rules.keys(), *rules.values(), *pieces)
     if WHITE_SPACE & left:
@@ -208,13 +208,13 @@ def _blanks(spec: Message, pieces: Collection[str]) -> dict[str, Any]:
 
 
 def _crosses_words(pieces: Collection[str], collapsed: bool) -> bool:
-    """Whether a piece, or an unknown, can reach from one word into the next."""
+    """Return whether a piece, or an unknown, can cross from one word into the next."""
     behind = (piece[1:] if collapsed else piece.lstrip(SPACE) for piece in pieces)
     return SPACE not in pieces or any(SPACE in rest for rest in behind)
 
 
 def _apart(pieces: Collection[str]) -> frozenset[str]:
-    """Return the white space that is a piece, and in no piece beside anything else."""
+    """Return white space characters that are pieces, and in no piece with other characters."""
     mixed = [frozenset(piece) for piece in pieces if not WHITE_SPACE.isdisjoint(piece)]
     apart = WHITE_SPACE.intersection(pieces)
     while crossing := [piece for piece in mixed if piece & apart and not piece <= apart]:
@@ -229,9 +229,9 @@ def read_rules(compiled: bytes) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=8)
 def _form(compiled: bytes) -> Any:
-    """Return Unicode's form that composes as a map does, or "" for neither.
+    """Return Unicode's form that composes like a map, or "" for neither.
 
-    Rules may differ for characters younger than this Python's Unicode.
+    Rules may differ for characters that are newer than this Python's Unicode.
     """
     rules = read_rules(compiled)
     singles = {key for key in rules if len(key) == 1}
@@ -264,7 +264,7 @@ def _kept(compiled: bytes, form: Any) -> str:
 def _changed(spec: Message, symbols: Collection[str]) -> dict[str, str]:
     """Map the user-defined symbols that normalisation may change to stand-ins, longest first.
 
-    SentencePiece leaves them as they are, whatever stands beside them.
+    SentencePiece never changes them.
     """
     if not symbols:
         return {}
@@ -285,19 +285,20 @@ def _changed(spec: Message, symbols: Collection[str]) -> dict[str, str]:
 
 
 def _by_map(compiled: bytes) -> list[dict[str, Any]]:
-    """Return the steps that replace as a character map does."""
+    """Return the steps with the replacements of a character map."""
     rules = read_rules(compiled)
     if not rules:
         return []
     form = _form(compiled)
     leading = {key for key, value in rules.items() if len(key) == 1 and not value}
     steps = []
-    if leading:  # which `Precompiled` would delete without moving the offsets of what follows
+    if leading:  # `Precompiled` would delete them without moving later offsets
         steps.append(_replace({"Regex": rf"\A{any_of(leading)}+"}, ""))
     encoded = base64.b64encode(compiled).decode("ascii")
     precompiled = typed("Precompiled", precompiled_charsmap=encoded)
     if form and _deletes_marks(rules):
-        # The map deletes stops. One of them stands in for the kept character, and is freed first.
+        # The map deletes stops. One of them stands in for the kept character, so the text must
+        # have none.
         kept, stops = _kept(compiled, form), _stops(compiled)
         spared = [_replace({"String": kept}, _OWN), typed(form), _replace({"String": _OWN}, kept)]
         stops = f"{_escape(_OWN)}|{stops}" if kept else stops
@@ -315,10 +316,10 @@ def _by_map(compiled: bytes) -> list[dict[str, Any]]:
 
 
 def _one_by_one(rules: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return steps behind which `Precompiled` finds each character by itself.
+    """Return steps after which `Precompiled` finds each character by itself.
 
-    Rules for several characters are replaced here. A stop is set behind every match, found from
-    left to right, the longest first, as SentencePiece finds them.
+    They apply rules for several characters, and put a stop behind every match. Like SentencePiece
+    they match from left to right, the longest first.
     """
     singles = [key for key in rules if len(key) == 1]
     several = sorted((key for key in rules if len(key) > 1), key=lambda key: (-len(key), key))
@@ -332,14 +333,14 @@ def _one_by_one(rules: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-@functools.lru_cache(maxsize=8)  # slow, and a program exports many models with one map
+@functools.lru_cache(maxsize=8)  # slow, and a program may export many models with one map
 def _stops(compiled: bytes) -> str:
     r"""Return an Oniguruma pattern of positions where `_form`, unlike SentencePiece, might compose.
 
     SentencePiece scans from left to right and replaces the longest key of its map. The form gives
     the same replacement for a key, but also sorts the marks after a letter and composes across
-    them. The pattern has an empty match before each mark that does not continue a key. It never
-    matches at the beginning of a text, where `tokenizers` would compute wrong offsets.
+    them. The pattern has an empty match before each mark that does not continue a key. A match at
+    the beginning of a text would give wrong offsets in `tokenizers`, so it has none.
     """
     rules = read_rules(compiled)
     single = {key: value for key, value in rules.items() if len(key) == 1}
@@ -358,16 +359,17 @@ def _stops(compiled: bytes) -> str:
     branches = "|".join(
         f"(?={any_of(characters)}){lookbehinds}" for lookbehinds, characters in joining.items()
     )
-    # Other marks do not compose, but the form sorts them, and if `Precompiled` replaces a character
-    # it treats a following mark as part of it.
+    # Other marks do not compose, but the form sorts them, and `Precompiled` treats a mark after a
+    # replaced character as part of it.
     other = rf"(?<=[\p{{M}}{any_of(single)}])(?=\p{{M}})(?!{any_joining})"
-    # In Hangul both compose letters from left to right, but the form also a syllable with a final.
+    # In Hangul both compose letters from left to right, but only the form composes a syllable with
+    # a final.
     has_rules = min(_SYLLABLES) + min(_FINALS) in rules
     syllables = set() if has_rules else set(_SYLLABLES)
     syllables.update(key for key, value in single.items() if value[-1:] in _SYLLABLES)
     finals = _FINALS.union(key for key, value in single.items() if value[:1] in _FINALS)
     hangul = f"|(?<={any_of(syllables)})(?={any_of(finals)})" if syllables else ""
-    # Most characters are none of these, which a search finds out fastest at the beginning.
+    # Most characters are none of these, so the pattern begins with this test.
     relevant = any_of({*before, *finals}).removeprefix("[")
     return rf"(?=[\p{{M}}{relevant})(?!\A)(?:(?={any_joining})(?:{branches})|{other}{hangul})"
 

@@ -13,21 +13,21 @@ from xlm.interop.weights import WEIGHTS
 
 _INPUTS = ("input_ids", "attention_mask")
 _OUTPUTS = {"": ("last_hidden_state",), task_heads.SPANS: ("start_logits", "end_logits")}
-_TOLERANCE, _LONGEST = 1e-4, 512  # of outputs, and tokens of the longest text that is compared
+_TOLERANCE, _LONGEST = 1e-4, 512  # of outputs, and tokens of the longest text to compare
 _LARGEST = 1 << 30  # bytes of weights within model.onnx; a protobuf holds less than 2 GiB
 
 
 def convert(folder: pathlib.Path, *, by_head: bool) -> None:
     """Replace the weights of a folder of `write_model` by model.onnx, compared with PyTorch.
 
-    Inputs are `input_ids` and `attention_mask`, int64 [B, L]. Outputs are those of the head, or
-    else the states of the last layer. Larger models have their weights in model.onnx.data. Raises
-    ValueError if a package or the head is missing, or outputs in onnxruntime differ.
+    Inputs are `input_ids` and `attention_mask`, int64 [B, L]. Outputs are those of the head, or the
+    states of the last layer. Larger models have their weights in model.onnx.data. Raises ValueError
+    if a package or the head is missing, or outputs in onnxruntime differ.
     """
     with packages.needed("--format=onnx", "onnx"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # theirs, about each other
+        warnings.simplefilter("ignore")  # of the packages about each other
         import onnxruntime
-        import onnxscript  # noqa: F401, which torch.onnx imports
+        import onnxscript  # noqa: F401, torch.onnx imports it
         import torch
         import transformers
         from torch.nn import attention
@@ -44,7 +44,7 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         raise ValueError("--format=onnx: no class computes a head of this model; leave it out")
     suffix, names = head and f"For{head}", _OUTPUTS.get(head, ("logits",))
     loader = getattr(transformers, f"AutoModel{suffix}")
-    if config.pop("auto_map", None):  # not by the copy of this file in the folder
+    if config.pop("auto_map", None):  # by this package, not by the copy in the folder
         loader = getattr(modeling_vocap, f"Vocap{suffix or 'Model'}")
 
     class Outputs(torch.nn.Module):
@@ -62,8 +62,8 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         mask = np.arange(length) < length - np.arange(rows)[:, None]
         ids = np.where(mask, rng.integers(len(SPECIALS), sizes["vocab_size"], mask.shape), PAD_ID)
         batches.append((ids, mask.astype(np.int64)))
-    # Fused attention of CPUs has strides that the exporter does not expect. Its optimiser would
-    # write a transposed copy of a tied table; onnxruntime's works as it loads.
+    # Fused attention on CPUs has strides that the exporter does not expect. The exporter's
+    # optimiser would write a transposed copy of a tied table. onnxruntime optimises on loading.
     with warnings.catch_warnings(), attention.sdpa_kernel(attention.SDPBackend.MATH):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -72,7 +72,7 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in _INPUTS},
         )  # fmt: skip
     for part in (program.model.graph, *program.model.functions.values()):
-        for node in part:  # traces of this machine's files
+        for node in part:  # they name files of this machine
             node.metadata_props.clear()
     path = folder / "model.onnx"
     program.save(path, external_data=(folder / WEIGHTS).stat().st_size > _LARGEST)
@@ -81,13 +81,13 @@ def convert(folder: pathlib.Path, *, by_head: bool) -> None:
         with torch.no_grad():
             expected = [one.numpy() for one in model(*map(torch.tensor, batch))]
         found = session.run(None, dict(zip(_INPUTS, batch, strict=True)))
-        # Outputs at padding mean nothing; of texts there is one for each row.
+        # Outputs at padding are meaningless. Heads of texts have one output per row.
         used = np.s_[:] if head == task_heads.SEQUENCES else batch[1] > 0
         for name, one, other in zip(names, found, expected, strict=True):
             if not (far := np.abs(one[used] - other[used]).max()) <= _TOLERANCE:
                 raise ValueError(
-                    f"--format=onnx: {name} of {batch[0].shape} tokens is {far:.2g} from PyTorch's "
-                    f"and must be within {_TOLERANCE}; try another release of onnxruntime"
+                    f"--format=onnx: {name} of {batch[0].shape} tokens is {far:.2g} from "
+                    f"PyTorch's, must be within {_TOLERANCE}; try another release of onnxruntime"
                 )
     artifacts.write_json(folder / "config.json", config)
     for name in (WEIGHTS, vocap_encoder.MODELING.name):

@@ -1,10 +1,10 @@
 """Parameters of `xlm.models.encoder.Encoder` by name.
 
 A name is the dotted path of a parameter, such as layers.mlp.wide.kernel. Kernels are [in, out].
-Parameters whose name begins with "layers" have a leading axis of layers.
+Parameters with names in "layers" have a leading axis of layers.
 
 Classes of `transformers` have kernels [out, in], and tensors for each layer. A table maps the names
-of their tensors, with {} for the number of a layer, to our parameters, one behind the other.
+of their tensors, with {} for the number of a layer, to the sequence of our parameters in each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 # Parameters whose first axis is the vocabulary, which may be padded.
 _BY_PIECE = ("embeddings.table", "head.bias")
 
-# Limits that are checked before memory is taken, well beyond any real model.
+# Limits to check before allocating memory, well beyond any real model.
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Layers = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -65,7 +65,7 @@ class Architecture(Artefact, frozen=True, kw_only=True):
     local_rotary_theta: Positive = 10_000.0
 
 
-# Sizes by our names, and those in the config.json of every class of `transformers` that is read.
+# Sizes by our names, and those in config.json of all classes of `transformers` that we read.
 SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -76,7 +76,7 @@ SIZES = {
 
 
 def differences(sizes: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
-    """Describe the settings that differ from those of a class with embeddings as wide as layers."""
+    """Describe differences from a class with settings `fixed` and embeddings as wide as layers."""
     found = [
         f"model.{key} is {sizes[key]!r}, there {theirs!r}"
         for key, theirs in fixed.items()
@@ -147,7 +147,7 @@ def shapes(sizes: Mapping[str, Any], *, has_head: bool = True) -> _Shapes:
 def table_of(own: Iterable[str], modules: Mapping[str, str]) -> Table:
     """Return the table of parameters `own` by our modules and theirs, one tensor for each.
 
-    Of a parameter that is no module's, `modules` has the tensor.
+    `modules` may also map a single parameter to its tensor.
     """
     found = {}
     for ours in own:
@@ -160,7 +160,7 @@ def table_of(own: Iterable[str], modules: Mapping[str, str]) -> Table:
 def places(
     table: Table, arrays: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yield their tensors and views of our parameters in their order of axes, to be joined."""
+    """Yield their tensors and the views of our parameters to join, in their order of axes."""
     for name, ours in table.items():
         if "{}" not in name:
             yield name, [_turned(one, arrays[one]) for one in ours]
@@ -175,7 +175,7 @@ def _turned(name: str, array: np.ndarray) -> np.ndarray:
 
 def their_shapes(table: Table, own: Mapping[str, tuple[int, ...]]) -> _Shapes:
     """Return the shapes of their tensors by those of our parameters."""
-    # Views of one number take no memory.
+    # Views of a single number need no memory.
     views = {name: np.broadcast_to(np.float32(0), shape) for name, shape in own.items()}
     return {
         name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in places(table, views)
@@ -185,10 +185,9 @@ def their_shapes(table: Table, own: Mapping[str, tuple[int, ...]]) -> _Shapes:
 def filled(
     table: Table, own: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray | None]
 ) -> dict[str, np.ndarray]:
-    """Fill parameters of shapes `own` by what `read` gives for each of their tensors.
+    """Fill parameters of shapes `own` with the tensors from `read`, and ones without a tensor.
 
-    They are read one by one, since all and then their stacks would be two copies of the model. What
-    no tensor gives is 1.
+    It reads one by one, since all tensors and their stacks would be two copies of the model.
     """
     arrays = {name: np.ones(shape, np.float32) for name, shape in own.items()}
     for name, parts in places(table, arrays):
@@ -202,8 +201,8 @@ def filled(
 def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Flatten nested parameters to float32 arrays by name; "head" may be absent.
 
-    Rows of the table and the output bias beyond `vocab_size` are padding and left out. Raises
-    ValueError if a shape does not match the sizes.
+    It drops padding, the rows of table and output bias beyond `vocab_size`. Raises ValueError if a
+    shape does not match the sizes.
     """
     found, arrays = {}, dict(flattened(params))
     for name, shape in shapes(sizes, has_head="head" in params).items():
@@ -211,8 +210,8 @@ def flat(params: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, np.nd
         array = array[: sizes["vocab_size"]] if name in _BY_PIECE else array
         if array.shape != shape:
             raise ValueError(
-                f"parameter {name} has shape {array.shape}, must be {shape}; are the sizes those "
-                "of another model?"
+                f"parameter {name} has shape {array.shape}, must be {shape}; give the sizes of "
+                "this model"
             )
         found[name] = array
     return found

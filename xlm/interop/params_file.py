@@ -1,4 +1,4 @@
-"""Parameters with notes in one safetensors file: an encoder and the head of a task."""
+"""Parameters with notes (metadata) in one safetensors file: an encoder and the head of a task."""
 
 import json
 import pathlib
@@ -13,15 +13,15 @@ from xlm.interop import parameters, weights
 from xlm.interop.weights import Seal
 
 _NOTES = "notes"
-# A finished run does nothing, and a resumed one begins after its last evaluation.
+# A finished run does nothing, and a resumed one starts after its last evaluation.
 _REMEDY = (
-    "copy it again, or move it, DONE and checkpoints out of the folder of the run, and run "
-    "finetune.py with this --workdir, which trains anew"
+    "copy it again, or move it, DONE and checkpoints out of the folder of the run, and rerun "
+    "finetune.py with this --workdir to train from the start"
 )
 
 
 class Encoder(parameters.Architecture, frozen=True, kw_only=True):
-    """Settings of an encoder, including those of how it computes."""
+    """Settings of an encoder, including those of its computation."""
 
     dtype: str
     attention: str = "xla"
@@ -30,7 +30,7 @@ class Encoder(parameters.Architecture, frozen=True, kw_only=True):
 
 
 class Notes(Artefact, frozen=True, kw_only=True):
-    """Notes kept with the best parameters.
+    """Notes on the best parameters.
 
     Attributes:
       tokenizer: SHA-256 of the SentencePiece model.
@@ -55,7 +55,7 @@ def write_params(path: pathlib.Path, params: Mapping[str, Any], notes: Mapping[s
 
 
 def read_params(path: pathlib.Path) -> tuple[dict[str, Any], Notes]:
-    """Read a file of `write_params`; ValueError if it is missing, damaged or of another origin."""
+    """Read a file of `write_params`; ValueError if it is missing, damaged or another file."""
     try:
         with weights.opened(path, _REMEDY) as file:
             metadata = file.metadata() or {}

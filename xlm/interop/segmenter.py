@@ -25,7 +25,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class _Tokenizer(msgspec.Struct, frozen=True):
-    """The part of a tokenizer.json that is read here, and not by `tokenizers`."""
+    """The part of a tokenizer.json that we read beside `tokenizers`."""
 
     model: _Model
     normalizer: tokenizer_json.Step | None = None
@@ -38,7 +38,7 @@ class Segmenter:
     Attributes:
       kind: "unigram", "bpe", "wordpiece", "wordlevel", "word" or "char".
       size: V, number of ids, including those without a piece.
-      is_piece: [V] bool, ids that text can be segmented into: no special tokens, no unknown.
+      is_piece: [V] bool, ids in segmentations of text: no special tokens, no unknown.
       unknown: id of unknown text; None if there is none, as with byte fallback.
     """
 
@@ -54,15 +54,15 @@ class Segmenter:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise ValueError for a text with half of a surrogate pair, which no library encodes."""
+    """Raise ValueError for a text with half of a surrogate pair, which libraries cannot encode."""
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"character {error.start} of the text {text[:20]!a} is half of a surrogate pair, "
-                f"U+{ord(text[error.start]):X}, must be a whole character; repair it where it is "
-                "read, or replace it by U+FFFD"
+                f"U+{ord(text[error.start]):X}, must be a whole character; repair the text, or "
+                "replace it by U+FFFD"
             ) from None
 
 
@@ -77,8 +77,8 @@ def _of_sentencepiece(path: pathlib.Path) -> Segmenter:
         processor = spm.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError) as error:
         raise ValueError(
-            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give "
-            "the file of a tokenizer"
+            f"{path}: neither a SentencePiece model nor a *.json of Hugging Face ({error}); give a "
+            "tokenizer's file"
         ) from None
     ids = range(processor.get_piece_size())
     is_piece = [
@@ -122,10 +122,10 @@ def _of_json(path: pathlib.Path) -> Segmenter:
     model = found.model
     try:
         for step in tokenizer_json.steps(found.normalizer):
-            if step.type == "Precompiled":  # on a damaged one `tokenizers` panics
+            if step.type == "Precompiled":  # a damaged one makes `tokenizers` panic
                 tokenizer_json.character_map(step)
         tokenizer = tokenizer_of(content)
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # tokenizers raises plain Exception
         fault = " ".join(str(error).split())
         raise ValueError(f"{path}: no tokenizer.json of Hugging Face ({fault}); {remedy}") from None
     ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)

@@ -1,7 +1,7 @@
-"""Model folders for sentence-transformers, whose vectors are those of `xlm.Encoder.encode`.
+"""Model folders for sentence-transformers, with the vectors of `xlm.Encoder.encode`.
 
 A vector is the mean state of a text's tokens without special ones. The library's Pooling averages
-all that the attention mask has, so its WordWeights comes before and gives special tokens no weight.
+all tokens of the attention mask, so its WordWeights first gives special tokens no weight.
 """
 
 import pathlib
@@ -21,7 +21,8 @@ def add(
 ) -> None:  # fmt: skip
     """Add the library's files to a folder of `write_model`; ValueError if it has no tokenizer.
 
-    `prompts` by name are of a run of embeddings, for length 1. `reads_first`: the state of `<s>`.
+    A run of embeddings has `prompts` by name, and vectors of length 1. With `reads_first` a vector
+    is the state of `<s>`.
     """
     if not (folder / "tokenizer.json").exists():
         raise ValueError("--format=sentence_transformers: it needs a tokenizer.json; leave it out")
@@ -39,7 +40,7 @@ def add(
         "config_sentence_transformers.json": {
             "similarity_fn_name": "cosine", "prompts": prompts or {}
         },
-        # Ids for words: WordWeights folds the case of words that it does not find.
+        # Ids in place of words, since WordWeights folds the case of missing words.
         "1_WordWeights/config.json": {
             "vocab": [str(i) for i in range(sizes["vocab_size"])], "unknown_word_weight": 1.0,
             "word_weights": {str(i): 0.0 for i in (BOS_ID, PAD_ID, EOS_ID, MASK_ID)},

@@ -1,9 +1,9 @@
-"""Text as people write it: pieces of their own for what a tokenizer changes or does not know.
+"""Original text: pieces for characters that a tokenizer changes or does not know.
 
-A normaliser makes "," of a full-width comma, and takes letters of Thai or Bengali apart. A form is
-a shortest part of a text that is changed so, or a character that is unknown. Pieces at the end of a
-model are user-defined for the former, which so survive the normaliser, and of the lowest score for
-the latter, which so leave longer pieces alone. A decoder learns where they belong.
+A normaliser turns a full-width comma into ",", and decomposes letters of Thai or Bengali. A form is
+a shortest part of a text that it changes, or an unknown character. A model gets pieces for forms at
+its end. Changed forms are user-defined pieces, which survive the normaliser. Unknown characters
+have the lowest score, so longer pieces win. A decoder learns to use them.
 """
 
 import collections
@@ -21,9 +21,9 @@ _KINDS = model_proto.ModelProto.SentencePiece
 
 
 def missing_forms(model: bytes, texts: Iterable[str], least: int) -> list[str]:
-    """Return the forms that texts have at least `least` times, the most frequent ones first.
+    """Return the forms with at least `least` occurrences in texts, the most frequent ones first.
 
-    Blanks of other kinds are no forms: they stay plain blanks, at which words are cut.
+    Other kinds of blanks are no forms: they stay plain blanks between words.
     """
     processor = spm.SentencePieceProcessor(model_proto=model)
     found: collections.Counter[str] = collections.Counter()
@@ -39,18 +39,18 @@ def missing_forms(model: bytes, texts: Iterable[str], least: int) -> list[str]:
 
 
 def unknown(processor: spm.SentencePieceProcessor, text: str) -> list[str]:
-    """Return the unknown parts of a text as it is written, one for each `<unk>`."""
+    """Return the unknown parts of the original text, one for each `<unk>`."""
     one = processor.encode(text, return_type="offset_mapping", return_bytes=False)
     pairs = zip(one["ids"], one["offsets"], strict=True)
     return [text[slice(*place)].strip() for id_, place in pairs if id_ == processor.unk_id()]
 
 
 def _changed(text: str, normal: str, offsets: Sequence[int]) -> Iterator[str]:
-    """Yield the shortest parts of a text that are written otherwise in its normal form."""
+    """Yield the shortest parts of a text that its normal form changes."""
     groups = {0: ""}
     for start, one in zip(offsets, normal, strict=False):  # the last offset is the end
         groups[start] = groups.get(start, "") + one.replace(_SPACE, " ")
-    groups[0] = groups[0].removeprefix(" ")  # which is put before a text
+    groups[0] = groups[0].removeprefix(" ")  # the normaliser adds it
     for (start, one), end in zip(groups.items(), [*groups, len(text)][1:], strict=True):
         part = text[start:end]
         while part and one and part[0] == one[0]:
@@ -77,18 +77,18 @@ def with_forms(model: bytes, forms: Sequence[str]) -> tuple[bytes, list[list[int
 
 
 def for_sources(model: bytes) -> spm.SentencePieceProcessor:
-    """Return the processor that reads sources: as before any form was added, ids included.
+    """Return the processor for sources: the ids of a model without forms.
 
-    Pre-trained embeddings are those of normalised text. Characters that were unknown are known.
+    Pre-trained embeddings are those of normalised text. Once unknown characters are known.
     """
     proto = _with_inert_forms(model, _KINDS.UNUSED)
     return spm.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
 
 def to_export(model: bytes) -> bytes:
-    """Return a model that segments text as `for_sources`, without unused pieces.
+    """Return a model with the segmentation of `for_sources`, without unused pieces.
 
-    Forms are normal pieces, which no normalised text has.
+    Forms are normal pieces, which normalised text never contains.
     """
     return _with_inert_forms(model, _KINDS.NORMAL).SerializeToString()
 

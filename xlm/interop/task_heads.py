@@ -1,7 +1,7 @@
 """Heads of fine-tuned encoders as parts of a model folder.
 
-A head of one of the classes below is written as that class of `transformers`, any other one by the
-names and in the shapes of our own parameters.
+A head of one of the classes below takes the form of that class of `transformers`. Any other has the
+names and shapes of our own parameters.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ MODULES: dict[str, dict[str, str]] = {
     SPANS: {"output": "qa_outputs"},
 }
 KINDS = {SEQUENCES: "classification", TOKENS: "tagging", SPANS: "questions"}
-_NORM = "norm"  # module that texts' heads have if their form is ModernBERT's
-# Values of `problem_type` in config.json, by what the head's outputs are.
+_NORM = "norm"  # module of ModernBERT's heads for texts
+# Values of `problem_type` in config.json, for classes, numbers and label sets.
 _CLASSES, NUMBER = "single_label_classification", "regression"
 _SETS, _OF_SETS = "multilabel", "multi_label_classification"
 _PREFIX = "task."  # of the tensors in our own form
@@ -34,8 +34,8 @@ class TaskHead:
 
     Attributes:
       class_suffix: class of `transformers` or of modeling_vocap.py that computes the head, without
-        the encoder's name, such as "TokenClassification"; "" if none does.
-      pooling: state that a text is classified by: "first", or "mean", which `transformers` has not.
+        the encoder's name, such as "TokenClassification"; "" for none.
+      pooling: state of a text for its head: "first", or "mean", which `transformers` lacks.
       labels: names of its outputs in order; empty if they have none.
       params: {module: {"kernel": [in, out], "bias": [out]}}, float32; a norm has "scale" [in].
     """
@@ -50,23 +50,23 @@ class TaskHead:
         is_known = self.class_suffix and {*self.params} - {_NORM} == {*MODULES[self.class_suffix]}
         if self.class_suffix and not is_known:
             raise ValueError(
-                f"the head has parts {sorted(self.params)}, must have "
-                f"{sorted(MODULES[self.class_suffix])} to be one of a {self.class_suffix}"
+                f"the head has parts {sorted(self.params)}, but one of a {self.class_suffix} must "
+                f"have {sorted(MODULES[self.class_suffix])}; give the parameters of such a run"
             )
         num_outputs = len(self.params["output"]["bias"]) if "output" in self.params else 0
         if self.labels and num_outputs and len(self.labels) != num_outputs:
             raise ValueError(
-                f"the head has {num_outputs} outputs and {len(self.labels)} labels; are the "
-                "parameters those of another run?"
+                f"the head has {num_outputs} outputs and {len(self.labels)} labels; give the "
+                "parameters and labels of one run"
             )
 
     @property
     def has_norm(self) -> bool:
-        """Whether it classifies texts as ModernBERT's class does, not RoBERTa's."""
+        """Whether its form is that of ModernBERT's class for texts, not RoBERTa's."""
         return _NORM in self.params
 
     def refusal(self, *, has_norm: bool, poolings: Sequence[str]) -> str:
-        """Say why no class computes the head if its form has a norm or not; "" if one does."""
+        """Return why no class of this form and these poolings has the head; "" if one has."""
         is_text = self.class_suffix == SEQUENCES
         if self.class_suffix and (
             not is_text or (self.has_norm == has_norm and self.pooling in poolings)
@@ -75,7 +75,7 @@ class TaskHead:
         return f"no class of theirs computes the head of this task, of kind {self.kind}"
 
     def their_tensors(self, modules: Mapping[str, str]) -> dict[str, np.ndarray]:
-        """Return the tensors of the class by its names of modules; kernels are [out, in] there."""
+        """Return the class's tensors by its names of modules, with kernels [out, in]."""
         return {
             f"{module}.{parameters.KINDS[kind]}": np.ascontiguousarray(
                 np.asarray(array, np.float32).T
@@ -141,7 +141,7 @@ def read(
 
 
 def _labels(names: Mapping[int, str]) -> dict[str, Any]:
-    # Keys of JSON objects are strings, which transformers turns into numbers again.
+    # Keys of JSON objects are strings, which transformers converts back to numbers.
     return {
         "id2label": {str(number): name for number, name in names.items()},
         "label2id": {name: number for number, name in names.items()},

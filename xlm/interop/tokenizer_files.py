@@ -24,11 +24,11 @@ _Line = Iterable[tuple[str, int]]
 
 
 class Growing(abc.ABC):
-    """A tokenizer's file, to which pieces can be added.
+    """A tokenizer's file that can take more pieces.
 
     Attributes:
       kind: "unigram" or "bpe".
-      ids: strings in use by the file, special and added tokens too, with their ids.
+      ids: all strings of the file, including special and added tokens, with their ids.
       scores: of the strings that segmentation uses; 0 for BPE in a tokenizer.json.
       is_bytes: whether pieces spell bytes by the alphabet of GPT-2.
       falls_back: whether a character that is no piece becomes its bytes, not an unknown.
@@ -46,29 +46,29 @@ class Growing(abc.ABC):
 
     @abc.abstractmethod
     def normalized(self, lines: Sequence[str]) -> list[str]:
-        """Text as the model sees it, with visible spaces."""
+        """Return text as the model sees it, with visible spaces."""
 
     @abc.abstractmethod
     def grown(
         self, pieces: Sequence[str], scores: np.ndarray | None, fillers: Iterable[str]
     ) -> bytes:
-        """The file with `fillers`, which match no text, and then the pieces."""
+        """Return the file with `fillers`, which match no text, and then the pieces."""
 
     @abc.abstractmethod
     def parts(self, pieces: Sequence[str]) -> list[list[int]]:
-        """Ids of the old pieces that make up each new one, without unknowns."""
+        """Return the ids of each new piece's old pieces, without unknowns."""
 
     @abc.abstractmethod
     def _segmented(self, lines: Iterable[str], characters: Sequence[str]) -> Iterator[_Line]:
-        """Pieces of lines with the number of the pre-token, where `characters` are pieces too."""
+        """Yield pieces of lines with their pre-token's number; `characters` are pieces too."""
 
     def may_be_new(self, piece: str) -> bool:
-        """Whether a string of several characters may become a piece."""
+        """Return whether a string of several characters may become a piece."""
         text = self.spelled(piece)
         return piece not in self.ids and len(text) <= LONGEST and is_word(text)
 
     def spelled(self, piece: str) -> str:
-        """The text of a piece, with U+FFFD for parts of a character."""
+        """Return the text of a piece, with U+FFFD for parts of a character."""
         return piece
 
     def characters(self, lines: Sequence[str]) -> collections.Counter[str]:
@@ -111,7 +111,7 @@ class SentencePieceFile(Growing):
         self._proto = vocabulary.parse(content)
         self.kind = vocabulary.kind(self._proto)
         if self._proto.trainer_spec.treat_whitespace_as_suffix:
-            raise ValueError(f"the model's blanks end a word; {_REMEDY}, whose blanks begin it")
+            raise ValueError(f"the model's blanks end a word, must begin it; {_REMEDY}")
         self.ids = {piece.piece: i for i, piece in enumerate(self._proto.pieces)}
         normal = (piece for piece in self._proto.pieces if piece.type == _KINDS.NORMAL)
         self.scores = {piece.piece: piece.score for piece in normal}
@@ -152,8 +152,8 @@ class SentencePieceFile(Growing):
 class JsonFile(Growing):
     """A tokenizer.json; added tokens enter its model's vocabulary, where they match no text.
 
-    `tokenizers` numbers an added token that the vocabulary lacks by the size of the vocabulary. So
-    it would move behind new pieces.
+    `tokenizers` numbers an added token that the vocabulary lacks by the vocabulary's size, so it
+    would move behind new pieces.
     """
 
     def __init__(self, content: bytes):
@@ -217,10 +217,10 @@ class JsonFile(Growing):
         return {**self._value, "model": model}
 
     def _merges(self, old: Sequence[Any], pieces: Sequence[str]) -> list[Any]:
-        """Return the merges with those of new pieces at the end, as SentencePiece ranks them.
+        """Return the merges, with those of new pieces at the end, in SentencePiece's order.
 
-        If two of its pieces make an old one, SentencePiece merges them. So where a new piece is
-        part of an old one, the pair joins the merges of the old one.
+        SentencePiece merges any two pieces that make an old one. So a pair with a new piece joins
+        the merges of the old piece.
         """
         added = set(pieces)
         known = self.scores.keys() | added

@@ -17,20 +17,18 @@ from xlm.interop import charsmap, normalizer_json
 
 NAME = "tokenizer.json"
 
-# Pieces of CamemBERT that stand in the place of others.
+# Placeholder pieces of CamemBERT.
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
 # Steps that together are nmt_nfkc.
 _NMT_NFKC = {"Nmt", "NFKC"}
-_BLANKS = {"Regex": " {2,}"}  # of a step that makes one blank of several
-_REMEDY = (
-    "put the model's sentencepiece.bpe.model into the folder, which tells how text is normalised"
-)
+_BLANKS = {"Regex": " {2,}"}  # of a step that merges blanks
+_REMEDY = "put the model's sentencepiece.bpe.model, with its normaliser, into the folder"
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Step of a normaliser or a pre-tokenizer; only the type matters for kinds not read here."""
+    """Step of a normaliser or a pre-tokenizer; of other kinds we read only the type."""
 
     type: str
     normalizers: list["Step"] = []
@@ -58,7 +56,7 @@ class _Added(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts beside the model that are read of a tokenizer.json of any kind."""
+    """The parts of any tokenizer.json that we read, except the model."""
 
     added_tokens: list[_Added] | None = None
     normalizer: Step | None = None
@@ -66,7 +64,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenizer(Parts, frozen=True, kw_only=True):
-    """The part of a tokenizer.json of the Unigram kind that is read."""
+    """The part of a Unigram tokenizer.json that we read."""
 
     model: _Model
 
@@ -88,21 +86,21 @@ def kind(text: bytes) -> Any:
 
 
 def read(text: bytes) -> Tokenizer:
-    """Parse a tokenizer.json; ValueError if it is malformed or of another model than Unigram."""
+    """Parse a Unigram tokenizer.json; ValueError if it is malformed or of another kind."""
     if kind(text) != "Unigram":
         raise ValueError(
-            f"the model is of type {kind(text)!r}, must be Unigram as XLM-R's, or BPE as mmBERT's; "
-            "a WordPiece tokenizer, such as multilingual BERT's, has no SentencePiece model: give "
-            "a --vocabulary for the model to continue with"
+            f"the model is of type {kind(text)!r}, must be Unigram like XLM-R's, or BPE like "
+            "mmBERT's; a WordPiece tokenizer, such as multilingual BERT's, has no SentencePiece "
+            "model: give a --vocabulary for the model to continue with"
         )
     found: Tokenizer = declarations.parse(text, Tokenizer, **GIVEN)
     return found
 
 
 def exported(value: Tokenizer) -> Message | None:
-    """Return the SentencePiece model that `huggingface.tokenizer_json` wrote so; None for others.
+    """Return the SentencePiece model behind a file of `huggingface.tokenizer_json`, or None.
 
-    The steps of each form of the model are written again and compared.
+    It writes the steps of each form of the model again and compares them.
     """
     if tuple(piece for piece, _ in value.model.vocab[: len(SPECIALS)]) != SPECIALS:
         return None
@@ -111,7 +109,7 @@ def exported(value: Tokenizer) -> Message | None:
     proto.trainer_spec.byte_fallback = value.model.byte_fallback
     controls = {token.id for token in value.added_tokens or () if token.special}
     for i, (piece, score) in enumerate(value.model.vocab):
-        # As texts, so that zeros have their signs.
+        # As texts, which show the signs of zeros.
         is_symbol = str(score) == str(normalizer_json.symbol_score(piece))
         kind = _KINDS.USER_DEFINED if is_symbol else _KINDS.NORMAL
         if value.model.byte_fallback and normalizer_json.BYTE.fullmatch(piece):
@@ -142,13 +140,13 @@ def _name(compiled: bytes) -> str:
 
 
 def unigram(value: Tokenizer) -> tuple[list[str], list[float]]:
-    """Return pieces by id, then added tokens, and scores; those match first, and have -inf.
+    """Return pieces by id, then added tokens, and scores, -inf for added tokens.
 
     Raises ValueError if an added id is another's or leaves a gap, or the model falls back to bytes.
     """
     if value.model.byte_fallback:
         raise ValueError(
-            "the model falls back to bytes, which XLM-R's does not; give a tokenizer without"
+            "the model falls back to bytes, unlike XLM-R's; give a tokenizer without byte fallback"
         )
     pieces = [piece for piece, _ in value.model.vocab]
     scores = [score for _, score in value.model.vocab]
@@ -159,7 +157,7 @@ def unigram(value: Tokenizer) -> tuple[list[str], list[float]]:
 def with_added(
     value: Tokenizer, pieces: list[str], scores: list[float]
 ) -> tuple[list[str], list[float]]:
-    """Append the added tokens to the pieces by id, or raise as `unigram`."""
+    """Append the added tokens to the pieces by id; errors as `unigram`."""
     for token in sorted(value.added_tokens or (), key=lambda token: token.id):
         number, piece = token.id, token.content
         if number == len(pieces):
@@ -177,18 +175,18 @@ def with_added(
 def normalizer_spec(value: Tokenizer) -> Message:
     """Return SentencePiece's equivalent of normaliser and pre-tokenizer; ValueError if it has none.
 
-    Text is segmented alike except for white space at its end, which SentencePiece drops with extra
-    white space, and except where a \u2581 of its own is beside a blank. Some files that
-    transformers converted from SentencePiece models keep a blank at the end as a piece.
+    Segmentations differ in two cases. SentencePiece drops white space at the end of a text with
+    other extra white space, while some files that transformers converted from SentencePiece models
+    keep a blank there as a piece. The other case is a \u2581 of the text beside a blank.
     """
-    content = ""  # what several blanks become; "" where they stay
+    content = ""  # replacement of several blanks; "" keeps them
     found: bytes | None = None
     normalizers = list(steps(value.normalizer))
     names = {step.type for step in normalizers}
     for step in normalizers:
         if step.type == "Precompiled" and found is None:
             found = character_map(step)
-            content = ""  # it makes blanks of other white space, as do those of _NMT_NFKC
+            content = ""  # like _NMT_NFKC, it turns other white space into blanks
         elif step.type in _NMT_NFKC:
             content = ""
         elif step.type == "Replace" and step.pattern == _BLANKS:
@@ -200,8 +198,7 @@ def normalizer_spec(value: Tokenizer) -> Message:
                 )
         elif step.type != "Strip":
             raise ValueError(
-                f"the normaliser has a step {step.type!r}, for which SentencePiece has none; "
-                f"{_REMEDY}"
+                f"the normaliser has a step {step.type!r}, which SentencePiece lacks; {_REMEDY}"
             )
     splits = list(steps(value.pre_tokenizer))
     kinds = [step.type for step in splits]
@@ -213,8 +210,8 @@ def normalizer_spec(value: Tokenizer) -> Message:
     splits_words = len(splits) > 1
     if splits_words and content == _SPACE:
         raise ValueError(
-            f"the normaliser replaces several blanks by {_SPACE!r}, at which WhitespaceSplit does "
-            f"not split, must be ' '; {_REMEDY}"
+            f"the normaliser replaces several blanks by {_SPACE!r}, must be ' ', since "
+            f"WhitespaceSplit does not split at the former; {_REMEDY}"
         )
     scheme = _prepend_scheme(splits[-1], splits_words=splits_words, collapses=bool(content))
     spec = model_proto.NormalizerSpec()
@@ -223,7 +220,7 @@ def normalizer_spec(value: Tokenizer) -> Message:
     spec.escape_whitespaces = True
     if not spec.remove_extra_whitespaces:
         _check_kept_blanks(value, names, splits[-1])
-    # Strip removes all white space, and "first" does not see a beginning behind it.
+    # Strip removes all white space, and then "first" finds no beginning.
     is_safe = splits_words or (scheme == "always" and names & {"Precompiled", *_NMT_NFKC})
     if not is_safe and any(step.type == "Strip" and step.strip_left for step in normalizers):
         raise ValueError(
@@ -234,12 +231,12 @@ def normalizer_spec(value: Tokenizer) -> Message:
         found = charsmap.standard()
     elif found is None and names & _NMT_NFKC:
         raise ValueError(
-            f"the normaliser is {' and '.join(sorted(names))}, must have both of Nmt and NFKC, "
-            f"which are SentencePiece's nmt_nfkc, or neither; {_REMEDY}"
+            f"the normaliser is {' and '.join(sorted(names))}, must have both Nmt and NFKC, that "
+            f"is SentencePiece's nmt_nfkc, or neither; {_REMEDY}"
         )
     if found is None:
-        # SentencePiece itself takes no other white space for a blank, and neither does Metaspace.
-        # A \u2581 of the text's own is a blank to Metaspace.
+        # Neither SentencePiece nor Metaspace takes other white space for a blank. Metaspace takes a
+        # \u2581 of the text for one.
         blanks = {_SPACE, *normalizer_json.WHITE_SPACE} if splits_words else {_SPACE}
         found = charsmap.compiled(dict.fromkeys(sorted(blanks), " "))
     spec.precompiled_charsmap = found
@@ -248,7 +245,7 @@ def normalizer_spec(value: Tokenizer) -> Message:
 
 
 def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> str:
-    """Return before what Metaspace puts a blank; ValueError if SentencePiece does not segment so.
+    """Return Metaspace's scheme of initial blanks; ValueError if SentencePiece has no such scheme.
 
     WhitespaceSplit precedes it if `splits_words`. The normaliser merges blanks if `collapses`.
     """
@@ -257,7 +254,7 @@ def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> 
             f"Metaspace replaces a blank by {metaspace.replacement!r}, must be {_SPACE!r}; "
             f"{_REMEDY}"
         )
-    # Before there was prepend_scheme there was add_prefix_space.
+    # Older files have add_prefix_space in place of prepend_scheme.
     default = "always" if metaspace.add_prefix_space else "never"
     scheme = metaspace.prepend_scheme or default
     allowed: tuple[str, ...]
@@ -265,10 +262,10 @@ def _prepend_scheme(metaspace: Step, *, splits_words: bool, collapses: bool) -> 
         allowed, where = ("always",), "after WhitespaceSplit, since Metaspace sees single words"
     elif collapses:
         # SentencePiece drops the blank at the beginning that "never" keeps.
-        allowed, where = ("always", "first"), "where the normaliser merges blanks"
+        allowed, where = ("always", "first"), "if the normaliser merges blanks"
     else:
-        # SentencePiece puts a blank before one that is there, Metaspace does not.
-        allowed, where = ("never",), "where nothing merges blanks"
+        # SentencePiece puts a blank before an initial blank, Metaspace does not.
+        allowed, where = ("never",), "if nothing merges blanks"
     if scheme not in allowed:
         raise ValueError(
             f"prepend_scheme of Metaspace is {scheme!r}, must be "
@@ -281,15 +278,15 @@ def _check_kept_blanks(value: Tokenizer, names: Collection[str], metaspace: Step
     """Raise ValueError if SentencePiece, keeping all blanks, would treat them otherwise."""
     if "Strip" in names:
         raise ValueError(
-            "the normaliser has a step 'Strip', which SentencePiece does only where several blanks "
-            f"become one; {_REMEDY}"
+            "the normaliser has a step 'Strip', but SentencePiece strips only if it merges blanks; "
+            f"{_REMEDY}"
         )
     pieces = [piece for piece, _ in value.model.vocab]
     several = [piece for piece in pieces if len(piece) > 1 and not piece.strip(_SPACE)]
     if several and metaspace.split:
         raise ValueError(
-            f"the piece {several[0]!r} is of several blanks, between which the pre-tokenizer "
-            f"splits and SentencePiece would not; {_REMEDY}"
+            f"the piece {several[0]!r} has several blanks, and unlike SentencePiece the "
+            f"pre-tokenizer splits between them; {_REMEDY}"
         )
 
 
@@ -304,7 +301,7 @@ def steps(value: Step | None) -> Iterator[Step]:
 
 
 def character_map(step: Step) -> bytes:
-    """Return the character map of a step "Precompiled"; ValueError if it is none."""
+    """Return the character map of a step "Precompiled"; ValueError for other bytes."""
     try:
         found = base64.b64decode(step.precompiled_charsmap or "", validate=True)
     except binascii.Error as error:
@@ -314,10 +311,10 @@ def character_map(step: Step) -> bytes:
 
 
 def check_pieces(pieces: Sequence[str]) -> None:
-    """Raise ValueError if a piece crosses words: SentencePiece would match it, they do not."""
+    """Raise ValueError if a piece crosses words: only SentencePiece would match it."""
     crossing = [piece for piece in pieces if _SPACE in piece[1:] and piece.strip(_SPACE)]
     if crossing:
         raise ValueError(
-            f"{len(crossing)} pieces have a blank inside, such as {crossing[0]!r}, which the "
-            f"pre-tokenizer never lets match and SentencePiece would; {_REMEDY}"
+            f"{len(crossing)} pieces have a blank inside, such as {crossing[0]!r}, which only "
+            f"SentencePiece matches, not the pre-tokenizer's words; {_REMEDY}"
         )

@@ -1,7 +1,7 @@
 """Folders of models that translate, as MBart or Bart of `transformers`, which CTranslate2 converts.
 
-An encoder and a decoder with learned positions are an MBart with LayerNorm before each sub-layer,
-and a Bart with it after. The target language is the decoder's first token: a piece, or a special
+An encoder and a decoder with learned positions are an MBart if LayerNorm precedes each sub-layer,
+and a Bart if it follows. The target language is the decoder's first token: a piece, or a special
 token such as `<2de>` with a table row beyond the pieces.
 """
 
@@ -24,8 +24,8 @@ _FIXED = {
     "position": "learned", "norm": "layer", "norm_epsilon": 1e-5, "mlp": "gelu", "bias": True,
     "qk_norm": False, "local_window": 0, "embedding_norm": True, "first_norm": True,
 }  # fmt: skip
-_OFFSET = 2  # rows before the first position's, which neither class reads
-# The bias of rows that are no classes. A file holds finite numbers only.
+_OFFSET = 2  # rows before the first position, which neither class reads
+# The bias of rows that are no classes. A file holds only finite numbers.
 _NEVER = -1e9
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _LAYER = {
@@ -47,7 +47,7 @@ _MODULES = {
 
 @dataclasses.dataclass(frozen=True)
 class TranslationParts:
-    """A model that translates, as `write` takes it.
+    """A model that translates, for `write`.
 
     Attributes:
       params: {"encoder": ..., "decoder": ...} of `xlm.objectives.translation.Translation`.
@@ -122,7 +122,6 @@ def symbol_names(parts: TranslationParts) -> dict[str, int]:
 
 
 def _tensors(parts: TranslationParts, num_pieces: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield all tensors of the file by name."""
     encoder, decoder = parts.params["encoder"], parts.params["decoder"]
     embeddings = encoder["embeddings"]
     yield "model.shared.weight", embeddings["table"]
@@ -160,7 +159,7 @@ def _config(parts: TranslationParts) -> dict[str, Any]:
         "bos_token_id": BOS_ID, "pad_token_id": PAD_ID, "eos_token_id": EOS_ID,
         "decoder_start_token_id": next(iter(parts.symbols.values())),
         "forced_eos_token_id": None,
-        # Read by CTranslate2's converter alone.
+        # Only CTranslate2's converter reads these.
         "normalize_before": parts.is_pre_norm, "normalize_embedding": True,
     }  # fmt: skip
 
@@ -168,7 +167,7 @@ def _config(parts: TranslationParts) -> dict[str, Any]:
 def _generation(parts: TranslationParts) -> dict[str, Any]:
     """Return the search of the run, which `generate` takes as its default."""
     of = parts.decoding
-    # Ours ends when no longer hypothesis can do better, which theirs calls "never".
+    # Ours ends when no longer hypothesis can do better: "never" in theirs.
     ends = {"early_stopping": of["early_stop"] or "never"} if of["beams"] > 1 else {}
     never = {BOS_ID, PAD_ID, UNK_ID, MASK_ID, *parts.symbols.values()}
     return {

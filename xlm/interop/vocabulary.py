@@ -1,8 +1,7 @@
 """Replacement of a model's vocabulary by another, and pruning to the pieces that texts use.
 
-A vocabulary is its pieces in the order of their ids. Replacing it means computing a row of the
-embedding table, and an entry of the output bias, for every new piece. The rest of the model is
-unchanged.
+A vocabulary is its pieces in the order of their ids. A replacement computes a row of the embedding
+table, and an entry of the output bias, for every new piece. The rest of the model is unchanged.
 """
 
 import dataclasses
@@ -23,13 +22,13 @@ from xlm.interop import bpe_json, normalizer_json, tokenizer_json
 
 TOKENIZER = "spm.model"  # SentencePiece model of the ids, beside a model's weights
 _JSON, _FAIRSEQ = tokenizer_json.NAME, "sentencepiece.bpe.model"
-# Files of a folder's tokenizer; the first tells best how text is segmented.
+# Files of a folder's tokenizer, the best source of its segmentation first.
 TOKENIZER_FILES = (TOKENIZER, _FAIRSEQ, _JSON)
-# The same files; the first tells best which id a piece has.
+# The same files, the best source of its ids first.
 _ID_FILES = (TOKENIZER, _JSON, _FAIRSEQ)
 _SPACE = normalizer_json.SPACE
 _KINDS = model_proto.ModelProto.SentencePiece
-# The first three pieces of a SentencePiece model, which fairseq drops; it adds special tokens at
+# The first three pieces of a SentencePiece model. fairseq drops them, and adds special tokens at
 # both ends.
 _FAIRSEQ_SKIPPED = ("<unk>", "<s>", "</s>")
 _BATCH = 4096
@@ -51,15 +50,15 @@ class ModelVocabulary:
                 f"{' '.join(SPECIALS)}"
             )
         if len(set(self.pieces)) < len(self.pieces):
-            raise ValueError("the vocabulary has a piece twice; each must have one id")
+            raise ValueError("the vocabulary has a piece twice; give each piece one id")
 
 
 @dataclasses.dataclass(frozen=True)
 class Swapped:
     """Embeddings [V', D] and biases [V'] float32 of a new vocabulary, with counts of its pieces.
 
-    `copied` pieces are in both vocabularies, special tokens included. `segmented` ones have the
-    mean of their segmentation into old pieces. `unknown` ones, without any known part, have the
+    `copied` pieces, including special tokens, are in both vocabularies. `segmented` pieces have the
+    mean of their segmentation into old pieces. `unknown` pieces, without any known part, have the
     mean of all old pieces.
     """
 
@@ -73,9 +72,9 @@ class Swapped:
 def read_vocabulary(folder: pathlib.Path) -> ModelVocabulary:
     """Read the vocabulary of a model's folder, with the model's ids.
 
-    The first of spm.model (this project's), tokenizer.json and sentencepiece.bpe.model (with
-    fairseq's ids) is used, else vocab.json with merges.txt. Raises ValueError if none exists or
-    the file cannot be read.
+    It reads the first of spm.model (this project's), tokenizer.json, sentencepiece.bpe.model (with
+    fairseq's ids), and vocab.json with merges.txt. Raises ValueError if none exists or the file is
+    unreadable.
     """
     config = folder / "config.json"
     kind = artifacts.read_object(config).get("model_type") if config.exists() else None
@@ -103,8 +102,8 @@ def check_kept(folder: pathlib.Path, old: ModelVocabulary, model: bytes) -> None
         ids = next(folder / name for name in _ID_FILES if (folder / name).exists())
         raise ValueError(
             f"{tokenizer_file(folder)} has {len(unknown)} pieces that {ids} lacks, such as "
-            f"{unknown[0]!r}: they are not of one model; copy the tokenizer "
-            "of this model, or write both again with save_pretrained"
+            f"{unknown[0]!r}, so they belong to different models; copy the tokenizer of this "
+            "model, or write both again with save_pretrained"
         )
 
 
@@ -113,8 +112,8 @@ def check_sizes(folder: pathlib.Path, num_pieces: int, num_rows: int) -> None:
     if num_pieces != num_rows:
         raise ValueError(
             f"{folder / TOKENIZER} has {num_pieces} pieces, but the model {num_rows} embeddings; "
-            "copy the tokenizer of this model, or, if the table is padded, let xlm import "
-            "write the folder again without the padding"
+            "copy the tokenizer of this model, or, if the table is padded, remove the padding with "
+            "xlm import"
         )
 
 
@@ -122,7 +121,7 @@ def with_added(model: bytes, old: ModelVocabulary) -> tuple[bytes, list[str]]:
     """Add the pieces of `old` that its SentencePiece model lacks, its added tokens, to the model.
 
     They become user-defined pieces, which match in any text. Returns the model, and the tokens that
-    it cannot carry: those with blanks, and all if no tokenizer.json has the model's then.
+    it cannot hold: those with blanks, or all if they would prevent a tokenizer.json.
     """
     proto = parse(model)
     known = {piece.piece for piece in proto.pieces}.union(tokenizer_json.NOT_USED)
@@ -176,13 +175,13 @@ def existing_file(path: pathlib.Path, remedy: str) -> pathlib.Path:
 def sentencepiece_model(path: pathlib.Path) -> bytes:
     """Convert a model's own vocabulary to a SentencePiece model of this project's kind.
 
-    Pieces, scores and normaliser are kept; ids are new, `SPECIALS` first. Added tokens of a
-    tokenizer.json are left out, since SentencePiece does not match them in text.
+    It keeps pieces, scores and normaliser, and gives new ids, `SPECIALS` first. It drops added
+    tokens of a tokenizer.json, which SentencePiece does not match in text.
 
-    `path` is a SentencePiece model, with special tokens of this project or of SentencePiece, a
-    tokenizer.json of the Unigram kind or of a BPE as Gemma's, or a folder with spm.model,
-    sentencepiece.bpe.model or tokenizer.json, of which the first is used. Raises ValueError if
-    there is no such file, or it cannot be read or is neither unigram nor BPE.
+    `path` is a SentencePiece model, with special tokens of this project or of SentencePiece, or a
+    tokenizer.json of the Unigram kind or of a BPE like Gemma's. Or it is a folder, and the first of
+    spm.model, sentencepiece.bpe.model and tokenizer.json counts. Raises ValueError if there is no
+    such file, or it is unreadable or neither unigram nor BPE.
     """
     remedy = (
         "write the model's tokenizer into it with save_pretrained, or give a --vocabulary for the "
@@ -202,7 +201,7 @@ def sentencepiece_model(path: pathlib.Path) -> bytes:
 
 def _of_this_project(proto: Message) -> bytes:
     """Serialise a model with `SPECIALS` in place of its own special tokens; raises as `parse`."""
-    # Models of others may have <pad> and <mask> among their pieces.
+    # Other models may have <pad> and <mask> among their pieces.
     pieces = [piece for piece in proto.pieces if piece.piece not in SPECIALS]
     del proto.pieces[:]
     for i, token in enumerate(SPECIALS):
@@ -226,15 +225,15 @@ def swap(
 
     Pieces of both vocabularies and special tokens keep their embedding and bias. Other pieces get
     the mean embedding, and the mean bias, of their best segmentation under the old scores, without
-    parts unknown to the old vocabulary. `table` [>= V, D] and `bias` [>= V] may have further rows,
-    which are not read; fewer raise ValueError.
+    unknown parts. `table` [>= V, D] and `bias` [>= V] may have further rows. Fewer raise
+    ValueError.
     """
     if len(table) < len(old.pieces) or len(table) != len(bias):
         raise ValueError(
             f"the vocabulary has {len(old.pieces)} pieces, but the model {len(table)} embeddings "
-            f"and {len(bias)} biases; the tokenizer is not this model's"
+            f"and {len(bias)} biases; give the tokenizer of this model"
         )
-    # One array, so that embeddings and biases are always treated alike.
+    # One array, to treat embeddings and biases alike.
     rows = np.concatenate([table, bias[:, None]], axis=1, dtype=np.float32)[: len(old.pieces)]
     old_ids = {piece: i for i, piece in enumerate(old.pieces)}
     sources = np.array([old_ids.get(piece, -1) for piece in new.pieces], np.int64)
@@ -265,12 +264,12 @@ def mean_rows(rows: np.ndarray, parts: Sequence[Sequence[int]], fallback: np.nda
 def prune(
     model: bytes, texts: Iterable[str], keep: Collection[str] = ()
 ) -> tuple[bytes, np.ndarray]:
-    """Prune a model to the pieces that texts use; their segmentations do not change.
+    """Prune a model to the pieces that texts use, without a change of their segmentations.
 
-    Kept are the special tokens, the pieces of the segmentations, what BPE merges on the way to
-    them, all characters of these that are pieces, the piece of the lowest score, and those of
-    `keep` that exist. Returns the smaller model, and the old ids [V'] int64 of its pieces,
-    ascending. Raises ValueError if there is no text, or the model is neither unigram nor BPE.
+    It keeps the special tokens, the pieces of the segmentations, BPE's merges on the way to them,
+    all their characters that are pieces, the piece with the lowest score, and existing pieces of
+    `keep`. Returns the smaller model, and the old ids [V'] int64 of its pieces, ascending. Raises
+    ValueError if there is no text, or the model is neither unigram nor BPE.
     """
     kept = used_pieces(model, texts, keep)
     return with_pieces(model, kept), kept
@@ -285,8 +284,8 @@ def used_pieces(model: bytes, texts: Iterable[str], keep: Collection[str] = ()) 
         for ids in processor.encode(batch):
             used[ids] = True
     if not used.any():
-        raise ValueError("the texts are empty; give text in the languages that are to stay")
-    # The characters of an unknown are not pieces, so these are all the relevant characters.
+        raise ValueError("the texts are empty; give text in the languages to keep")
+    # The characters of an unknown are no pieces, so these are all relevant characters.
     found = [proto.pieces[i].piece for i in np.flatnonzero(used).tolist()]
     wanted = set(keep).union(*found)
     if kind(proto) == BPE:
@@ -295,8 +294,8 @@ def used_pieces(model: bytes, texts: Iterable[str], keep: Collection[str] = ()) 
     types = np.array([piece.type for piece in proto.pieces])
     used |= types != _KINDS.NORMAL
     used |= np.array([piece.piece in wanted for piece in proto.pieces])
-    # SentencePiece scores an unknown character by the lowest score of the vocabulary. If that score
-    # changed, so might the choice between a piece and an unknown.
+    # SentencePiece scores an unknown character by the lowest score of the vocabulary. Another score
+    # might change the choice between a piece and an unknown.
     scores = np.array([piece.score for piece in proto.pieces])
     used[np.argmin(np.where(types == _KINDS.NORMAL, scores, np.inf))] = True
 
@@ -316,12 +315,12 @@ def with_pieces(model: bytes, kept: np.ndarray) -> bytes:
 
 
 def _merged(piece: str, scores: Mapping[str, float]) -> Iterator[str]:
-    """Yield what BPE merges from the characters of a piece to the piece, in any text around it."""
+    """Yield BPE's merges from the characters of a piece to the piece, in any context."""
     parts, none = list(piece), float("-inf")
     while len(parts) > 1:
         of_pairs = [scores.get(one + two, none) for one, two in itertools.pairwise(parts)]
         best = of_pairs.index(max(of_pairs))
-        if of_pairs[best] == none:  # of a piece that is not made by merges, as an unknown
+        if of_pairs[best] == none:  # merges do not make the piece, such as an unknown
             return
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
         yield parts[best]
@@ -354,14 +353,14 @@ def _parse_fairseq(model: bytes) -> Message:
     if first != _FAIRSEQ_SKIPPED:
         raise ValueError(
             f"the model begins with {' '.join(first)}, must begin with "
-            f"{' '.join(_FAIRSEQ_SKIPPED)} as XLM-R's; one of this project is called {TOKENIZER}"
+            f"{' '.join(_FAIRSEQ_SKIPPED)} like XLM-R's; name a model of this project {TOKENIZER}"
         )
     del proto.pieces[: len(_FAIRSEQ_SKIPPED)]
     return proto
 
 
 def _parse_json(text: bytes) -> Message:
-    """Build a SentencePiece model without special tokens from a tokenizer.json that has one."""
+    """Build the SentencePiece model of a tokenizer.json, without special tokens."""
     if tokenizer_json.kind(text) == "BPE":
         return bpe_json.sentencepiece_model(bpe_json.read(text))
     value = tokenizer_json.read(text)
@@ -390,13 +389,13 @@ def _of_fairseq(model: bytes, *, is_camembert: bool) -> ModelVocabulary:
         first = bos, SPECIALS[PAD_ID], eos, SPECIALS[UNK_ID], unknown, *_FAIRSEQ_SKIPPED[1:]
     pieces = [*first, *(piece.piece for piece in normal)]
     scores = [*[-np.inf] * len(first), *(piece.score for piece in normal)]
-    if SPECIALS[MASK_ID] not in pieces:  # a model that was extended has it before the new pieces
+    if SPECIALS[MASK_ID] not in pieces:  # an extended model has it before the new pieces
         pieces, scores = [*pieces, SPECIALS[MASK_ID]], [*scores, 0.0]
     return _vocabulary(pieces, scores)
 
 
 def _json_of_parts(folder: pathlib.Path) -> bytes:
-    """Return what is read of a tokenizer.json, from the files of before; b"" without them."""
+    """Return a tokenizer.json for `bpe_json.read` from the older files; b"" without them."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if not (vocab.exists() and merges.exists()):
         return b""
@@ -407,7 +406,6 @@ def _json_of_parts(folder: pathlib.Path) -> bytes:
 
 
 def _of_json(text: bytes) -> ModelVocabulary:
-    """Return the vocabulary of a tokenizer.json: the model's pieces, and added tokens."""
     if tokenizer_json.kind(text) == "WordPiece":
         return _vocabulary(*bpe_json.word_pieces(text))
     if tokenizer_json.kind(text) == "BPE":
@@ -434,7 +432,7 @@ def _segmenter(old: ModelVocabulary) -> spm.SentencePieceProcessor:
     for piece, score in zip(old.pieces, old.scores.tolist(), strict=True):
         if np.isfinite(score):
             proto.pieces.add(piece=piece, score=score, type=_KINDS.NORMAL)
-        else:  # never matched in a text
+        else:  # matches no text
             kind = _KINDS.UNKNOWN if piece == SPECIALS[UNK_ID] else _KINDS.CONTROL
             proto.pieces.add(piece=piece, type=kind)
     return model_proto.plain_processor(proto)

@@ -1,13 +1,12 @@
 """Our own format of a model folder, for encoders without a class in `transformers`.
 
-config.json holds the settings of `xlm.models.encoder.EncoderSettings`, except those of how to
-compute (`dtype`, `attention`, `remat`, `unroll`). `masked_lm_head` is false for an encoder without
-one, such as a discriminator. `auto_map` names the classes of modeling_vocap.py, which lies beside
-it, for `from_pretrained(folder, trust_remote_code=True)`. Settings from `cross_attention` on in
-`parameters.Architecture` are omitted at their defaults. Each tensor is a parameter with its name
-and shape in `xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels, the
-names and shapes of the head's tensors, which begin with "task.". Readers of encoders leave these
-out.
+config.json holds the settings of `xlm.models.settings.EncoderSettings`, except those of the
+computation (`dtype`, `attention`, `remat`, `unroll`). Settings from `cross_attention` on in
+`parameters.Architecture` are omitted at their defaults. `masked_lm_head` is false for an encoder
+without one, such as a discriminator. `auto_map` names the classes of modeling_vocap.py beside it,
+for `from_pretrained(folder, trust_remote_code=True)`. Each tensor is a parameter with its name and
+shape in `xlm.interop.parameters`. A fine-tuned encoder has `task`: its kind, the labels, and the
+names and shapes of the head's tensors, which begin with "task.". Readers of encoders skip these.
 """
 
 import logging
@@ -28,7 +27,7 @@ MODEL_TYPE = "vocap-encoder"
 _VERSION = 1
 # Copied into a folder, for PyTorch.
 MODELING = pathlib.Path(__file__).parent / "shipped" / "modeling_vocap.py"
-HEAD = "head."  # beginning of the tensors of the masked-LM head
+HEAD = "head."  # prefix of the tensors of the masked-LM head
 REMEDY = "write the folder again with xlm export"
 
 
@@ -47,13 +46,13 @@ class Config(parameters.Architecture, frozen=True, kw_only=True, omit_defaults=T
     format_version: int
     masked_lm_head: bool = True
     task: _Task | None = None
-    # What PyTorch's side reads.
+    # For PyTorch.
     architectures: list[str] = []
     auto_map: dict[str, str] = {}
     id2label: dict[str, str] = {}
     label2id: dict[str, int] = {}
     problem_type: str = ""
-    # Without defaults, other than in older notes of parameters.
+    # Required, unlike in older notes of parameters.
     position: parameters.Position
     rotary_theta: parameters.Positive
     distance_buckets: parameters.Size
@@ -69,7 +68,7 @@ _ARCHITECTURE = parameters.Architecture.__struct_fields__
 def config(
     sizes: Mapping[str, Any], *, has_head: bool, task_head: TaskHead | None = None
 ) -> dict[str, Any]:
-    # A folder of XLM-R lacks settings that its positions and weights need none of.
+    # A folder of XLM-R lacks settings that its positions do not need.
     whole = parameters.Architecture(**{key: sizes[key] for key in _ARCHITECTURE if key in sizes})
     suffix = task_head.class_suffix if task_head else "MaskedLM" if has_head else ""
     classes = {"AutoConfig": "VocapConfig", "AutoModel": "VocapModel"}
@@ -100,7 +99,7 @@ def read_sizes(config: Config, path: pathlib.Path) -> dict[str, Any]:
     if config.format_version != _VERSION:
         raise ValueError(
             f"{path}: format_version is {config.format_version}, must be {_VERSION}; read it with "
-            "the version of this project that wrote it, or export the run again with this one"
+            "its version of this project, or export the run again with this one"
         )
     if config.hidden_size % config.num_heads:
         raise ValueError(
@@ -116,11 +115,11 @@ def open_weights(folder: pathlib.Path) -> AbstractContextManager[Weights]:
 
 def read_task_head(folder: pathlib.Path, config: Config) -> None:
     if config.task is not None:
-        logging.warning("%s: its head is left out; export the run of finetune.py again", folder)
+        logging.warning("%s: skipping its head; export the run of finetune.py again", folder)
 
 
 def read_arrays(folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
-    """Read the parameters by name, float32; `config` was validated by `read_sizes`.
+    """Read the parameters by name, float32; call `read_sizes` first, which checks `config`.
 
     Raises ValueError if the file is missing or damaged, or a tensor is missing, unknown, or of
     another shape.

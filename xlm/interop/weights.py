@@ -1,6 +1,6 @@
-"""Reading of a folder of weights, in one file or several.
+"""Files of weights: safetensors to read and write, and pytorch_model.bin to read.
 
-Nothing is unpickled here: torch's weights-only reader, of tensors alone, reads pytorch_model.bin.
+We unpickle nothing: torch's weights-only reader, which takes only tensors, reads pytorch_model.bin.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from xlm.common.declarations import Digest, Name
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _TORCH, _TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_OLDEST_TORCH = 2, 6  # the weights-only reader of older ones can be made to execute code
+_OLDEST_TORCH = 2, 6  # files can make the weights-only reader of older ones execute code
 _NEEDS_TORCH = "only torch 2.6 or newer reads pickled weights safely, and "
 TYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 _AT_ONCE = 1 << 24  # bytes
 _DIGESTS = "sha256"  # in the metadata of a file
 _COPY = "copy or download it again"
-_NOT_FINITE = "numbers that are not finite, as of a training that failed; take another checkpoint"
+_NOT_FINITE = "numbers that are not finite, a sign of failed training; take another checkpoint"
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -46,8 +46,8 @@ def write(
 ) -> None:
     """Write float32 tensors as safetensors, with the SHA-256 of each and of `files` beside them.
 
-    Equal content gives equal bytes, unlike with safetensors' own writer, which puts metadata in any
-    order. Raises ValueError if a number is not finite.
+    Equal content gives equal bytes, while safetensors' own writer puts metadata in any order.
+    Raises ValueError if a number is not finite.
     """
     arrays = {name: np.asarray(tensors[name], np.float32, order="C") for name in sorted(tensors)}
     for name, array in arrays.items():
@@ -69,9 +69,9 @@ def copy(
     source: pathlib.Path, target: pathlib.Path, changed: Mapping[str, np.ndarray],
     files: Mapping[str, bytes],
 ) -> None:  # fmt: skip
-    """Copy a safetensors file byte by byte but for the tensors `changed`, of the same types.
+    """Copy a safetensors file byte by byte except for the tensors `changed`, of the same types.
 
-    Digests of these, and of `files` beside it, are renewed if the file has any.
+    It updates digests of these, and of `files` beside it, if the file has any.
     """
     with source.open("rb") as old, target.open("wb") as new:
         header = json.loads(old.read(int.from_bytes(old.read(8), "little")))
@@ -126,10 +126,10 @@ class Seal:
         self._found = declarations.parse(text, dict[str, Digest], place=place, remedy=_COPY)
 
     def check(self, name: str, value: np.ndarray | bytes, path: pathlib.Path | None = None) -> None:
-        """Raise ValueError if a tensor, or the file `path`, is not finite or not as written."""
+        """Raise ValueError if a tensor, or the file `path`, is damaged or not finite."""
         where = f"{self._path}: {name}" if path is None else f"{path}"
         if name in self._found and _digest(value) != self._found[name]:
-            raise ValueError(f"{where} is damaged, its SHA-256 is another one; {_COPY}")
+            raise ValueError(f"{where} is damaged, its SHA-256 differs; {_COPY}")
         if isinstance(value, np.ndarray) and not np.isfinite(value).all():
             raise ValueError(f"{where} has {_NOT_FINITE}")
 
@@ -146,16 +146,16 @@ def read_seal(path: pathlib.Path) -> Seal:
 def opened(path: pathlib.Path, remedy: str = _COPY) -> Iterator[Any]:
     """Open a safetensors file; ValueError, with the remedy, if it is damaged."""
     try:
-        artifacts.check_readable(path)  # a pipe would never end
+        artifacts.check_readable(path)  # reading a pipe would never end
         with safetensors.safe_open(path, framework="np") as file:
             yield file
     except safetensors.SafetensorError as error:
-        fault = " ".join(str(error).split())  # which cites the file
+        fault = " ".join(str(error).split())  # it quotes the file
         raise ValueError(f"{path}: cannot be read ({fault}); {remedy}") from None
 
 
 class _TorchFile:
-    """A file of torch.save, with the methods of a safetensors file that are used here."""
+    """A file of torch.save, with the methods of a safetensors file that we use."""
 
     def __init__(self, path: pathlib.Path, remedy: str):
         artifacts.check_readable(path)
@@ -169,7 +169,7 @@ class _TorchFile:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
             self._tensors = {str(name): tensor.detach() for name, tensor in found.items()}
-        except Exception:  # of several kinds; some texts advise to execute what the file holds
+        except Exception:  # of several types, some of which advise to execute the file's code
             fault = "is damaged, or holds more than tensors by name; copy it again, or"
             raise ValueError(f"{path}: {fault} {remedy}") from None
 
@@ -178,7 +178,7 @@ class _TorchFile:
 
     def get_tensor(self, name: str) -> np.ndarray:
         tensor = self._tensors[name]
-        is_brain = str(tensor.dtype) == "torch.bfloat16"  # which NumPy has not
+        is_brain = str(tensor.dtype) == "torch.bfloat16"  # unknown to NumPy
         found: np.ndarray = (tensor.float() if is_brain else tensor).contiguous().numpy()
         return found
 
@@ -209,12 +209,10 @@ class Weights:
     def open(
         cls, folder: pathlib.Path, remedy: str, tied: Mapping[str, str] = types.MappingProxyType({})
     ) -> Iterator["Weights"]:
-        """Open model.safetensors, or the shards that its index lists, or pytorch_model.bin alike.
-
-        Raises ValueError if one is damaged.
+        """Open model.safetensors, or the shards of its index, or pytorch_model.bin likewise.
 
         `remedy` tells users how to write such a folder again. `tied` maps a tensor to an alias,
-        which files may hold in addition or instead.
+        which files may hold in addition or instead. Raises ValueError if one is damaged.
         """
         with contextlib.ExitStack() as stack:
             files: dict[pathlib.Path, Any] = {}
@@ -237,7 +235,7 @@ class Weights:
         return any(name.startswith(prefix) for name in self._files)
 
     def untie(self) -> None:
-        """Read each tensor by its own name, and compare none."""
+        """Read each tensor by its own name, without comparing aliases."""
         self._tied = {}
 
     def same(self, name: str, other: str) -> bool:
@@ -249,8 +247,8 @@ class Weights:
     def check(self, wanted: Mapping[str, tuple[int, ...]], unused: Collection[str] = ()) -> None:
         """Raise ValueError unless all `wanted` tensors exist in their shapes, and no others.
 
-        Those of `unused` may exist. No numbers are read, so that memory is taken for a model that
-        fits its config.json.
+        Tensors of `unused` may exist. It reads no numbers: memory is only for a model that fits its
+        config.json.
         """
         found = set(self._files)
         missing = {name for name in wanted if not {name, self._tied.get(name)} & found}
@@ -259,20 +257,20 @@ class Weights:
             if names:
                 shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
                 raise ValueError(
-                    f"{self._folder} {fault} tensors, {len(names)}: {shown}. It must hold one "
-                    f"model, that of its config.json; {self._remedy}"
+                    f"{self._folder} {fault} tensors, {len(names)}: {shown}; it must hold the "
+                    f"model of its config.json; {self._remedy}"
                 )
         for name, shape in wanted.items():
             for one in sorted({name, self._tied.get(name, name)} & found):
                 path, file, _, own = self._files[one]
                 if (there := tuple(file.get_slice(own).get_shape())) != shape:
                     raise ValueError(
-                        f"{path}: {one} has shape {there}, must be {shape} by config.json; are "
-                        "they of one model?"
+                        f"{path}: {one} has shape {there}, must be {shape} by config.json; give "
+                        "both files of one model"
                     )
 
     def read(self, name: str) -> np.ndarray:
-        """Read a tensor that was checked, as float32; ValueError for another type or tied one."""
+        """Read a tensor as float32 after `check`; ValueError for another type or alias."""
         tied = self._tied.get(name, name)
         if name not in self._files:
             name = tied
@@ -280,7 +278,7 @@ class Weights:
         if tied != name and tied in self._files and (array != self._read(tied)).any():
             raise ValueError(
                 f"{self._folder}: {name} and {tied} differ, but the output layer must be tied to "
-                "the embeddings; such a model cannot be read"
+                "the embeddings; give a model with a tied output layer"
             )
         return array
 
@@ -297,7 +295,7 @@ class Weights:
 
 
 def _current(name: str) -> str:
-    """Return today's name of a tensor; the oldest BERTs have a gamma and a beta in LayerNorms."""
+    """Return the current name of a tensor; LayerNorms of old BERTs have a gamma and a beta."""
     path, dot, last = name.rpartition("LayerNorm.")
     return path + dot + {"gamma": "weight", "beta": "bias"}.get(last, last)
 
@@ -305,9 +303,9 @@ def _current(name: str) -> str:
 def weight_files(
     folder: pathlib.Path, remedy: str, *, is_pickled_too: bool = False
 ) -> list[pathlib.Path]:
-    """Return the files of a folder's weights, which may be missing if an index lists them.
+    """Return the files of a folder's weights, safetensors first; an index may list missing files.
 
-    Safetensors come first. Raises ValueError if there are none, or pickled ones are not wanted.
+    Raises ValueError if there are none, or only pickled ones unless `is_pickled_too`.
     """
     kinds = [(WEIGHTS, INDEX), *[(_TORCH, _TORCH_INDEX)] * is_pickled_too]
     for whole, index in kinds:

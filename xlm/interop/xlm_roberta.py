@@ -1,14 +1,13 @@
-"""XLM-R's and XLM-R XL's formats of a model folder, as in `transformers`, and those of RoBERTa,
-CamemBERT and BERT, which are read and become XLM-R's.
+"""Formats of XLM-R and XLM-R XL of `transformers`; RoBERTa, CamemBERT and BERT become XLM-R.
 
-XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Theirs and
-our parameters differ only in layout:
+XL has LayerNorm before each sub-layer and after the last, and none after the embeddings. Their
+parameters and ours differ only in layout:
 
-- The orders of axes, and the tensors for each layer, are as in `parameters`.
-- Theirs count positions from pad_token_id + 1 and leave the table rows before unused; ours from 0.
-- Theirs add the embedding of the single token type everywhere. Reading adds it to the position
+- `parameters` describes the orders of axes, and the tensors for each layer.
+- They count positions from pad_token_id + 1 and leave earlier rows unused. We count from 0.
+- They add the embedding of the single token type everywhere. Reading adds it to the position
   embeddings, and writing puts zeros in its place.
-- BERT counts positions from 0 as ours do, and names the masked-LM head otherwise.
+- BERT counts positions from 0 like us, and has other names for the masked-LM head.
 """
 
 import contextlib
@@ -29,23 +28,23 @@ from xlm.interop.task_heads import SEQUENCES, TaskHead
 from xlm.interop.weights import Weights
 
 REMEDY = "write the folder again with save_pretrained"
-_NOT_OF_THESE = "the file is not the one of these weights: copy both again"
+_NOT_OF_THESE = "the file does not belong to these weights: copy both again"
 _SAVE_AGAIN = "load it as {} in float32 and write it with save_pretrained"
 
-_PREFIX = "roberta."  # of an encoder's tensors; a folder of only the encoder lacks it
+_PREFIX = "roberta."  # of an encoder's tensors, except in a folder of only the encoder
 _EMBEDDINGS = _PREFIX + "embeddings."
 _TABLE = _EMBEDDINGS + "word_embeddings.weight"
 _POSITIONS = _EMBEDDINGS + "position_embeddings.weight"
 _TOKEN_TYPE = _EMBEDDINGS + "token_type_embeddings.weight"
 _BIAS = "lm_head.bias"
 _TIED = {_TABLE: "lm_head.decoder.weight", _BIAS: "lm_head.decoder.bias"}
-# Tensors that the masked language model does not use: of classifiers, a constant, of sentences.
+# Tensors that the masked language model does not use: of classifiers, sentences, and a constant.
 _POOLER = ("roberta.pooler.dense.weight", "roberta.pooler.dense.bias")
 _UNUSED = (
     *_POOLER, _EMBEDDINGS + "position_ids",
     "cls.seq_relationship.weight", "cls.seq_relationship.bias",
 )  # fmt: skip
-# Beginnings of BERT's names, by those of RoBERTa; the first that fits counts.
+# Prefixes of BERT's names, by those of RoBERTa; the first match counts.
 _OF_BERT = {
     _PREFIX: "bert.",
     "lm_head.dense.": "cls.predictions.transform.dense.",
@@ -53,7 +52,7 @@ _OF_BERT = {
     "lm_head.": "cls.predictions.",
 }
 
-# Beginnings of tensors of the masked-LM head, and of other heads, which replace it.
+# Prefixes of tensors of the masked-LM head, and of other heads, which replace it.
 _HEAD = "lm_head."
 _OTHER_HEADS = ("classifier.", "qa_outputs.")
 
@@ -68,7 +67,7 @@ class _Fixed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(_Fixed, frozen=True, kw_only=True):
-    """The keys of config.json that are read; `transformers` writes many others."""
+    """The keys of config.json that we read; `transformers` writes many others."""
 
     vocab_size: Size
     hidden_size: Size
@@ -126,10 +125,10 @@ class XLMRoberta:
     """Format of the folders of a class in `transformers`, whose names begin with `prefix`.
 
     Attributes:
-      norms: our LayerNorms and theirs, besides the head's.
-      fixed: settings that all models of the class have, named as in `EncoderSettings`.
+      norms: our LayerNorms and theirs, without the head's.
+      fixed: common settings of all models of the class, named as in `EncoderSettings`.
       defaults: values of the class for missing keys of config.json.
-      names: beginnings of the class's names by those of XLM-R, as `_OF_BERT`.
+      names: prefixes of the class's names by those of XLM-R, such as `_OF_BERT`.
       skips_padding: whether the positions up to pad_token_id are unused.
     """
 
@@ -158,8 +157,8 @@ class XLMRoberta:
         return "; ".join(parameters.differences(sizes, self.fixed))
 
     def refusal(self, *, has_head: bool, task_head: TaskHead | None) -> str:
-        """Say why no class of theirs has the model's head; "" if one has."""
-        del has_head  # without one it is an XLMRobertaModel
+        """Return why no class of theirs has the model's head; "" if one has."""
+        del has_head  # an encoder without one is an XLMRobertaModel
         if task_head is None:
             return ""
         return task_head.refusal(has_norm=False, poolings=("first",))
@@ -169,7 +168,7 @@ class XLMRoberta:
         return Weights.open(folder, _SAVE_AGAIN.format(self.class_name), tied=tied)
 
     def their_shapes(self, config: Config, *, has_head: bool = True) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of the tensors that are read."""
+        """Return names and shapes of the tensors to read."""
         own = parameters.shapes(self._sizes(config), has_head=has_head)
         found = parameters.their_shapes(self._table(own), own)
         types = config.type_vocab_size or self.defaults["type_vocab_size"]
@@ -178,16 +177,16 @@ class XLMRoberta:
         return found
 
     def read_arrays(self, folder: pathlib.Path, config: Config) -> dict[str, np.ndarray]:
-        """Read the parameters by name, float32; those of the masked-LM head if there is one.
+        """Read the parameters by name, float32, with those of any masked-LM head.
 
-        A head with a table of its own is left out, with a logged warning. `config` was validated by
-        `read_sizes`. Raises ValueError if a file is missing or damaged, or a tensor is missing,
+        It logs a warning and skips a head with its own table. Call `read_sizes` first, which checks
+        `config`. Raises ValueError if a file is missing or damaged, or a tensor is missing,
         unknown, or of another shape.
         """
         with self.open_weights(folder) as weights:
             head, prefix = self._named(_HEAD), self._named(_PREFIX)
             has_head = weights.has(head) and self._is_tied(weights, config, folder)
-            drop = "" if weights.has(prefix) else prefix  # of an encoder that was saved alone
+            drop = "" if weights.has(prefix) else prefix  # in a folder of only the encoder
             shapes = self.their_shapes(config, has_head=has_head)
             heads = () if has_head else (head, *_OTHER_HEADS)
             others = [name for name in weights.names if name.startswith(heads)]
@@ -202,9 +201,9 @@ class XLMRoberta:
             own = parameters.shapes(self._sizes(config), has_head=has_head)
             arrays = parameters.filled(self._table(own), own, read)
             positions = read(self._named(_POSITIONS))[self._first(config) :]
-            # A single text, or pair of texts, of XLM-R is of type 0 throughout.
+            # All tokens of a text, or pair of texts, of XLM-R have type 0.
             token_type = read(self._named(_TOKEN_TYPE))[:1]
-        # Adding zeros would turn -0 into 0, and a written model must be read back bit by bit.
+        # Adding zeros would turn -0 into 0, but reading must restore a written model bit by bit.
         arrays["embeddings.positions"] = positions + token_type if token_type.any() else positions
         return arrays
 
@@ -214,11 +213,11 @@ class XLMRoberta:
         if config.tie_word_embeddings if is_absent else weights.same(self._named(_TABLE), decoder):
             return True
         weights.untie()
-        logging.warning("%s: %s is not tied; the masked-LM head is left out", folder, decoder)
+        logging.warning("%s: %s is not tied; skipping the masked-LM head", folder, decoder)
         return False
 
     def read_task_head(self, folder: pathlib.Path, config: Config) -> TaskHead | None:
-        """Read the head of config.json's class for a task; None without one, or of many labels."""
+        """Read the head of config.json's class for a task; None without one."""
         suffix = task_heads.class_of(config, self.prefix)
         if not suffix:
             return None
@@ -245,7 +244,7 @@ class XLMRoberta:
         found[_TOKEN_TYPE] = np.zeros((1, width), np.float32)
         if has_head or task_head is not None:
             return found
-        # Their class of an encoder alone has a pooler, which would else be random.
+        # Their class of a bare encoder has a pooler, which would otherwise be random.
         found |= {
             name: np.zeros((width,) * (3 - n), np.float32) for n, name in enumerate(_POOLER, 1)
         }
@@ -272,8 +271,8 @@ class XLMRoberta:
         for key, wanted in _FIXED.items():
             if (found := getattr(config, key)) != wanted:
                 raise ValueError(
-                    f"{path}: {key} is {found!r}, must be {wanted!r}; only masked language models "
-                    "of XLM-R's architecture can be read"
+                    f"{path}: {key} is {found!r}, must be {wanted!r}; give a masked language model "
+                    "of XLM-R's architecture"
                 )
         if config.hidden_size % config.num_attention_heads:
             raise ValueError(
@@ -282,8 +281,8 @@ class XLMRoberta:
             )
         if config.max_position_embeddings <= self._first(config):
             raise ValueError(
-                f"{path}: max_position_embeddings is {config.max_position_embeddings}, of which "
-                f"pad_token_id {config.pad_token_id} and those before leave none for text; "
+                f"{path}: max_position_embeddings is {config.max_position_embeddings}, but text "
+                f"starts after pad_token_id {config.pad_token_id}, which leaves none; "
                 f"{_NOT_OF_THESE}"
             )
         return self._sizes(config)
@@ -303,12 +302,12 @@ class XLMRoberta:
         return config.pad_token_id + 1 if self.skips_padding else 0
 
     def _named(self, name: str) -> str:
-        """Return the class's name of one of XLM-R's tensors, or of the beginning of several."""
+        """Return the class's name for a tensor, or a prefix, of XLM-R."""
         ours = next(filter(name.startswith, self.names), "")
         return self.names.get(ours, "") + name.removeprefix(ours)
 
     def _table(self, own: Iterable[str]) -> parameters.Table:
-        """Return the table of our parameters `own`, but for positions, which include the type."""
+        """Return the table of our parameters `own`, except positions, which include the type."""
         found = parameters.table_of(own, {**_MODULES, **self.norms})
         return {self._named(theirs): ours for theirs, ours in found.items()}
 
@@ -331,4 +330,4 @@ CAMEMBERT = dataclasses.replace(XLM_R, MODEL_TYPE="camembert", prefix="Camembert
 BERT = dataclasses.replace(
     XLM_R, MODEL_TYPE="bert", prefix="Bert", names=_OF_BERT, skips_padding=False
 )
-READ_ONLY = (ROBERTA, CAMEMBERT, BERT)  # and written as XLM-R
+READ_ONLY = (ROBERTA, CAMEMBERT, BERT)  # exports write them as XLM-R

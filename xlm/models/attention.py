@@ -18,7 +18,7 @@ from xlm.models.softmax_attention import attend, attention_weights
 
 # Most queries per block of `_blockwise` attention.
 _BLOCK = 128
-# Longest sequence within segments whose weights of all pairs the plain kernel holds at a time.
+# Longest sequence for which plain attention within segments holds the weights of all pairs.
 LONGEST_AT_ONCE = 1024
 
 
@@ -32,9 +32,8 @@ class KeysValues(NamedTuple):
 class Cache(NamedTuple):
     """Keys and values [B, H, C, D / H] of the `length` tokens decoded so far, of fixed capacity C.
 
-    The caller ensures that `length` does not exceed C. Caches of several layers have a leading
-    axis. Heads come before tokens, which a product with a single query reads several times faster
-    on a CPU.
+    The caller keeps `length` within C. Caches of several layers have a leading axis. Heads come
+    before tokens: on a CPU, a product with one query reads this order several times faster.
     """
 
     keys: jax.Array
@@ -71,19 +70,17 @@ class Attention(nn.Module):
     Attributes:
       hidden_size, num_heads: D and H, which divides D.
       dropout_rate: on attention weights.
-      dtype: of activations, "float32" or "bfloat16".
-      kernel: "xla" on any backend, with weights of all pairs at a time in training with dropout,
-        or "blockwise" with those of a block of queries. On a GPU "flash" for `flash_attention`, for
-        attention within segments or to the keys of a mask [B, 1, 1, K], with any bias by distances
-        of indices. On a TPU "splash" for `segment_attention`, for self-attention within segments
-        without a bias and without dropout. Other attention of "flash" and "splash" is plain, and
-        with dropout "blockwise".
+      kernel: "xla" and "blockwise" run on any backend. "xla" holds the weights of all pairs in
+        training with dropout, "blockwise" those of a block of queries. "flash" runs
+        `flash_attention` on a GPU. It takes attention within segments or to the keys of a mask
+        [B, 1, 1, K], with any bias by distances of indices. "splash" runs `segment_attention` on a
+        TPU. It takes self-attention within segments without bias or dropout. "flash" and "splash"
+        leave other attention to "xla", and with dropout to "blockwise".
       rotary_theta: of `positions.rotate`, 0 for none.
-      is_gated: whether the bias is scaled by a `positions.RowGate`.
-      initializer, depth: of kernels, see `layers.dense`.
-      half_window: tokens before a query, and behind it, that it sees; 0 for all.
-      use_bias: whether projections have a bias.
-      qk_norm, norm_epsilon: of `layers.norm` over each head of queries and keys, "" for none.
+      is_gated: whether a `positions.RowGate` scales the bias.
+      initializer, depth: see `layers.dense`.
+      half_window: tokens on each side that a query sees; 0 for all.
+      qk_norm, norm_epsilon: `layers.norm` over each head of queries and keys, "" for none.
     """
 
     hidden_size: int
@@ -139,21 +136,18 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply attention of `x` [B, Q, D] to itself, to `context`, or to `cache` and itself.
 
-        Returns [B, Q, D], and the cache extended by the tokens of `x`, None without one. There is
-        no cache with a context.
+        Returns [B, Q, D], and any cache extended by the tokens of `x`. A context excludes a cache.
 
         Args:
           context: the attended sequence [B, K, D], or its `keys_values`; None for self-attention.
           mask: bool that broadcasts to [B, H, Q, K], see `xlm.models.segments`.
-          bias: float that broadcasts to [B, H, Q, K], or its factors; added to the scores, scaled
-            by any gate.
+          bias: float that broadcasts to [B, H, Q, K], or its factors, to add to the scores. Any
+            gate scales it.
           positions: [B, Q] int32 of `x`, to rotate by; None for cross-attention.
-          segments: [B, Q] int32 of `x`, if `mask` is their `segment_mask` and nothing else, or
-            None above `LONGEST_AT_ONCE`; what masks by segments reads them in place of the
-            mask. None for any other mask.
-          cache: of the tokens before `x`. Attention over `x` is then causal, and K is the capacity
-            C.
-          deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
+          segments: [B, Q] int32 of `x`, which kernels read in place of the mask. Only for a `mask`
+            that is their `segment_mask`, or None above `LONGEST_AT_ONCE`.
+          cache: of the tokens before `x`. Attention over `x` is then causal, and K is C.
+          deterministic: no dropout; otherwise the module needs a "dropout" random stream.
         """
         source = x if context is None else context
         query = self._by_head(self.query(x))
@@ -169,8 +163,8 @@ class Attention(nn.Module):
                 mask &= window_mask(*sizes, self.half_window, first=cache.length)
             cache = cache.appended(pair)
             pair = cache.keys_values()
-        # Kernels are skipped for initialisation, so that shapes can be derived without a device,
-        # and in decoding, where a single query has no [Q, K] array to avoid.
+        # Initialisation skips kernels, to derive shapes without a device. So does decoding, where
+        # one query has no [Q, K] array to avoid.
         kernel = "xla" if self.is_initializing() or cache is not None else self.kernel
         mixed = self._mixed(
             query, pair, mask, bias, gate, segments, deterministic, kernel, cache is not None
@@ -226,7 +220,7 @@ class Attention(nn.Module):
         batch_size, num_queries, num_heads, _ = query.shape
         words: tuple[jax.Array | None, jax.Array | None] = (None, None)
         if has_dropout:
-            # Words of the whole batch, so that dropout does not depend on the devices.
+            # Drawn for the whole batch, so that dropout does not depend on the devices.
             sizes = batch_size, num_heads, num_queries, pair.keys.shape[1]
             words = dropout_words(self.make_rng("dropout"), *sizes)
         by_head, of_words = (SEQUENCES, None, HEADS), (SEQUENCES, HEADS)
@@ -262,7 +256,7 @@ def _splash(query: jax.Array, pair: KeysValues, segments: jax.Array, half_window
 def _segments_of_both(
     query: jax.Array, keys: jax.Array, mask: jax.Array | None, segments: jax.Array | None
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Return segments of queries and of keys that mean the mask, None if there are none."""
+    """Return segments of queries and of keys equivalent to the mask, None if there are none."""
     if segments is not None:
         return segments, segments
     if mask is not None and mask.shape[1:3] != (1, 1):
@@ -280,7 +274,7 @@ def _blockwise(
 ) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D / H], holding the weights of a block of queries at a time.
 
-    With a `key` weights have dropout. Segments [B, L], and any window, are in place of a mask.
+    With a `key`, weights have dropout. Segments [B, L], with any window, replace a mask.
     """
     # The backward pass recomputes the weights of a block, with the same dropout key.
     num_queries = query.shape[1]
@@ -295,8 +289,8 @@ def _blockwise(
     def of_block(block) -> jax.Array:
         number, query, (mask, bias, gate), key = block
         if segments is not None:
-            # The barrier makes the mask depend on the layer. JAX would take what is the same for
-            # all layers, and so the masks of all blocks, out of the scan over layers.
+            # The barrier makes the mask depend on the layer. Otherwise JAX hoists the masks of all
+            # blocks, which are the same for all layers, out of the scan over layers.
             query, number = jax.lax.optimization_barrier((query, number))
             own = jax.lax.dynamic_slice_in_dim(segments, number * size, size, axis=1)
             mask = segment_mask(own, segments)
@@ -309,8 +303,10 @@ def _blockwise(
         weights = jnp.where(is_kept, weights / (1 - dropout_rate), 0)
         return jnp.einsum("bhqk,bkhd->bqhd", weights, values)
 
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (*mask.shape[:2], num_queries, mask.shape[3]))
     rows = (
-        None if mask is None else blocks(_of_all_queries(mask, query), 2),
+        None if mask is None else blocks(mask, 2),
         None if bias is None else blocks(bias, 2),
         None if gate is None else blocks(gate, 1),
     )
@@ -319,8 +315,3 @@ def _blockwise(
     by_block = (jnp.arange(number), blocks(query, 1), rows, keys_of_blocks)
     mixed = jnp.moveaxis(jax.lax.map(of_block, by_block), 0, 1)  # [B, Q / size, size, H, D / H]
     return mixed.reshape(*query.shape[:2], *mixed.shape[3:])
-
-
-def _of_all_queries(mask: jax.Array, query: jax.Array) -> jax.Array:
-    """Broadcast a mask [., ., ., K] to [., ., Q, K]."""
-    return jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], mask.shape[3]))

@@ -1,6 +1,6 @@
 """XLM-R-style Transformer encoder: GELU, post-LN or pre-LN, several position encodings.
 
-With cross-attention in its layers the same parameters are also a decoder (VECO, Section 2.1).
+Layers with cross-attention make the same parameters a decoder too (VECO, Section 2.1).
 """
 
 import functools
@@ -28,7 +28,7 @@ CROSS_ATTENTION = ("cross_attention", "cross_attention_norm")
 
 
 class Embeddings(nn.Module):
-    """Embeddings of tokens, projected to the model width where that differs, and of positions."""
+    """Embeddings of tokens, projected to the model width if it differs, and of positions."""
 
     settings: EncoderSettings
 
@@ -36,7 +36,7 @@ class Embeddings(nn.Module):
         s = self.settings
         if s.position == "learned":
             self.learned_positions = LearnedPositions(s.max_length, s.hidden_size, s.dtype)
-            nn.share_scope(self, self.learned_positions)  # their table is beside that of tokens
+            nn.share_scope(self, self.learned_positions)  # puts their table next to that of tokens
 
     @nn.compact
     def __call__(
@@ -60,9 +60,7 @@ class Embeddings(nn.Module):
         x = x.astype(s.dtype)
         if s.embedding_size != s.hidden_size:
             axes = ("embed", "embed_out")
-            x = dense(
-                s.hidden_size, axes, s.dtype, s.initializer, "project", use_bias=s.bias
-            )(x)  # fmt: skip
+            x = dense(s.hidden_size, axes, s.dtype, s.initializer, "project", use_bias=s.bias)(x)
         if s.position == "learned":
             x = x + self.learned_positions(positions)  # [B, L, D]
         if s.embedding_norm:
@@ -104,9 +102,9 @@ class Encoder(nn.Module):
             self.distances = DistanceTable(
                 s.num_heads, s.distance_buckets, s.max_distance, s.distance_slope, s.max_length
             )
-        if self.settings.norm_position == "pre":
+        if s.norm_position == "pre":
             self.final_norm = norm(s.norm, s.dtype, s.norm_epsilon)
-        self.head = MaskedLMHead(self.settings)
+        self.head = MaskedLMHead(s)
 
     def encode(
         self, tokens: jax.Array, segments: jax.Array, positions: jax.Array, *, deterministic: bool,
@@ -120,12 +118,12 @@ class Encoder(nn.Module):
           tokens: [B, L] int32 ids.
           segments: [B, L] int32; tokens attend within their segment only.
           positions: [B, L] int32 position of each token in its segment.
-          deterministic: no dropout; otherwise the "dropout" stream of random keys is needed.
-          num_layers: number of layers applied; 0 gives the embeddings.
-          table: [R, E] rows indexed by `tokens`, in place of the token embeddings; rows of several
+          deterministic: no dropout; otherwise the module needs a "dropout" random stream.
+          num_layers: 0 gives the embeddings.
+          table: [R, E] rows indexed by `tokens`, in place of the token embeddings. Rows of several
             tables are summed.
-          positions_restart: whether positions restart within a segment. Distances are then taken
-            from positions; otherwise from indices, which is equivalent and cheaper.
+          positions_restart: whether positions restart within a segment. If not, distances come
+            from indices, which is equivalent and cheaper.
         """
         total = self.settings.num_layers
         num_layers = total if num_layers is None else num_layers
@@ -133,8 +131,8 @@ class Encoder(nn.Module):
             raise ValueError(f"num_layers is {num_layers}, must be between 0 and {total}")
         x = self.embeddings(tokens, positions, deterministic, table)
         if num_layers:
-            is_initializing = self.is_initializing()
-            layers = layer_loop(self.settings, num_layers, is_initializing=is_initializing)
+            is_new = self.is_initializing()
+            layers = layer_loop(self.settings, num_layers, is_initializing=is_new)
             order = self._order(segments, positions, positions_restart)
             x, _ = layers(self.layers, x, order, deterministic, None, None)
         if num_layers == total and self.settings.norm_position == "pre":
@@ -144,29 +142,27 @@ class Encoder(nn.Module):
     def decode(
         self, tokens: jax.Array, segments: jax.Array, positions: jax.Array, context: Context, *,
         is_causal: bool = True, deterministic: bool, table: Tables | None = None,
-        positions_restart: bool = False,
     ) -> jax.Array:  # fmt: skip
         """Return hidden states [B, L, D] of all layers with cross-attention (VECO Eq. 6).
 
         Each layer is self-attention with the encoder's position encoding, cross-attention without
-        any, and feed-forward. Kernels that mask by segments alone are used for neither causal nor
-        cross-attention. Other arguments are those of `encode`. Raises ValueError if the layers have
-        no cross-attention.
+        any, and feed-forward. Other arguments are those of `encode`. Raises ValueError if the
+        layers have no cross-attention.
 
         Args:
-          context: states to attend to, and who sees which of them. A token that sees none has a
-            uniform mixture of all, of which no loss may be taken.
-          is_causal: whether tokens see themselves and earlier tokens of their segment only.
+          context: states to attend to, with their mask. A token that sees none of them gets their
+            mean, so take no loss of it.
+          is_causal: whether tokens see only themselves and earlier tokens of their segment.
         """
         s = self.settings
         if not s.cross_attention:
             raise ValueError(
-                "model.cross_attention is False, and layers without it cannot decode; set it, and "
-                "start from a model that has it or train it"
+                "model.cross_attention is False, and layers without it cannot decode; set it to "
+                "True, and train it or start from a model that has it"
             )
         x = self.embeddings(tokens, positions, deterministic, table)
         if s.num_layers:
-            order = self._order(segments, positions, positions_restart)
+            order = self._order(segments, positions)
             if is_causal:
                 mask = segment_mask(segments) & causal_mask(*[tokens.shape[1]] * 2)
                 order = order._replace(mask=mask, segments=None)
@@ -177,16 +173,16 @@ class Encoder(nn.Module):
     def decode_next(
         self, tokens: jax.Array, index: jax.Array, context_mask: jax.Array, cache: LayerCache
     ) -> tuple[jax.Array, Cache]:
-        """Return hidden states [B, N, D] of the next token of N hypotheses per example.
+        """Return the states [B, N, D] of `decode` for the next token of N hypotheses per example.
 
-        They are those of `decode`. Also returns the cache's `own` part with these tokens.
+        Also returns the cache's `own` part with these tokens.
 
         Args:
           tokens: [B, N] int32 last token of each hypothesis.
           index: scalar int32, their index in the hypotheses.
-          context_mask: [B, 1, 1, K] bool, which states of the context they see.
-          cache: of all layers, with the tokens before `index`, capacity at most the encoder's
-            positions.
+          context_mask: [B, 1, 1, K] bool, True for states of the context that they see.
+          cache: of all layers, with the tokens before `index`. Its capacity is at most the number
+            of positions.
         """
         s = self.settings
         positions = jnp.broadcast_to(index, tokens.shape)
@@ -205,12 +201,11 @@ class Encoder(nn.Module):
             bias = jax.lax.dynamic_slice_in_dim(by_distance, first, capacity, axis=1)[None, :, None]
         if s.position == "rotary":
             positions = jnp.broadcast_to(index, (num_sequences, 1))
-        return PositionInfo(
-            None, bias, positions, None
-        )  # no mask: the cache has only earlier tokens
+        # No mask: the cache has only earlier tokens.
+        return PositionInfo(None, bias, positions, None)
 
     def _order(
-        self, segments: jax.Array, positions: jax.Array, positions_restart: bool
+        self, segments: jax.Array, positions: jax.Array, positions_restart: bool = False
     ) -> PositionInfo:
         s, bias = self.settings, None
         if s.has_bias:
@@ -240,9 +235,8 @@ def init_params(
 ) -> dict[str, Any]:
     """Initialise an encoder's parameters, boxed with their logical axis names.
 
-    `table` [R, E] are token embeddings of another model, in place of a table of its own, without a
-    head only. `has_head` adds the masked-LM head, and a decoder's parameters if the settings have
-    one.
+    `has_head` adds the masked-LM head, and a decoder's parameters if the settings have one. Without
+    a head, `table` [R, E] gives token embeddings of another model in place of an own table.
     """
     row = jnp.zeros((1, 1), jnp.int32)
     if has_head:
@@ -263,12 +257,9 @@ def run_encoder(
 
 
 def without_cross_attention(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the encoder alone, for settings without cross-attention."""
-    layers = {
-        name: value
-        for name, value in params.get("layers", {}).items()
-        if name not in CROSS_ATTENTION
-    }
+    """Return the encoder's parameters only, for settings without cross-attention."""
+    all_of = params.get("layers", {})
+    layers = {name: value for name, value in all_of.items() if name not in CROSS_ATTENTION}
     return {**params, "layers": layers} if layers else dict(params)
 
 

@@ -1,19 +1,18 @@
 """Attention within segments by blocks that stay on the chip of a GPU, with dropout and a bias.
 
-FlashAttention (Dao, arXiv 2307.08691): a program takes a block of queries, goes over the blocks of
-keys with a running softmax, and stores the output and the logarithm of the softmax's sum. The
-backward pass computes the weights again. No array over all pairs of queries and keys is in memory.
-Blocks of keys before the first and behind the last that a block of queries may see, by segments or
-by a window, are not computed.
+FlashAttention (Dao, arXiv 2307.08691): a program takes a block of queries and loops over blocks of
+keys with a running softmax. It stores the output and the logarithm of the softmax's sum. The
+backward pass recomputes the weights, so memory never holds an array over all pairs. Programs skip
+blocks of keys outside the reach of their queries, by segments or by a window.
 
-Dropout takes no array of pairs either: each query and each key of a head has a random word, and a
-hash of the sum of two words decides on a pair. It depends neither on blocks nor on the devices that
-share a batch.
+Dropout needs no array of pairs either. Each query and each key of a head has a random word, and a
+hash of the sum of two words decides on a pair. It depends on neither blocks nor devices.
 
-Why Pallas' Triton backend, which JAX 0.11 deprecates: Pallas interprets it on a CPU, in our tests,
-and it knows GPUs before Hopper. Mosaic GPU's interpreter in jax 0.10 refuses transposed blocks,
-and its products need a Hopper. tokamax refuses dropout on Mosaic GPU, and its gradient of a
-bias is [B, H, Q, K]. Compiled for H100, not run on a GPU: where training begins, see `fault`.
+Why Pallas' Triton backend, which JAX 0.11 deprecates: our tests interpret it on a CPU, and it
+supports GPUs before Hopper. Mosaic GPU's interpreter in jax 0.10 refuses transposed blocks, and its
+products need a Hopper. tokamax refuses dropout on Mosaic GPU, and its gradient of a bias is
+[B, H, Q, K]. We compiled this for H100 but did not run it on a GPU. `fault` checks it at the start
+of training.
 """
 
 import functools
@@ -35,17 +34,17 @@ from xlm.models.softmax_attention import attention_weights
 _BLOCK = 64
 # Examples over which a program sums the gradient of a bias, at most.
 _EXAMPLES = 8
-# Scores of what is masked, to base 2, and a bound below all others.
+# Masked scores, to base 2, and a bound below all others.
 _MASKED, _LEAST = -1e30, -1e20
-# Segments of the padding added here: behind all others, and its queries see no key.
+# Segments of the padding added here: above all others, and different, so they see no key.
 _QUERY_PADDING, _KEY_PADDING = 2**31 - 2, 2**31 - 1
 _LOG2_E = log2(np.e)
 
 
 _Options = namedtuple("_Options", "scale half_window dropout_rate interpret")
 # Arrays of a call, padded to blocks, or a program's parts of them: [B, Q, H, D] (keys and values
-# [B, K, H, D]), [B, Q] or [B, K], then [B, H, Q] (columns [B, H, K]), `_tiles` and `_reach`. Of the
-# backward pass: the gradient of the output, logarithms of sums, means of the weights' gradient.
+# [B, K, H, D]), [B, Q] or [B, K], then [B, H, Q] (columns [B, H, K]), `_tiles` and `_reach`. The
+# backward pass adds the output's gradient, logarithms of sums and means of the weights' gradient.
 _Inputs = namedtuple(
     "_Inputs", "query keys values of_queries of_keys rows columns gate tiles reach grad sums mean",
     defaults=(None, None, None, None),
@@ -63,9 +62,9 @@ def flash_attention(
 ) -> jax.Array:  # fmt: skip
     """Return attention [B, Q, H, D] of queries to the keys of their segment.
 
-    Products are of the inputs' dtype, float32 or bfloat16, and summed in float32. A query that sees
-    no key gets zeros. On a mesh, call this inside `jax.shard_map` over sequences and heads, since
-    the compiler does not partition kernels.
+    Products have the inputs' dtype, float32 or bfloat16, and float32 sums. A query that sees no key
+    gets zeros. On a mesh, call this inside `jax.shard_map` over sequences and heads, since the
+    compiler does not partition kernels.
 
     Args:
       query: [B, Q, H, D], D at most 128.
@@ -75,7 +74,7 @@ def flash_attention(
       by_distance: [H, 2 N - 1] float32, N at least Q = K: bias of the scores by distance of
         indices, key minus query, from -(N - 1) to N - 1.
       gate: [B, Q, H] float32, scales the bias of each query.
-      half_window: distance of indices up to which a query sees keys, 0 for any.
+      half_window: largest distance of indices at which a query sees keys, 0 for any.
       interpret: runs the kernels without a GPU, slowly.
     """
     _, num_queries, _, head_size = query.shape
@@ -109,10 +108,10 @@ def dropout_words(
 
 
 def is_kept(rows: jax.Array, columns: jax.Array, dropout_rate: float) -> jax.Array:
-    """Return whether weights are kept, [..., Q, K] bool, by words [..., Q] and [..., K] uint32."""
-    # Sums are uniform and differ from pair to pair. The four sums of two queries and two keys are
-    # related, until products and shifts mix their bits: each bit of a sum then changes about half
-    # of the upper bits, which decide. Constants of the hash "lowbias32".
+    """Return whether to keep weights, [..., Q, K] bool, by words [..., Q] and [..., K] uint32."""
+    # Sums are uniform, but the four sums of two queries and two keys are related. Products and
+    # shifts mix their bits: each bit of a sum changes about half of the upper bits, which decide.
+    # The constants are those of the hash "lowbias32".
     x = rows[..., :, None] + columns[..., None, :]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
@@ -185,16 +184,16 @@ def _call(
 ) -> Any:  # fmt: skip
     """Run a kernel with a program for each block of the results, head and group of `examples`.
 
-    `like` are arrays of the results' shapes. `products` are those of a block of queries and one of
-    keys, for those who count operations.
+    `like` has the results' shapes. `products` is the number of matrix products of a pair of
+    blocks, for counts of operations.
     """
-    # Imported late: without this backend `fault` says so, and all else works.
+    # Imported late: without this backend only `fault` reports it, and other kernels work.
     from jax.experimental.pallas import triton
 
     batch_size, num_queries, num_heads, width = inputs.query.shape
 
     def whole(x: Any) -> pl.BlockSpec:
-        """All tokens of the examples: of [B, L, H, D], [B, H, L] or [B, L]; and all tiles."""
+        """All tokens of the examples, [B, L, H, D], [B, H, L] or [B, L], or all tiles."""
         if x.ndim == 4:
             shape = (1 if x is inputs.tiles else examples, x.shape[1], None, x.shape[3])
             return pl.BlockSpec(shape, lambda i, h, b: (0 if x is inputs.tiles else b, 0, h, 0))
@@ -203,7 +202,7 @@ def _call(
         return pl.BlockSpec((examples, x.shape[1]), lambda i, h, b: (b, 0))
 
     def own(x: Any) -> pl.BlockSpec:
-        """The block of a program: of [B, L, H, D] or [B, H, L]."""
+        """A program's block of [B, L, H, D] or [B, H, L]."""
         if len(x.shape) == 4:
             return pl.BlockSpec((None, _BLOCK, None, x.shape[3]), lambda i, h, b: (b, i, h, 0))
         return pl.BlockSpec((None, None, _BLOCK), lambda i, h, b: (b, h, i))
@@ -224,7 +223,7 @@ def _call(
 
 
 def _block(ref: Any, number: Any, example: Any) -> Any:
-    """Load a block of the tokens of an example, or None of None."""
+    """Load a block of the tokens of an example, if any."""
     if ref is None:
         return None
     tokens = pl.ds(number * _BLOCK, _BLOCK)
@@ -247,7 +246,7 @@ def _bias(refs: _Inputs, apart: Any) -> Any:
 
 
 def _span(refs: _Inputs, number: Any, example: Any = 0) -> tuple[Any, Any]:
-    """Load the reach of a block: the first and the one behind the last."""
+    """Load the reach of a block: its first block and its end."""
     return refs.reach[example, number], refs.reach[example, refs.reach.shape[1] // 2 + number]
 
 
@@ -274,7 +273,7 @@ def _gated(x: jax.Array, queries: _Queries) -> jax.Array:
 
 
 def _dropped(options: _Options, x: jax.Array, queries: _Queries, keys: _Keys) -> jax.Array:
-    """Set what is dropped to 0, and do not scale the rest."""
+    """Set dropped weights to 0, without scaling the others."""
     if queries.words is None:
         return x
     return jnp.where(is_kept(queries.words, keys.words, options.dropout_rate), x, 0.0)
@@ -283,7 +282,7 @@ def _dropped(options: _Options, x: jax.Array, queries: _Queries, keys: _Keys) ->
 def _gradients(
     options: _Options, queries: _Queries, keys: _Keys, bias: Any, apart: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Return weights after dropout, not scaled, and the gradient of the scores."""
+    """Return unscaled weights after dropout, and the gradient of the scores."""
     weights = jnp.exp2(_scores(options, queries, keys, bias, apart) - queries.sums[:, None])
     of_weights = _dropped(options, _dot(queries.grad, keys.values, (1, 1)), queries, keys)
     of_scores = weights * (of_weights / (1 - options.dropout_rate) - queries.mean[:, None])
@@ -373,9 +372,9 @@ def _tile_kernel(options, refs, of_tile):
 def fault(
     head_size: int, dtype: str, *, has_bias: bool, is_gated: bool, interpret: bool = False
 ) -> str:
-    """Return how the kernels differ from plain attention on this device, "" if they do not.
+    """Return how the kernels differ from plain attention on this device, "" if they agree.
 
-    They compute values and gradients of random input, with segments, dropout, and a window or bias.
+    Both compute values and gradients of random input, with segments, dropout, and a window or bias.
     """
     rng = np.random.default_rng(0)
     length, rate, half = 3 * _BLOCK - 5, 0.25, 0 if has_bias else _BLOCK
@@ -409,7 +408,7 @@ def fault(
     try:
         both = zip(results(flash), results(plain), strict=True)
         apart = [float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both]
-    except Exception as error:  # whatever the compiler or the device says
+    except Exception as error:  # any error of the compiler or the device
         return f"{type(error).__name__}: {error}"
     if all(one < 0.05 for one in apart):  # NaN is not
         return ""

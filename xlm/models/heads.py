@@ -4,10 +4,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from xlm.models.encoder import EncoderSettings
 from xlm.models.layers import INIT_STDDEV, dense, gelu
 from xlm.models.layout import split_batch
 from xlm.models.segments import mean_state
+from xlm.models.settings import EncoderSettings
 
 
 def _dense(features: int, name: str, *, has_bias: bool = True) -> nn.Dense:
@@ -19,9 +19,9 @@ def _dense(features: int, name: str, *, has_bias: bool = True) -> nn.Dense:
 class ClassificationHead(nn.Module):
     """Scores of classes from one state: dropout, dense, tanh, dropout, dense (RoBERTa).
 
-    A regression has one output. `pooling` is "first", the state of `<s>`, or "mean" of the states
-    of all tokens but padding. With `norm_epsilon` the middle is ModernBERT's: dense without bias,
-    GELU, LayerNorm without bias.
+    A regression has one output. `pooling` "first" takes the state of `<s>`, "mean" averages all
+    tokens but padding. `norm_epsilon` selects ModernBERT's middle: dense without bias, GELU,
+    LayerNorm without bias.
     """
 
     num_outputs: int
@@ -48,7 +48,7 @@ class ClassificationHead(nn.Module):
 
 
 class PoolingHead(nn.Module):
-    """Vector of each text: the mean of its states that are `pooled`; no parameters."""
+    """Vector of each text: the mean of its `pooled` states. It has no parameters."""
 
     @nn.compact
     def __call__(
@@ -78,8 +78,8 @@ class TaggingHead(nn.Module):
 def pooled_words(hidden: jax.Array, words: jax.Array, pooling: str) -> jax.Array:
     """Pool states [B, L, D] of each word's tokens, by "mean" or "first", to [B, L, D] by word.
 
-    `words` [B, L] int32 is each token's word in its sequence, ascending; -1 for none. A sequence
-    has at most L words; the others are zeros.
+    `words` [B, L] int32 is the word of each token in its sequence, ascending, -1 for none. Rows
+    past the last word are zeros.
     """
     length = words.shape[1]
     is_of = words[:, None, :] == jnp.arange(length)[None, :, None]  # [B, word, token]
@@ -97,13 +97,13 @@ class SpanHead(nn.Module):
     def __call__(
         self, hidden: jax.Array, batch: dict[str, jax.Array], *, deterministic: bool
     ) -> jax.Array:
-        """Map hidden [B, L, D] to [B, L, 2] float32; very low where not `answerable` [B, L]."""
+        """Map hidden [B, L, D] to [B, L, 2] float32; -1e9 for tokens not `answerable` [B, L]."""
         scores = _dense(2, "output")(hidden.astype(jnp.float32))
         return jnp.where(batch["answerable"][:, :, None], scores, -1e9)
 
 
 class ReplacedTokenHead(nn.Module):
-    """Logit of each token to have been replaced: dense, GELU, dense."""
+    """Logit that a token was replaced: dense, GELU, dense."""
 
     # ELECTRA's head (Clark et al. 2020, arXiv 2003.10555); XY-LENT and XLM-E describe none.
     settings: EncoderSettings  # of the discriminator

@@ -15,9 +15,9 @@ INIT_STDDEV = 0.02
 def initializer(kind: str, depth: int = 0) -> Callable[..., Any]:
     """Return the initializer of kernels and embeddings by `model.initializer`.
 
-    "normal" is that of XLM-R. "fan_in" has a standard deviation of one over the root of the inputs.
-    "megatron" is cut at two standard deviations, as in ModernBERT. With a `depth`, the number of
-    layers, it is of an output added to the residual sum, and smaller by the root of 2 depth.
+    "normal" is XLM-R's. "fan_in" has a standard deviation of one over the root of the inputs.
+    "megatron" is ModernBERT's, cut at two standard deviations. For outputs added to the residual
+    sum, give the number of layers as `depth`: "megatron" then divides by the root of 2 depth.
     """
     if kind == "fan_in":
         return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -27,9 +27,9 @@ def initializer(kind: str, depth: int = 0) -> Callable[..., Any]:
 
 
 class Dense(nn.Module):
-    """`nn.Dense`, but for the gradient of the bias, which is summed in float32 at any `dtype`.
+    """`nn.Dense` with float32 parameters that sums the bias's gradient in float32 at any `dtype`.
 
-    In bfloat16 a sum over a batch's tokens would be off by percents. Parameters are float32.
+    In bfloat16 a sum over a batch's tokens would be off by percents.
     """
 
     features: int
@@ -46,7 +46,7 @@ class Dense(nn.Module):
         if not self.use_bias:
             return y
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-        # Cast after the broadcast, whose transpose is the sum of the gradient.
+        # Cast after the broadcast: its transpose sums the gradient.
         return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
@@ -54,10 +54,7 @@ def dense(
     features: int, axes: tuple[str, str], dtype: str, kind: str = "normal",
     name: str | None = None, *, use_bias: bool = True, depth: int = 0,
 ) -> Dense:  # fmt: skip
-    """Build a dense layer; `axes` are the logical axis names of its kernel, [input, output].
-
-    `kind` and `depth` are of its `initializer`.
-    """
+    """Build a dense layer; `axes` are the logical axis names of its kernel, [input, output]."""
     kernel_init = with_logical_partitioning(initializer(kind, depth), axes)
     bias_init = with_logical_partitioning(nn.initializers.zeros, axes[1:])
     return Dense(features, dtype, kernel_init, bias_init, use_bias, name=name)

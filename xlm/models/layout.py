@@ -1,11 +1,10 @@
 """Sharding of activations on a mesh: by sequences, like the batch.
 
-Parameters are sharded by rules (`xlm.training.sharding`), also over `fsdp`. Unconstrained, the
-compiler may shard activations like them, and hold all sequences on every device. Constraints at
-layer boundaries make it gather a layer's parameters instead. The mesh is the one in context.
-Without a mesh, or if it does not divide the batch (such as the single sequence of parameter
-initialisation), nothing is constrained. Inside `jax.shard_map` the batch is a shard's, and is
-sharded over the axes that are left to the compiler.
+Rules shard parameters (`xlm.training.sharding`), also over `fsdp`. Without constraints the compiler
+may shard activations like them, and hold all sequences on every device. Constraints at layer
+boundaries make it gather a layer's parameters instead. The mesh is the one in context. Nothing is
+constrained without a mesh, or if the mesh does not divide the batch, as in initialisation. Inside
+`jax.shard_map`, the compiler shards a shard's batch over the axes left to it.
 """
 
 import functools
@@ -35,8 +34,8 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Look up the embeddings [B, L, E] of `tokens` [B, L], sharded by sequences."""
     if not _splits(tokens.shape[0]):
         return jnp.take(table, tokens, axis=0)
-    # To avoid communicating the large table, a device looks up its own columns for the sequences of
-    # all devices with the same `data` index, which then exchange the results: B L E elements.
+    # Devices exchange results, B L E elements, and not the large table. Each looks up its own
+    # columns for the sequences of all devices with the same `data` index.
     data, fsdp = (axis if axis in _auto_axes() else None for axis in SEQUENCES)
     if fsdp and table.shape[1] % jax.sharding.get_abstract_mesh().shape[fsdp]:
         fsdp = None
@@ -48,13 +47,13 @@ def embedded(table: jax.Array, tokens: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _take_of_few(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Look up fewer rows than the table has; their gradients are sent, not those of the table."""
+    """Look up fewer rows than the table has; devices send only their gradients."""
     return jnp.take(table, tokens, axis=0)
 
 
 def _backward(arguments: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, None]:
     table, tokens = arguments
-    # Sums of each device, added by the compiler, would be as large as the table.
+    # Otherwise each device would send a sum as large as the table.
     gradient = with_sharding_constraint(gradient, P(None, None, P.UNCONSTRAINED))
     tokens = with_sharding_constraint(tokens, P())
     return jnp.zeros_like(table).at[tokens].add(gradient), None
@@ -68,8 +67,8 @@ def on_each_shard(
 ) -> jax.Array:
     """Apply a function that the compiler cannot partition, such as a kernel, on each device.
 
-    It must be independent across sequences and heads. `axes` has `SEQUENCES`, `HEADS` or None for
-    each axis of each input, an array or None, up to the last sharded one.
+    It must be independent across sequences and heads. Inputs are arrays or None. `axes` has
+    `SEQUENCES`, `HEADS` or None for each axis of each input, up to the last sharded one.
     """
     if _num_shards() == 1 and _mesh_size(HEADS) == 1:
         return function(*inputs)
@@ -101,7 +100,7 @@ def num_batch_shards(batch_size: int) -> int:
 
 
 def only_data_is_split() -> bool:
-    """Return whether no axis of the mesh in context but `data` has more than one device."""
+    """Return whether only the `data` axis of the mesh in context may have several devices."""
     shape = jax.sharding.get_abstract_mesh().shape
     return all(size == 1 for axis, size in shape.items() if axis != "data")
 
@@ -111,7 +110,6 @@ def _splits(batch_size: int) -> bool:
 
 
 def _num_shards() -> int:
-    """Return the number of parts into which the compiler splits the current batch."""
     return math.prod(map(_mesh_size, SEQUENCES))
 
 

@@ -1,10 +1,10 @@
-"""Position encodings, at the three places where order can enter an encoder.
+"""Position encodings, for the three places where an encoder can take order into account.
 
-- `LearnedPositions` are added to the embeddings of the first layer (BERT, XLM-R).
+- `LearnedPositions` add to the embeddings of the first layer (BERT, XLM-R).
 - `rotate` rotates queries and keys by their positions (rotary embeddings, RoFormer).
-- `DistanceTable` is a bias of the scores for each signed distance of query and key, in T5's
-  buckets, the same in all layers. `RowGate` scales it per query in each layer (the gated relative
-  position bias of XLM-E, arXiv 2106.16138, which XY-LENT uses).
+- `DistanceTable` is a bias of the scores by signed distance of query and key, in T5's buckets. All
+  layers share it. `RowGate` scales it per query in each layer (the gated relative position bias of
+  XLM-E, arXiv 2106.16138, which XY-LENT uses).
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from xlm.models.layout import gathered, split_batch
 
 
 class LearnedPositions(nn.Module):
-    """Learned position embeddings [max_length, D] as in BERT, to be added to token embeddings."""
+    """Learned position embeddings [max_length, D], to add to token embeddings (BERT)."""
 
     max_length: int
     hidden_size: int
@@ -41,9 +41,9 @@ class LearnedPositions(nn.Module):
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
     """Rotate queries or keys [B, L, H, D], D even, by their positions [B, L] int32 (RoFormer).
 
-    Products of both then depend on distances. Elements i and i + D / 2 of a head are a point in a
-    plane, rotated by the angle position * theta^(-2 i / D). Wavelengths are at most 2 pi theta^(1 -
-    2 / D).
+    Elements i and i + D / 2 of a head are a point in a plane, which turns by the angle position *
+    theta^(-2 i / D). Products of queries and keys then depend on distances. Wavelengths are at most
+    2 pi theta^(1 - 2 / D).
     """
     half = x.shape[-1] // 2
     frequencies = theta ** (-np.arange(half) / half)
@@ -66,13 +66,13 @@ def distance_buckets(num_buckets: int, max_distance: int, length: int) -> np.nda
     distances = np.arange(1 - length, length)
     size = np.maximum(np.abs(distances), 1)
     steps = np.log(size / exact) / np.log(max_distance / exact) * (half - exact)
-    # Rounding must not push the logarithm of an exact power below its whole number.
+    # Keeps rounding from pushing the logarithm of an exact power below its whole number.
     far = np.minimum(exact + np.floor(steps + 1e-9).astype(int), half - 1)
     return np.where(np.abs(distances) < exact, np.abs(distances), far) + half * (distances > 0)
 
 
 def slopes(num_heads: int) -> np.ndarray:
-    """Return each head's preference for near tokens, [H] slopes: geometric from 1, above 2^-8."""
+    """Return the slope [H] by which each head prefers near tokens: geometric from 1, above 2^-8."""
     return 2.0 ** (-np.arange(num_heads) * min(1, 8 / num_heads))
 
 
@@ -82,8 +82,8 @@ class DistanceBias(NamedTuple):
     Attributes:
       by_distance: [H, 2 N - 1] float32, of the distances key minus query from -(N - 1) to N - 1.
       segments: [B, L] int32; tokens see their segment only.
-      positions: [B, L] int32 below N to take distances from; None if positions are contiguous
-        within a segment, so that distances are those of indices.
+      positions: [B, L] int32 below N, from which distances follow. None takes them from indices,
+        for positions that are contiguous within a segment.
     """
 
     by_distance: jax.Array
@@ -91,9 +91,9 @@ class DistanceBias(NamedTuple):
     positions: jax.Array | None = None
 
     def matrix(self, num_groups: int = 1) -> jax.Array:
-        """Return the bias [S, H, L, L], or [B, H, L, L] where it depends on the example.
+        """Return the bias [S, H, L, L], or [B, H, L, L] if it depends on the example.
 
-        With S = `num_groups` copies, one for each part of a batch, the devices reduce gradients of
+        S is `num_groups`, one copy for each part of a batch. With it devices reduce gradients of
         [H, 2 L - 1] instead of [H, L, L].
         """
         zero = self.by_distance.shape[1] // 2
@@ -108,8 +108,8 @@ class DistanceBias(NamedTuple):
 
 def by_index(by_distance: jax.Array) -> jax.Array:
     """Expand distances -(L - 1) to L - 1, [..., 2 L - 1], to a row for each query, [..., L, L]."""
-    # A list of 2 L distances, repeated and reshaped to rows that are one shorter, shifts by one
-    # from row to row. This needs no gather, and the gradient is a sum of rows, not a scatter.
+    # Repeat a list of 2 L distances and reshape it to rows one shorter: each row shifts by one.
+    # This needs no gather, and the gradient is a sum of rows, not a scatter.
     *others, num_distances = by_distance.shape
     length = num_distances // 2 + 1
     before, after = by_distance[..., : length - 1], by_distance[..., length - 1 :]
@@ -123,8 +123,8 @@ def by_index(by_distance: jax.Array) -> jax.Array:
 class DistanceTable(nn.Module):
     """Learned bias of each bucket of distances (`distance_buckets`) and each head.
 
-    The initial bias of a bucket is -slope * `slopes` of the head * its mean distance, so that near
-    tokens are preferred from the first step on. `max_length` is N.
+    The initial bias of a bucket is -slope * `slopes` of the head * its mean distance, so training
+    starts with a preference for near tokens. `max_length` is N.
     """
 
     num_heads: int

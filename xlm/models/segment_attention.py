@@ -1,8 +1,8 @@
 """Self-attention within segments by JAX's splash kernel, for TPUs.
 
 The kernel computes attention by blocks with a running softmax (FlashAttention, Dao et al. 2022) and
-its gradient by recomputation, so no array over all pairs of queries and keys is materialised. It
-knows masks and segments, but no bias of the scores and no dropout. We ran it in Pallas' interpret
+recomputes weights for the gradient. It never holds an array over all pairs of queries and keys. It
+takes masks and segments, but no bias of the scores and no dropout. We ran it in Pallas' interpret
 mode and compiled it for TPU v5p in whole steps (docs/scaling.md). Not run or timed on a TPU.
 """
 
@@ -19,11 +19,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import MultiHeadMask
 
-# Tokens of a block are a multiple of the lanes of a vector register.
+from xlm.models.segments import NO_SEGMENT
+
+# Lanes of a vector register, which divide the tokens of a block.
 _LANES = 128
 _MAX_BLOCK = 512
-# Segment of the padding added here, distinct from those of tokens.
-_NO_SEGMENT = -(2**31)
 
 
 def segment_attention(
@@ -33,11 +33,10 @@ def segment_attention(
     """Return self-attention [B, L, H, D] in the dtype of `values`; no gradient for `segments`.
 
     Query, keys and values are [B, L, H, D], all float32 or all bfloat16. A query sees the keys of
-    its own segment, [B, L] int32 above the smallest int32, or of these at a distance of at most any
-    `half_window`. Scores are q . k / sqrt(D), and their
-    softmax is in float32. `interpret` runs the kernel without a TPU, slowly. On a mesh, call this
-    inside `jax.shard_map` over sequences (with `check_vma=False`), since the compiler does not
-    partition kernels. Raises ValueError if shapes differ, as in attention to another sequence.
+    its own segment, [B, L] int32 above the smallest int32, within any `half_window`. Scores are
+    q . k / sqrt(D), with a softmax in float32. `interpret` runs the kernel without a TPU, slowly.
+    On a mesh, call this inside `jax.shard_map` over sequences (with `check_vma=False`), since the
+    compiler does not partition kernels. Raises ValueError if shapes differ.
     """
     shape = query.shape
     if keys.shape != shape or values.shape != shape or segments.shape != shape[:2]:
@@ -51,7 +50,7 @@ def segment_attention(
         jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))).swapaxes(1, 2)
         for x in (query, keys, values)
     )
-    segments = jnp.pad(segments, ((0, 0), (0, padding)), constant_values=_NO_SEGMENT)
+    segments = jnp.pad(segments, ((0, 0), (0, padding)), constant_values=NO_SEGMENT)
     attend = _kernel(shape[1] + padding, shape[2], half_window, interpret)
     out = jax.vmap(attend)(*by_head, SegmentIds(segments, segments))
     return out.swapaxes(1, 2)[:, : shape[1]].astype(values.dtype)

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-# Queries of a block of local attention, at least.
+# Least queries of a block of local attention.
 _LEAST_BLOCK = 64
-_NO_SEGMENT = -(2**31)  # of padding added here, distinct from those of tokens
+# Segment of padding added to blocks, distinct from those of tokens.
+NO_SEGMENT = -(2**31)
 
 
 def packed_segments(
@@ -13,8 +14,8 @@ def packed_segments(
 ) -> tuple[jax.Array, jax.Array]:
     """Return segments and positions [B, L] int32 of packed sequences [B, L] int32.
 
-    A sequence is segments `<s> ... </s>`, then padding. Segments are 1, 2, ... along a sequence, 0
-    for padding. Positions count from the beginning of the segment. `across_documents` makes a whole
+    A sequence is segments `<s> ... </s>`, then padding. Segments count 1, 2, ... along a sequence,
+    0 for padding. Positions count from the start of the segment. `across_documents` makes a whole
     sequence one segment, so attention crosses documents.
     """
     index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
@@ -32,8 +33,8 @@ def split_in_halves(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Split sequences in the middle, and the segment that crosses it into two.
 
-    Segments (0 for padding) and positions, counted from the beginning of the segment, are [B, L]
-    int32. Returns both for the split sequences, and halves [B, L] int32, 1 or 2, and 0 for padding.
+    Segments and positions, [B, L] int32, are those of `packed_segments`. Returns both for the split
+    sequences, and halves [B, L] int32: 1 or 2, 0 for padding.
     """
     index = jnp.arange(segments.shape[1], dtype=jnp.int32)[None]
     middle = segments.shape[1] // 2
@@ -42,7 +43,7 @@ def split_in_halves(
     start = index - positions
     start = jnp.where(is_second, jnp.maximum(start, middle), start)
     halves = (1 + is_second) * is_text
-    # Two numbers for each segment; a segment that does not cross the middle uses one of them.
+    # Each segment has two numbers, and uses one of them if it does not cross the middle.
     numbers = (2 * segments - 1 + is_second) * is_text
     return numbers.astype(jnp.int32), index - start, halves.astype(jnp.int32)
 
@@ -50,8 +51,7 @@ def split_in_halves(
 def segment_mask(segments: jax.Array, of_keys: jax.Array | None = None) -> jax.Array:
     """Return the mask [B, 1, Q, K] of tokens that see their own segment.
 
-    `segments` are [B, Q] int32. `of_keys` [B, K] int32 are those of another sequence's keys, if
-    any.
+    `segments` are [B, Q] int32. `of_keys` [B, K] int32 are those of another sequence, if any.
     """
     of_keys = segments if of_keys is None else of_keys
     return segments[:, None, :, None] == of_keys[:, None, None, :]
@@ -62,7 +62,7 @@ def other_segment_mask(segments: jax.Array) -> jax.Array:
 
     The pairs of `segments` [B, L] int32 are 1 and 2, 3 and 4, and so on; 0 is padding.
     """
-    others = jnp.where(segments > 0, ((segments - 1) ^ 1) + 1, _NO_SEGMENT)
+    others = jnp.where(segments > 0, ((segments - 1) ^ 1) + 1, NO_SEGMENT)
     return segment_mask(others, segments)
 
 
@@ -85,7 +85,7 @@ def in_reach(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array] | None:
     """Regroup self-attention by blocks of C queries with the keys in their reach.
 
-    None if a block reaches over as many keys as the sequence has, so that nothing is gained.
+    None if a block reaches as many keys as the sequence has: regrouping would gain nothing.
 
     Args:
       query, keys, values: [B, L, H, D].
@@ -113,11 +113,11 @@ def in_reach(
         """Return the tokens in reach of each block, [B, N, C + 2 half, ...]."""
         x = _padded(x, half, half + padding, fill)
         x = x.reshape(num_sequences, -1, half, *x.shape[2:])
-        # Slices, whose gradient is a sum of slices; that of a gather would be a scatter.
+        # The gradient of slices is a sum of slices, that of a gather a scatter.
         shifted = [x[:, i : i + parts * number : parts] for i in range(parts + 2)]
         return jnp.concatenate(shifted, axis=2)
 
-    of_queries, of_keys = own(segments, _NO_SEGMENT), near(segments, _NO_SEGMENT)
+    of_queries, of_keys = own(segments, NO_SEGMENT), near(segments, NO_SEGMENT)
     mask = of_queries[:, :, :, None] == of_keys[:, :, None, :]
     mask &= window_mask(size, size + 2 * half, half, first=half)
     blocks = (own(query), near(keys), near(values), mask[:, :, None])

@@ -17,7 +17,7 @@ NORMS = ("layer", "layer_no_bias", "rms")
 Position = Literal["learned", "rotary", "relative", "gated"]
 POSITIONS = get_args(Position)
 
-# Largest head that the kernel of "flash" was compiled for.
+# Largest head for which we compiled the "flash" kernel.
 FLASH_HEAD_SIZE = 128
 
 # Rematerialisation policies of a layer, see `xlm.models.transformer`.
@@ -26,12 +26,12 @@ REMAT = ("none", "dots", "full")
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSettings:
-    """Architecture of an encoder; the `model` section of a config plus the vocabulary size.
+    """The `model` section of a config plus the vocabulary size.
 
     Attributes:
       vocab_size: V, number of rows of the embedding table, padding included.
-      embedding_size: E, width of token embeddings and of the output layer; half of `hidden_size`
-        is the half embedding of paper Section 3.2.
+      embedding_size: E, width of token embeddings and of the output layer. Half of `hidden_size`
+        gives the half embedding of paper Section 3.2.
       hidden_size: D.
       num_layers: number of Transformer layers.
       num_heads: number of attention heads; divides `hidden_size`.
@@ -39,23 +39,23 @@ class EncoderSettings:
       max_length: longest sequence in tokens, number of positions.
       norm_position: "post" for LayerNorm after each sub-layer's residual sum, as in XLM-R; "pre"
         for LayerNorm before each sub-layer and once at the end, which converges earlier.
-      norm: "layer" for LayerNorm, "layer_no_bias" for it with a scale alone, as in ModernBERT, or
-        "rms" for the root of the mean square.
+      norm: "layer" for LayerNorm, "layer_no_bias" for LayerNorm with only a scale, as in
+        ModernBERT, or "rms" for RMSNorm.
       first_norm: whether the first layer's attention has a norm before it; ModernBERT's has none.
       embedding_norm: whether there is a LayerNorm after the embeddings; XLM-R XL has none.
       norm_epsilon: added to the variance by LayerNorm; 1e-5 in XLM-R.
       dropout_rate: after embeddings and after each sub-layer.
       attention_dropout_rate: on attention weights.
       dtype: of activations, "float32" or "bfloat16"; parameters are float32.
-      attention: attention kernel: "xla", plain, or "blockwise", which holds the weights of a
-        block of queries at a time, on any backend; on a GPU "flash", with dropout, bias and window
-        in the kernel, for heads of at most 128; on a TPU "splash", JAX's, without a bias by
-        distance or dropout; "auto" for one of these by the backend, see `kernel`. What the
-        last two do not compute is plain or blockwise, see `xlm.models.attention`.
-      remat: rematerialisation in the backward pass: "none" stores all activations, "dots" stores
-        matrix products and recomputes the rest, "full" stores the layer's input alone.
-      unroll: layers per iteration of the scan over layers; 0 for all on a GPU, where a scan copies
-        what it saves of each layer, and for one elsewhere. More take longer to compile.
+      attention: attention kernel. "xla", plain, and "blockwise", which holds the weights of a block
+        of queries at a time, run on any backend. "flash" runs on a GPU, with dropout, bias and
+        window, for heads of at most 128. "splash" runs on a TPU, without dropout or bias by
+        distance. Both leave other attention to the first two, see `xlm.models.attention`. "auto"
+        chooses by the backend, see `kernel`.
+      remat: rematerialisation in the backward pass. "none" stores all activations, "dots" stores
+        matrix products and recomputes the rest, "full" stores only the layer's input.
+      unroll: layers per iteration of the scan over layers. 0 takes all on a GPU, where a scan
+        copies activations, and one elsewhere. More layers take longer to compile.
       position: position encoding (`xlm.models.positions`): "learned" position embeddings, "rotary"
         queries and keys, a "relative" bias of the scores by distance, or that bias "gated" by the
         query.
@@ -66,16 +66,16 @@ class EncoderSettings:
       global_every: layers 0, n, 2n, ... see whole segments if there are local layers; 3 in
         ModernBERT.
       local_rotary_theta: `rotary_theta` of local layers.
-      qk_norm: whether queries and keys have a norm for each head, before they are rotated.
+      qk_norm: whether queries and keys have a norm for each head, before the rotation.
       mlp: feed-forward layers: "gelu", or the gated "geglu" or "swiglu", whose `mlp_size` is the
         width of the gate.
       bias: whether dense layers have a bias; the output layer has one in any case.
-      distance_buckets, max_distance: of a bias, see `positions.distance_buckets`.
+      distance_buckets, max_distance: see `positions.distance_buckets`.
       distance_slope: initial slope of the bias by distance in the first head; 0 for a bias of
         zeros.
       initializer: of kernels of dense layers, "normal", "fan_in" or ModernBERT's "megatron", see
         `layers.initializer`.
-      cross_attention: whether layers have cross-attention as well, so that they can `decode`.
+      cross_attention: whether layers have cross-attention as well, to `decode`.
     """
 
     vocab_size: int
@@ -114,11 +114,11 @@ class EncoderSettings:
 
     @property
     def period(self) -> int:
-        """Number of layers after which global and local ones repeat; 1 if all are alike."""
+        """Number of layers after which global and local ones repeat, 1 without local ones."""
         return self.global_every if self.local_window else 1
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer, or one of the same place in its period, is local."""
+        """Whether a layer is local; its place in the period suffices."""
         return layer % self.period > 0
 
     @property
@@ -133,17 +133,17 @@ class EncoderSettings:
 
     @property
     def kernel(self) -> Kernel:
-        """Attention kernel: `attention`, and where that is "auto" the backend's."""
+        """Attention kernel: `attention`, or the backend's if that is "auto"."""
         import jax
 
         return self.kernel_on(jax.default_backend())
 
     def kernel_on(self, backend: str) -> Kernel:
-        """Return `attention`, and where that is "auto" the kernel of a backend.
+        """Return `attention`, or the kernel of a backend if that is "auto".
 
-        "splash" on a TPU without a bias by distance, "flash" on a GPU with heads of at most 128,
-        where it agrees with plain attention on random input, and else "blockwise" there.
-        Everything else is "xla".
+        A TPU takes "splash" unless there is a bias by distance. A GPU takes "flash" for heads of at
+        most 128, if it agrees with plain attention on random input, and otherwise "blockwise". All
+        else takes "xla".
         """
         if self.attention != "auto":
             return self.attention
@@ -151,7 +151,7 @@ class EncoderSettings:
 
     @property
     def layers_at_once(self) -> int:
-        """Layers per iteration of the scan: `unroll`, and where that is 0 the backend's."""
+        """Layers per iteration of the scan: `unroll`, or the backend's if that is 0."""
         if self.unroll:
             return self.unroll
         import jax
@@ -187,8 +187,8 @@ class EncoderSettings:
         if self.local_window % 2 or (self.local_window and self.has_bias):
             raise ValueError(
                 f"model.local_window is {self.local_window} and model.position {self.position!r}; "
-                "a window is even, as half of it is on each side, and local layers have no bias by "
-                'distance: set model.position to "rotary" or "learned"'
+                "a window must be even, with one half on each side, and local layers take no bias "
+                'by distance: set model.position to "rotary" or "learned"'
             )
         if self.local_window and self.global_every == 1:
             raise ValueError(
@@ -218,10 +218,9 @@ class EncoderSettings:
             )
 
     def can_map_shards(self) -> bool:
-        """Whether shards of a batch can be encoded separately, by `jax.shard_map` over `data`.
+        """Whether `jax.shard_map` over `data` can encode shards of a batch separately.
 
-        This depends on the mesh in context: inside `jax.shard_map` JAX cannot partition a fused
-        kernel over axes that are left to the compiler.
+        Inside it JAX cannot partition a fused kernel over mesh axes that are left to the compiler.
         """
         from xlm.models.layout import only_data_is_split
 
@@ -230,7 +229,7 @@ class EncoderSettings:
 
 @functools.cache
 def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kernel:
-    """Kernel of `EncoderSettings.kernel`, logged where it is first asked for."""
+    """Return the backend's kernel for `EncoderSettings.kernel`, logged once."""
     kernel: Kernel = "xla"
     if backend == "tpu" and position in ("learned", "rotary"):
         kernel = "splash"
@@ -238,7 +237,7 @@ def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kerne
         said = _fault_of_flash(head_size, dtype, position)
         kernel = "blockwise" if said else "flash"
         if said:
-            logging.warning('attention by "flash" is not used, which is faster: %s', said)
+            logging.warning('attention runs without "flash", which is faster: %s', said)
     logging.debug(
         'model.attention "auto" is %s for %s positions and heads of %d in %s on this backend, %s',
         kernel, position, head_size, dtype, backend,
@@ -247,16 +246,16 @@ def _kernel_of(backend: str, dtype: str, position: str, head_size: int) -> Kerne
 
 
 def _fault_of_flash(head_size: int, dtype: str, position: str) -> str:
-    """Return why this GPU has no such kernel; "" if it has, or if there is no GPU."""
+    """Return why this GPU cannot run "flash"; "" if it can, or if there is no GPU."""
     import jax
 
     from xlm.models import flash_attention
 
     if head_size > FLASH_HEAD_SIZE:
         return f"heads are of {head_size}, more than {FLASH_HEAD_SIZE}"
-    if jax.devices()[0].platform != "gpu":  # compiled for one elsewhere
+    if jax.devices()[0].platform != "gpu":  # this machine compiles for a GPU elsewhere
         return ""
     options = {"has_bias": position in ("relative", "gated"), "is_gated": position == "gated"}
-    # In a thread, as this may be asked in a function that is traced.
+    # In a thread, since callers may be tracing a function.
     with futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(flash_attention.fault, head_size, dtype, **options).result()

@@ -46,14 +46,13 @@ def attend(
     query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None = None,
     bias: jax.Array | None = None, gate: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
-    """Return softmax attention [B, Q, H, D] of H heads, in float32 but for the matrix products.
+    """Return softmax attention [B, Q, H, D], in float32 but for the matrix products.
 
     Args:
       query: [B, Q, H, D].
       keys, values: [B, K, H, D].
       mask: bool that broadcasts to [B, H, Q, K], True where a query sees a key.
-      bias: [S, H, Q, K] float32, S divides B. Each is added to the scores of B / S examples, in
-        order.
+      bias: [S, H, Q, K] float32, S divides B. B / S consecutive examples share one bias.
       gate: [B, Q, H] float32, scales the bias of each query.
     """
     return _forward(query, keys, values, mask, bias, gate)[0]
@@ -79,7 +78,7 @@ def _backward(kept: _Kept, grad: jax.Array):
     mean = jnp.einsum("bqhd,bqhd->bhq", grad, output, preferred_element_type=jnp.float32)
     of_scores = weights * (of_weights - mean[..., None])
     if mask is not None:
-        # A query that sees no key has uniform weights, which do not depend on its scores.
+        # A query that sees no key has uniform weights, independent of its scores.
         of_scores = jnp.where(mask, of_scores, 0)
     of_products = (of_scores * scale).astype(query.dtype)
     of_query = jnp.einsum("bhqk,bkhd->bqhd", of_products, keys)

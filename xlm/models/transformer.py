@@ -14,16 +14,15 @@ from xlm.models.layout import split_batch
 from xlm.models.positions import DistanceBias
 from xlm.models.settings import EncoderSettings
 
-# Rematerialisation policy of a layer, by model.remat.
+# Rematerialisation policy of a layer, by model.remat; "none" has none.
 _POLICIES = {
-    "none": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
 
 class FeedForward(nn.Module):
-    """Dense, GELU, dense, position by position; gated, another dense layer scales the middle."""
+    """Dense, GELU, dense, position by position. A gate, if any, scales the middle."""
 
     settings: EncoderSettings
 
@@ -42,11 +41,11 @@ class PositionInfo(NamedTuple):
     """Position information of a batch, as passed to the layers.
 
     Attributes:
-      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`; None: all see all, or
-        their segment of `segments`.
-      bias: of the scores; None if the position encoding has none.
-      positions: [B, L] int32 to rotate queries and keys by; None if they are not rotated.
-      segments: [B, L] int32, if tokens see their segment and a mask says nothing else, or None.
+      mask: bool that broadcasts to [B, H, L, L], see `xlm.models.segments`. Without it tokens see
+        their segment of `segments`, or all tokens if there are none.
+      bias: of the scores, if the position encoding has one.
+      positions: [B, L] int32 to rotate queries and keys by, if any.
+      segments: [B, L] int32, if tokens see their segment and the mask says nothing else.
     """
 
     mask: jax.Array | None
@@ -58,7 +57,7 @@ class PositionInfo(NamedTuple):
 class Context(NamedTuple):
     """Sequence that a decoder attends to: states [B, K, D] of an encoder, None if cached.
 
-    `mask` is bool that broadcasts to [B, H, L, K], see `xlm.models.segments`.
+    `mask` is bool and broadcasts to [B, H, L, K], see `xlm.models.segments`.
     """
 
     states: jax.Array | None
@@ -68,8 +67,8 @@ class Context(NamedTuple):
 class LayerCache(NamedTuple):
     """Memory of a layer, or of all with a leading axis, for decoding token by token.
 
-    N hypotheses of each of B examples are decoded side by side. `own` has the keys and values of
-    the tokens so far, of B N sequences, `context` those of the context, of B sequences.
+    `own` has the keys and values of the tokens so far, of N hypotheses of each of B examples.
+    `context` has those of the context, of B sequences.
     """
 
     own: Cache
@@ -79,8 +78,8 @@ class LayerCache(NamedTuple):
 class EncoderLayer(nn.Module):
     """Self-attention, cross-attention to any context, and feed-forward.
 
-    Each has a residual sum and a LayerNorm. Without a context, parameters of cross-attention are
-    neither created nor read.
+    Each has a residual sum and a norm. Without a context, the layer neither creates nor reads
+    parameters of cross-attention.
     """
 
     settings: EncoderSettings
@@ -93,9 +92,9 @@ class EncoderLayer(nn.Module):
     ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
         """Apply the layer to hidden states [B, L, D], as a step of `nn.scan`.
 
-        An encoder has no context. With a cache, L hypotheses of an example have one token each in
-        `x`, which sees the tokens in the cache. Returns [B, L, D], and the cache's `own` part with
-        the tokens of `x`, None without a cache. `is_first`, bool, skips the norm before attention.
+        An encoder has no context. With a cache, `x` has one token of each of L hypotheses of an
+        example, which see the tokens in the cache. Returns [B, L, D], and the `own` part of any
+        cache with the tokens of `x`. `is_first`, bool, skips the norm before attention.
         """
         s = self.settings
         theta = s.local_rotary_theta if is_local else s.rotary_theta
@@ -122,7 +121,7 @@ class EncoderLayer(nn.Module):
             attend_across = _attention(s, "cross_attention")
 
             def attend_to_context(x: jax.Array) -> jax.Array:
-                # Hypotheses of an example share one context, which is not repeated.
+                # Hypotheses of an example share one context.
                 states = context.states if cache is None else cache.context
                 return attend_across(
                     x, context=states, mask=context.mask, deterministic=deterministic
@@ -171,8 +170,8 @@ def empty_cache(
 ) -> LayerCache:  # fmt: skip
     """Build the cache of all layers before the first token of N hypotheses per example.
 
-    `states` are [B, K, D] of an encoder, `params` "layers" of a decoder. The longest hypothesis has
-    `capacity` tokens, the first included.
+    `states` are [B, K, D] of an encoder, `params` the "layers" of a decoder. Hypotheses have at
+    most `capacity` tokens, the first included.
     """
     one = _attention(settings).empty_cache(len(states) * num_hypotheses, capacity)
     own = jax.tree.map(lambda x: jnp.broadcast_to(x, (settings.num_layers, *x.shape)), one)
@@ -183,7 +182,7 @@ def make_layer(settings: EncoderSettings) -> nn.Module:
     """Build an encoder layer with its rematerialisation policy."""
     if settings.remat == "none":
         return EncoderLayer(settings)
-    # XLA does not merge a loop with its recomputation, so `prevent_cse` is not needed.
+    # XLA does not merge a loop with its recomputation, so this needs no `prevent_cse`.
     remat = nn.remat(
         EncoderLayer, policy=_POLICIES[settings.remat], prevent_cse=False, static_argnums=(3, 6)
     )
@@ -201,7 +200,7 @@ def layer_loop(
     def step(layer: nn.Module, *args):
         return layer(*args, False, None)  # neither local nor without a norm
 
-    # The layer is compiled once; its parameters have a leading axis of layers.
+    # JAX compiles the layer once. Its parameters have a leading axis of layers.
     loop = nn.scan(
         step,
         variable_axes={"params": 0},
@@ -210,7 +209,7 @@ def layer_loop(
         length=num_layers,
         unroll=max(min(settings.layers_at_once, num_layers), 1),
         metadata_params={nn.PARTITION_NAME: "layers"},
-        # Checked, each layer would be traced twice; no variable is broadcast out of the loop.
+        # The check would trace each layer twice, and no variable is broadcast out of the loop.
         check_constancy_invariants=False,
     )
     if num_layers == settings.num_layers:
@@ -226,9 +225,8 @@ def _loop_over_periods(
 ) -> tuple[jax.Array, Cache | None]:  # fmt: skip
     """Apply layers of several kinds: a scan over periods of `settings.period` layers, and the rest.
 
-    A period is a global layer and then local ones, each with a program of its own, so a local layer
-    costs no more than it computes. The first layer of all, whose norm may be skipped, is chosen by
-    its number.
+    A period is a global layer and then local ones. Each has a program of its own, so a local layer
+    costs no more than it computes. Only layer 0 may skip its norm.
     """
     module, variables = layer.unbind()
     keys = None

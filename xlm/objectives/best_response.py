@@ -3,10 +3,10 @@
     max_p  sum_i p_i l_i   over distributions p with  D(p, q) <= rho,
     D(p, q) = 1/2 sum_i q_i (p_i / q_i - 1)^2
 
-is solved by p_i = q_i max(0, l_i - eta) / sum_j q_j max(0, l_j - eta), with the eta at which the
-divergence is rho. The paper does not define its chi-square. The factor 1/2 is that of the code of
-Zhou et al. (2021), whose method it follows; without it the same ball has twice the radius. Numpy,
-float64: solved on the host, a few times in a run.
+has the solution p_i = q_i max(0, l_i - eta) / sum_j q_j max(0, l_j - eta), with the eta at which
+the divergence is rho. The paper does not define its chi-square. We take the factor 1/2 from the
+code of Zhou et al. (2021), whose method the paper follows. Without the factor the same ball has
+twice the radius. The host solves this a few times in a run, in float64.
 """
 
 from typing import NamedTuple
@@ -14,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-# Most halvings of the interval of eta; after fewer it is as narrow as float64 allows.
+# Most halvings of the interval of eta; fewer suffice for the limit of float64.
 _MAX_HALVINGS = 2000
 
 
 class BestResponse(NamedTuple):
     """Worst distribution p in the ball, [N] float64, and D(p, q), at most rho.
 
-    Weights are at their lower bound below the threshold `eta`, in units of the losses; -inf if p is
-    q.
+    Groups whose loss is below `eta` have their least weight. `eta` is -inf if p is q.
     """
 
     weights: np.ndarray
@@ -44,23 +43,22 @@ def best_response(
 ) -> BestResponse:
     """Solve for the worst distribution, max_p sum_i p_i l_i subject to D(p, q) <= rho.
 
-    A loss of NaN stands for a group that was never seen: it keeps p_i = q_i, and the others are
-    solved under that constraint. If rho is so large that all weight goes to the groups of the
-    largest loss, they share it in proportion to q. With a lower bound c on the ratios p_i / q_i, p
-    is c q + (1 - c) p' for the p' of radius rho / (1 - c)^2, which is the exact solution. Raises
-    ValueError for an infinite loss, or base weights that are no distribution.
+    A group with a loss of NaN was never seen and keeps p_i = q_i. If rho is so large that all
+    weight goes to the groups of the largest loss, they share it in proportion to q. The exact
+    solution for ratios p_i / q_i of at least c is c q + (1 - c) p', where p' has the radius rho /
+    (1 - c)^2. Raises ValueError for an infinite loss, or base weights that are no distribution.
 
     Args:
       losses: [N] mean loss l_i of each group, NaN if unknown.
-      base: [N] q at least 0, normalised to sum to one; where it is 0, p is 0.
+      base: [N] q, at least 0, which this scales to sum to one. If q_i is 0, so is p_i.
       rho, min_ratio: finite and at least 0, c below 1, as `RobustSettings` ensures.
     """
     q = _normalised(base)
     losses = np.asarray(losses, np.float64)
     if losses.shape != q.shape or np.isinf(losses[q > 0]).any():
         raise ValueError(
-            f"losses of shape {np.shape(losses)} for {q.size} pairs, of which "
-            f"{np.isinf(losses).sum()} are infinite; one finite loss or NaN is needed for each"
+            f"losses of shape {losses.shape} for {q.size} pairs, {np.isinf(losses).sum()} of them "
+            "infinite; each pair needs a finite loss or NaN"
         )
     seen = (q > 0) & ~np.isnan(losses)
     mass = q[seen].sum()
@@ -79,9 +77,8 @@ def shrunk(values: ArrayLike, errors: ArrayLike) -> np.ndarray:
 
         v_i' = m + (v_i - m) t^2 / (t^2 + e_i^2),   m = sum_i v_i / (t^2 + e_i^2), normalised
 
-    t^2 is the variance of the true values by the method of moments (DerSimonian and Laird 1986),
-    0 if the values differ no more than their errors make them. NaN stays NaN. A value of infinite
-    error becomes the mean.
+    t^2 is the variance of the true values by the method of moments (DerSimonian and Laird 1986), 0
+    if errors explain all differences. NaN stays NaN. A value of infinite error becomes the mean.
     """
     values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
     known = np.isfinite(values) & ~np.isnan(errors)
@@ -113,8 +110,8 @@ def _normalised(base: ArrayLike) -> np.ndarray:
 
 def _ratios(losses: np.ndarray, q: np.ndarray, rho: float) -> tuple[np.ndarray, float]:
     """Return p / q [N] of the best response, and eta, for positive q and losses that differ."""
-    # With x = (l - max l) / (max l - min l) in [-1, 0], p is proportional to q max(0, x + s), and
-    # its divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
+    # p is proportional to q max(0, x + s), for x = (l - max l) / (max l - min l) in [-1, 0]. Its
+    # divergence falls as s grows. Bisection for s does not depend on the scale of the losses.
     top, spread = losses.max(), np.ptp(losses)
     x = (losses - top) / spread
     mean = q @ x

@@ -1,4 +1,4 @@
-"""Contrastive learning of sentence vectors, beside masked LM and from pairs of texts."""
+"""Contrastive learning of sentence vectors, with masked LM or from pairs of texts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from xlm.objectives.masked_lm import MaskedLM, OnMaskedLM, Plan
 from xlm.objectives.objective import Batch, LossAndMetrics
 from xlm.objectives.settings import ContrastSettings
 
-# Score of a pair that is not there.
+# Score of an absent pair.
 _ABSENT = -1e9
-# Added to squared norms, so that the zero vector of a fully masked sentence has gradient zero.
+# Added to squared norms: the zero vector of a fully masked sentence gets a gradient of zero.
 _EPSILON = 1e-12
 
 
@@ -25,8 +25,8 @@ class SentenceContrast(OnMaskedLM):
     """Masked LM on sentences as segments, with a contrastive loss between those of a pair.
 
     The pairs of a row, at most L / 8, have the segments 1 and 2, 3 and 4, and so on. A sentence's
-    vector is the mean of the states of its text tokens, without masked ones. Both terms share one
-    encoder pass over the same masked batch.
+    vector is the mean state of its text tokens that are not masked. Both terms share one encoder
+    pass over the masked batch.
     """
 
     masked_lm: MaskedLM
@@ -63,9 +63,8 @@ def contrastive_loss(
     For unit vectors a_i and b_i of a pair, the loss is the mean of -log softmax_j(a_i . b_j /
     temperature)[i] and the same from b to a. This is the XLCO loss of InfoXLM (arXiv 2007.07834)
     with in-batch negatives in place of a queue, in both directions. `one` and `two` are [N, D]
-    float32 vectors of sentences and translations. Pairs that are not `is_used` [N] are nobody's
-    negatives. An accuracy is 0, 1/2 or 1 if none, one or both sentences of a pair retrieve the
-    other.
+    float32 vectors of sentences and translations. Only pairs that are `is_used` [N] are negatives.
+    An accuracy is 0, 1/2 or 1 if no, one or both sentences of a pair retrieve the other.
     """
     scores = _unit(one) @ _unit(two).T / temperature  # [N, N]
     if is_used is not None:
@@ -86,9 +85,10 @@ def _unit(vectors: jax.Array) -> jax.Array:
 class SentenceEmbedding(FineTuning):
     """Loss of all vectors of a batch, on features of `input_pipeline.tasks.embeddings`.
 
-    A batch is encoded in `num_microbatches` A, and again for the gradients, so that memory holds
-    the states of one, and the loss compares all vectors (GradCache, arXiv 2101.06983). Microbatch i
-    has the examples i, i + A and so on, a slice of each device's, and a dropout key of its own.
+    The loss compares all vectors of a batch, but memory holds the states of one of A
+    `num_microbatches` (GradCache, arXiv 2101.06983). Gradients encode each microbatch once more.
+    Microbatch i has the examples i, i + A and so on, a slice of each device's, and its own dropout
+    key.
     """
 
     num_microbatches: int = 1
@@ -127,10 +127,11 @@ def pair_loss(
 ) -> LossAndMetrics:  # fmt: skip
     """Return the loss of finding passages by queries, and queries by passages; accuracy of both.
 
-    The InfoNCE loss over cosines, that of the pair less `contrast_margin`, by `temperature`.
-    `vectors` [B, S, D] are of a query, its passage, and wrong passages, negatives of all queries. A
-    text is no negative if it or its partner equals one of the pair, by `text_ids` [B, S]. Losses of
-    the first `dimensions` are averaged (Matryoshka, arXiv 2205.13147); accuracy is of the last.
+    The loss is InfoNCE over cosines divided by `temperature`. The pair's own cosine is less by
+    `contrast_margin`. `vectors` [B, S, D] are a query, its passage, and wrong passages, which are
+    negatives of all queries. A text is no negative if it or its partner equals one of the pair, by
+    `text_ids` [B, S]. The loss averages those of the first `dimensions` (Matryoshka, arXiv
+    2205.13147). The accuracy is that of the last of them.
     """
     ids, weights, count = batch["text_ids"], batch["weights"], len(vectors)
     pairs, others = ids[:, :2], ids[:, 2:].reshape(1, 1, -1)
@@ -159,9 +160,9 @@ def similarity_loss(
 ) -> LossAndMetrics:  # fmt: skip
     """Return log(1 + sum exp((c_j - c_i) / temperature)) over examples i with a label above j's.
 
-    c are cosines of the first two of `vectors` [B, S, D] of an example, of `labels` [B] float32.
-    This is CoSENT (Su 2022): only the order of labels counts. `dimensions` are as of `pair_loss`,
-    which is the loss of a batch without labels.
+    c_i is the cosine of the first two `vectors` [B, S, D] of example i, `labels` are [B] float32.
+    Only the order of labels counts (CoSENT, Su 2022). A batch without labels has the loss
+    `pair_loss`, which describes `dimensions`.
     """
     if "labels" not in batch:
         return pair_loss(vectors, batch, temperature=temperature, dimensions=dimensions, **of_pairs)

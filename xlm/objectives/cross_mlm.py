@@ -1,7 +1,7 @@
-"""Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, beside TLM.
+"""Inner- and cross-sequence masked LM (IS-MLM and CS-MLM) of VECO, with TLM.
 
-Section and equation numbers are those of VECO's anonymous submission to ICLR 2021. In the form
-published at ACL 2021 both masked sequences see all of themselves: `context` "full" here.
+Section and equation numbers are those of VECO's anonymous submission to ICLR 2021. At ACL 2021 the
+authors let both masked sequences see all of themselves: `context` "full" here.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from xlm.objectives.settings import VecoSettings
 class Plan(NamedTuple):
     """IS-MLM's plan, within sides.
 
-    `sides` [B, L] int32 are 2 i - 1 for x and 2 i for y of the i-th of a row's pairs of sides, 0
-    for padding.
+    `sides` [B, L] int32 are 2 i - 1 for x and 2 i for y of a row's i-th pair of sides, 0 for
+    padding.
     """
 
     masked_lm: MaskedPlan
@@ -36,15 +36,14 @@ class CrossMLM(OnMaskedLM):
 
     - IS-MLM: masked LM within each side (Eq. 5).
     - CS-MLM: the same masked tokens of y, from y up to them and, by cross-attention, from IS-MLM's
-      detached states of x (Eq. 7); and of x, from y.
+      detached states of x (Eq. 7). The same pass predicts x from y.
     - TLM: the same masked tokens from both sides as one segment, for translations.
 
-    Both directions are one pass of [B, L] each, and the terms share masks, candidates and table
-    rows. Eq. 8 is symmetric in x and y and each side has its own positions, so swapping the sides
-    of an example changes nothing.
+    The terms share masks, candidates and table rows. Eq. 8 is symmetric in x and y and each side
+    has its own positions, so swapping the sides of an example changes nothing.
 
-    `masked_lm` is on packed sequences, whose halves are the sides and which have no
-    `translation_lm`, or on rows of pairs whose sentences are separate segments.
+    `masked_lm` takes packed sequences, whose halves are the sides, without a `translation_lm`. Or
+    it takes rows of pairs whose sentences are separate segments.
     """
 
     masked_lm: MaskedLM
@@ -93,7 +92,7 @@ class CrossMLM(OnMaskedLM):
     def decoded(
         self, params, rows, plan: Plan, states: jax.Array, key: jax.Array | None
     ) -> jax.Array:
-        """Decode both sides with IS-MLM's states [B, L, D] of the other one, to [B, L, D]."""
+        """Decode each side with IS-MLM's states [B, L, D] of the other one, to [B, L, D]."""
         one, found = self.masked_lm, plan.masked_lm
         return run_encoder(
             one.encoder, one.encoder_params(params), found.tokens, found.segments, found.positions,
@@ -107,7 +106,7 @@ class CrossMLM(OnMaskedLM):
         masked = plan.masked_lm.masked
         has_other = other_segment_mask(plan.sides).any(axis=3)[:, 0]  # [B, L]
         if self.translation_lm is None and not self.settings.flip:
-            has_other &= plan.sides == 2  # the first side would be predicted from the second
+            has_other &= plan.sides == 2  # predict only the second side from the first
         weights = masked.weights * jnp.take_along_axis(has_other, masked.positions, axis=1)
         return plan.masked_lm._replace(masked=masked._replace(weights=weights))
 
@@ -134,7 +133,7 @@ class CrossMLM(OnMaskedLM):
 
 
 def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -> LossAndMetrics:
-    """Sum losses [B, M] as `name`, and by predicted side, the terms of Eq. 8, as name/x, name/y."""
+    """Sum losses [B, M] as `name`, and by predicted side (the terms of Eq. 8) as name/x, name/y."""
     weights = plan.masked.weights
     of_targets = jnp.take_along_axis(sides, plan.masked.positions, axis=1)
     found = {name: (losses.sum(), weights.sum())}
@@ -145,6 +144,6 @@ def _by_side(name: str, losses: jax.Array, plan: MaskedPlan, sides: jax.Array) -
 
 
 def _of_pass(key: jax.Array | None, number: int) -> jax.Array | None:
-    """Return the key of a further pass with dropout; None without one."""
-    # Masked LM splits the key into three, which may equal the keys folded with 0, 1 and 2.
+    """Return the key of a further pass with dropout, None without dropout."""
+    # Masked LM splits the key into three, which may equal keys folded with 0, 1 and 2.
     return None if key is None else jax.random.fold_in(key, 3 + number)

@@ -17,7 +17,7 @@ from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, To
 from xlm.objectives.settings import LoraSettings
 
 TABLE = "encoder/embeddings/table"
-# Name, among a batch's arrays, of its tokens as indices into the rows that the batch touches.
+# Array of a batch: its tokens as indices into the touched rows.
 _ROW_INDICES = "row_indices"
 
 # (outputs of the head, arrays of the batch) -> loss and metrics
@@ -29,9 +29,9 @@ class FineTuning(Objective):
     """Task loss on batches of `input_pipeline.tasks.batches`.
 
     Parameters are {"encoder": encoder without its masked-LM head, "task": task head}. `head` is one
-    of `xlm.models.heads`, `task_loss` one of the functions below or your own. `by_rows` says that a
-    step reads only the rows of the embedding table that its tokens need. `lora` adds parameters
-    "lora", the factors of `xlm.objectives.low_rank`, which are trained in place of the encoder.
+    of `xlm.models.heads`, `task_loss` one of the functions below or your own. With `by_rows` a step
+    reads only the embedding rows of its tokens. With `lora` a run trains parameters "lora", the
+    factors of `xlm.objectives.low_rank`, in place of the encoder.
     """
 
     encoder: Encoder
@@ -42,11 +42,9 @@ class FineTuning(Objective):
 
     @property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Paths of tables that are read by rows."""
         return (TABLE,) if self.by_rows else ()
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise random parameters, boxed with their logical axis names."""
         encoder_key, head_key = jax.random.split(key)
         encoder = init_params(self.encoder, encoder_key)
         del encoder["head"]
@@ -58,11 +56,11 @@ class FineTuning(Objective):
         return params
 
     def joined(self, encoder: Any, head: Any) -> dict[str, Any]:
-        """Join the parameters of both, without those of a head that has none."""
+        """Join the parameters of both; a head without parameters has no entry."""
         return {"encoder": encoder, **({"task": head} if head else {})}
 
     def merged(self, params: Any) -> Any:
-        """Return the parameters of a model without factors, which its kernels have."""
+        """Return the parameters of a model without factors: its kernels include them."""
         if not self.lora or "lora" not in params:
             return params
         encoder = low_rank.merged(self.lora, params["encoder"], params["lora"])
@@ -70,13 +68,13 @@ class FineTuning(Objective):
 
     @property
     def head_width(self) -> int:
-        """Width of the states that the head is given."""
+        """Width of the head's input states."""
         return self.encoder.settings.hidden_size
 
     def init_head(self, key: jax.Array) -> dict[str, Any]:
         """Initialise random parameters of the head."""
         hidden = jnp.zeros((1, 1, self.head_width))
-        # Only shapes matter, and all arrays that a head reads are [B, L].
+        # Only shapes matter, and heads read only arrays [B, L].
         row = jnp.zeros((1, 1), jnp.int32)
         batch: Mapping[str, jax.Array] = collections.defaultdict(lambda: row)
         return self.head.init(key, hidden, batch, deterministic=True).get("params", {})
@@ -84,7 +82,7 @@ class FineTuning(Objective):
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Batch, Touched]:
-        """Find the distinct tokens of a batch, and where each token is among them."""
+        """Find the distinct tokens of a batch, and the index of each token among them."""
         tokens, vocab_size = batch["tokens"], self.encoder.settings.vocab_size
         if not self.by_rows or tokens.size >= vocab_size:
             return batch, {}
@@ -127,9 +125,9 @@ class FineTuning(Objective):
 class CrossPairFineTuning(FineTuning):
     """Task loss on pairs of texts that attend to each other by cross-attention.
 
-    This is the plug-in form of VECO, which keeps cross-attention. Both texts are encoded as
-    separate segments. Each is then decoded, without a causal mask, with the states of the other as
-    context. The head is given the two states of `<s>` side by side, [B, 1, 2 D].
+    This is the plug-in form of VECO, which keeps cross-attention. The encoder reads both texts as
+    separate segments. The decoder then reads each, without a causal mask, with the states of the
+    other as context. The head's input is the two states of `<s>` side by side, [B, 1, 2 D].
     """
 
     @property
@@ -175,7 +173,7 @@ def multilabel_loss(
 ) -> LossAndMetrics:
     """Return the mean binary NLL of `labels` [B, C], 0 or 1, by outputs [B, C], as logits.
 
-    That of a class that the text has is multiplied by its weight (default 1).
+    The weight of a class (default 1) multiplies the NLL of texts that have it.
     """
     losses = optax.sigmoid_binary_cross_entropy(outputs, batch["labels"])
     factors = jnp.where(batch["labels"] > 0, jnp.array(class_weights or [1.0])[None], 1.0)
@@ -186,7 +184,7 @@ def tagging_loss(
     outputs: jax.Array, batch: Mapping[str, jax.Array], class_weights: tuple[float, ...] = (),
     label_smoothing: float = 0.0,
 ) -> LossAndMetrics:  # fmt: skip
-    """Return NLL of `tags` [B, L], -1 for none, by [B, L, C], as above but over words; accuracy."""
+    """Return `classification_loss` over words: `tags` [B, L], -1 for none, outputs [B, L, C]."""
     tags = batch["tags"]
     weights = batch["weights"][:, None] * (tags >= 0)
     return _class_loss(outputs, tags, weights, class_weights, label_smoothing)

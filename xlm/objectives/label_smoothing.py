@@ -8,7 +8,7 @@ def smoothing_penalty(
     hidden: jax.Array, labels: jax.Array, table: jax.Array, bias: jax.Array, smoothing: float,
     num_classes: int,
 ) -> jax.Array:  # fmt: skip
-    """Return [...] float32, what label smoothing adds to a negative log-likelihood.
+    """Return the addition [...] float32 of label smoothing to a negative log-likelihood.
 
     The cross-entropy with a mixture of the label y and the uniform distribution over V classes is
 
@@ -20,7 +20,7 @@ def smoothing_penalty(
 
     Args:
       hidden: [..., E] input of the output layer.
-      labels: [...] int32; the result at negative ones means nothing.
+      labels: [...] int32; results for negative ones are meaningless.
       table, bias: output embeddings [R, E] and bias [R], R >= V; rows from V on are padding.
       smoothing: e, from 0, no smoothing, to 1.
     """

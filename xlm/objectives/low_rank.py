@@ -12,10 +12,10 @@ from xlm.objectives.settings import LoraSettings
 
 
 def init_factors(settings: LoraSettings, encoder: Any, key: jax.Array) -> dict[str, Any]:
-    """Initialise the factors of all targets, in the place of their kernels [N, inputs, outputs].
+    """Initialise the factors of all targets, at the paths of their kernels [N, inputs, outputs].
 
     `a` [N, inputs, rank] is normal with variance 1 / inputs. `b` [N, rank, outputs] is zero, so
-    that the first step starts from the encoder itself. Raises ValueError if a target is no kernel.
+    training starts from the encoder itself. Raises ValueError if a target is no kernel.
     """
     kernels = {
         path[1:-1]: value
@@ -27,7 +27,7 @@ def init_factors(settings: LoraSettings, encoder: Any, key: jax.Array) -> dict[s
         path = tuple(target.split("/"))
         if path not in kernels:
             raise ValueError(
-                f"optimizer.lora_targets names {target!r}, must be of the encoder's kernels "
+                f"optimizer.lora_targets names {target!r}, must be one of the encoder's kernels: "
                 f"{', '.join(map('/'.join, sorted(kernels)))}"
             )
         layers, inputs, outputs = kernels[path].shape
@@ -44,7 +44,7 @@ def merged(settings: LoraSettings, encoder: Any, factors: Mapping[str, Any]) -> 
     flat = flatten_dict(factors)
     for path, a in flat.items():
         if path[-1] == "a":
-            # Factors are small, and what they say must not drown in a short type.
+            # Factors are small: a product in a short type would lose them.
             product = jnp.matmul(a, flat[*path[:-1], "b"], precision=jax.lax.Precision.HIGHEST)
             kernel = (*path[:-1], "kernel")
             found[kernel] = found[kernel] + scale * product

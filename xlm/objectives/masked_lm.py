@@ -1,4 +1,4 @@
-"""Masked language modelling (MLM) on packed sequences, on pairs (TLM) or both, and its users."""
+"""Masked language modelling (MLM) on packed sequences, on pairs (TLM) or both."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from xlm.objectives.objective import Batch, Extra, LossAndMetrics, Objective, To
 from xlm.objectives.settings import MaskSettings
 
 TABLE = "embeddings/table"
-# Part of the extra state shared by all terms of a mixture: the neighbours [V, K] of each token.
+# Part of the extra state that all terms of a mixture share: the neighbours [V, K] of each token.
 NEIGHBOURS = "neighbours"
 
 
@@ -32,10 +32,10 @@ class Plan(NamedTuple):
       tokens: [B, L] int32, `masked.inputs` as indices of the rows given to the loss.
       sample: the classes of the softmax; None for the whole vocabulary.
       num_rows: scalar int32, number of table rows that the step needs; None without sampling.
-      language: [B] int32 index of each sequence's language; None without metrics by language.
+      language: [B] int32, see `MaskedLM.languages`; None without metrics by language.
       mask_rate: scalar float32, of text; None if it is constant.
-      task: [B] int32, see `MaskedLM`; None if a batch is of one task.
-      factor: [B] float32 of the losses of each row; None if a batch is of one task.
+      task: [B] int32, see `MaskedLM`; None for a batch of one task.
+      factor: [B] float32, multiplies the losses of each row; None for a batch of one task.
     """
 
     masked: Masked
@@ -55,29 +55,29 @@ class MaskedLM(Objective):
     """Masked LM on batches with `tokens` [B, L] and, for metrics by language, `language` [B].
 
     Tokens attend within the documents of a packed sequence, or within the `segments` [B, L] of a
-    batch that has them and `positions` [B, L]. A segment of both sentences of a pair makes it TLM
-    (Conneau and Lample 2019). A batch with `task` [B] has rows of text (0) and of pairs (1). They
-    share one pass and the classes of the softmax. Its loss is the sum of each task's mean loss. The
-    segments of its text are those of packed sequences.
+    batch that has them and `positions` [B, L]. If both sentences of a pair are one segment, this is
+    TLM (Conneau and Lample 2019). A batch with `task` [B] has rows of text (0), which are packed
+    sequences, and of pairs (1). They share one pass and the classes of the softmax. The loss of
+    such a batch is the sum of each task's mean loss.
 
     Attributes:
       exact_layer: the output layer without sampling, for evaluation and the full-softmax phase.
-      num_steps: number of steps of the run, over which the mask rate changes.
+      num_steps: steps of the run, over which the mask rate changes.
       bos, pad, mask_id: ids of `<s>`, padding and `<mask>`.
-      special_ids: ids of special tokens, which are never masked.
+      special_ids: ids that are never masked.
       across_documents: whether attention crosses the documents of a sequence.
       name: unique within a mixture; names the objective's part of the extra state.
       statistics: of the tokens as targets; empty if neither the output layer samples nor the bias
         needs frequencies.
-      later_statistics: (step, statistics) pairs for changes from a step on.
-      row_capacity: R, most table rows that a step reads and updates; 0 for as many as any batch can
-        need, V or more to always read the whole table.
-      languages: names of the languages, for metrics by language; empty for none.
-      frequency_bias: whether the output bias is initialised with log frequencies.
-      full_softmax_from: first step whose softmax is not sampled; None for no such phase.
-      scope: key of the model's parameters among those of a larger objective; "" if they are all.
-      positions_restart: whether positions restart within a segment, in the second sentence.
-      pair_weight: weight of the loss on pairs, of batches with both tasks.
+      later_statistics: (step, statistics) pairs that replace `statistics` from a step on.
+      row_capacity: R, most table rows that a step reads and updates. 0 allows as many as any batch
+        can need. V or more always reads the whole table.
+      languages: names for metrics by language; empty for none.
+      frequency_bias: whether the output bias starts with log frequencies.
+      full_softmax_from: first step with an exact softmax; None for no such phase.
+      scope: key of the model's parameters among those of a larger objective, "" if there are none.
+      positions_restart: whether positions restart in the second sentence of a segment.
+      pair_weight: weight of the loss on pairs, in batches with both tasks.
     """
 
     encoder: Encoder
@@ -103,7 +103,6 @@ class MaskedLM(Objective):
 
     @property
     def table_path(self) -> str:
-        """Path of the embedding table in the parameters."""
         return f"{self.scope}/{TABLE}" if self.scope else TABLE
 
     @property
@@ -123,11 +122,10 @@ class MaskedLM(Objective):
         return output_table(self.encoder_params(params))
 
     def init(self, key: jax.Array):
-        """Initialise the model's parameters, boxed with their logical axis names."""
         params = init_params(self.encoder, key)
         if self.frequency_bias:
             bias = params["head"]["bias"]
-            # Padding rows have probability zero, and an unused logit.
+            # Padding rows have probability zero and an unused logit.
             log_frequency = jnp.log(jnp.maximum(self.statistics.probabilities, 1e-10))
             params["head"]["bias"] = bias.replace_boxed(log_frequency.astype(jnp.float32))
         return {self.scope: params} if self.scope else params
@@ -171,7 +169,7 @@ class MaskedLM(Objective):
         return jax.tree.map(lambda one, two: jnp.where(is_pair, one, two), given, packed)
 
     def _factor(self, masked: Masked, task: jax.Array) -> jax.Array:
-        """Return factors [B] of losses whose sum, by masked token, adds up the tasks' means."""
+        """Return factors [B] that turn the mean over masked tokens into the sum of tasks' means."""
         num_masked = masked.weights.sum(axis=1)
         weights = jnp.where(task == 1, self.pair_weight, 1.0)
         return weights * num_masked.sum() / jnp.maximum(task_totals(num_masked, task), 1)
@@ -182,7 +180,7 @@ class MaskedLM(Objective):
         )
 
     def _with_rows(self, plan: Plan, sample: Sample) -> tuple[Plan, Touched]:
-        """Re-index the plan to the table rows that it touches, if they are few."""
+        """Index tokens and candidates by touched table rows, if they are few."""
         vocab_size = self.encoder.settings.vocab_size
         ids, tokens = sample.candidates.ids, plan.masked.inputs
         if not reads_few_rows(ids.size, tokens.size, vocab_size, self.row_capacity):
@@ -207,7 +205,7 @@ class MaskedLM(Objective):
         )  # fmt: skip
 
     def loss(self, params, rows, plan: Plan, key: jax.Array | None) -> tuple[LossAndMetrics, None]:
-        """Return the negative log-likelihood of the masked tokens; without a key, no dropout."""
+        """Return the negative log-likelihood of masked tokens; without a key, no dropout."""
         losses = self.losses_from(params, rows, plan, self.states(params, rows, plan, key))
         found = self.metrics_of(losses, plan)
         if plan.task is not None:
@@ -285,8 +283,8 @@ class MaskedLM(Objective):
             why = f"output_layer.row_capacity is {self.row_capacity:,}, not fewer"
             if not self.row_capacity:
                 why = (
-                    f"{most} are not fewer; the metric table_rows says how many a step needs, "
-                    "output_layer.row_capacity bounds them"
+                    f"{most} are not fewer; the metric table_rows shows how many a step needs, "
+                    "output_layer.row_capacity limits them"
                 )
             return f"all {vocab_size:,} table rows in every step: {why}"
         rows = touched[self.table_path].shape[0]
@@ -309,7 +307,7 @@ class MaskedLM(Objective):
     ) -> jax.Array:  # fmt: skip
         """Return inputs [B, M, E] of the output layer for masked sequences [B, L] int32.
 
-        `layout` are their segments and positions [B, L] int32, None for packed sequences.
+        `layout` gives their segments and positions [B, L] int32, None for packed sequences.
         """
         states = run_encoder(
             self.encoder, self.encoder_params(params), inputs, *(layout or self._packed(inputs)),
@@ -344,7 +342,7 @@ class MaskedLM(Objective):
         return NeighbourIndex(extra[NEIGHBOURS], extra.get(self.inclusion_name))
 
     def init_extra(self) -> Extra:
-        """Initialise a placeholder neighbour index, to be refreshed before use."""
+        """Initialise a placeholder of the neighbour index; refresh it before use."""
         if not isinstance(self.output_layer, KNNSampling):
             return {}
         index = self.output_layer.init_index(self.encoder.settings.vocab_size)
@@ -388,7 +386,7 @@ def task_totals(of_rows: jax.Array, task: jax.Array | None) -> jax.Array:
 def sums_of_tasks(
     of_rows: Mapping[str, tuple[jax.Array, jax.Array]], task: jax.Array | None, names: Sequence[str]
 ) -> LossAndMetrics:
-    """Sum metrics of rows, [B] each, by the names of the tasks; without tasks by the first name."""
+    """Sum metrics of rows, [B] each, by task name; without tasks under the first name."""
     here: list[Any] = [1.0] if task is None else [task == number for number in range(len(names))]
     return {
         f"{name}{metric}": ((total * own).sum(), (weight * own).sum())
@@ -403,7 +401,7 @@ def reads_few_rows(num_slots: int, num_tokens: int, vocab_size: int, row_capacit
 
 
 class OnMaskedLM(Objective):
-    """Objective that has the table, the neighbour index and the phases of a masked LM."""
+    """Objective with the table, the neighbour index and the phases of a masked LM."""
 
     masked_lm: MaskedLM
 

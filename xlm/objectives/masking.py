@@ -11,7 +11,7 @@ from xlm.objectives.settings import MaskSettings
 class Masked(NamedTuple):
     """Masked batch: `inputs` [B, L] int32, and chosen positions of each sequence, [B, M] int32.
 
-    `targets` [B, M] int32 are the original tokens there. `weights` [B, M] float32 are 1 for chosen
+    `targets` [B, M] int32 are their original tokens. `weights` [B, M] float32 are 1 for chosen
     positions and 0 for unused slots.
     """
 
@@ -27,10 +27,9 @@ def mask_tokens(
 ) -> Masked:  # fmt: skip
     """Mask a share of each sequence of `tokens` [B, L] int32 (BERT's 80/10/10 by default).
 
-    In a sequence of n text tokens round(rate n) are masked, at least one. Random replacements are
-    among `vocab_size` pieces. `special_ids` are never masked nor replacements, and no span crosses
-    them. `rate` is scalar float32, or [B] of the sequences, by default `settings.rate`. The
-    result is a pure function of the key and the tokens.
+    A sequence of n text tokens has round(rate n) masked ones, at least one. Random replacements
+    come from the first `vocab_size` pieces. `special_ids` are never masked or replacements, and no
+    span crosses them. `rate`, float32, is a scalar or [B], by default `settings.rate`.
     """
     where_key, how_key, what_key = jax.random.split(key, 3)
     eligible = ~jnp.isin(tokens, jnp.array(special_ids))  # [B, L]
@@ -64,10 +63,10 @@ def mask_tokens(
 
 
 def _of_spans(key: jax.Array, priority: jax.Array, eligible: jax.Array, mean: float) -> jax.Array:
-    """Give the tokens of a span one priority, [B, L], so that spans are chosen as a whole.
+    """Give the tokens of a span one priority, [B, L], to choose spans as a whole.
 
-    Text is cut into spans by a coin at each token, of which special tokens are spans of their own.
-    The last span that is chosen is cut to the number of tokens that is wanted.
+    A coin at each token cuts text into spans. Each special token is a span of its own. Masking cuts
+    the last chosen span to the number of masked tokens.
     """
     is_first = jax.random.bernoulli(jax.random.fold_in(key, 1), 1 / mean, priority.shape)
     is_first |= ~eligible | ~jnp.pad(eligible, ((0, 0), (1, 0)))[:, :-1]

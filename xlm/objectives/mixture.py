@@ -19,7 +19,7 @@ class Term:
     weight: float = 1.0
 
 
-# Plan or observations of the term of a batch, by its one kind: keys of dictionaries are static.
+# Plan or observations of a batch's term, under the batch's kind: dictionary keys are static.
 _OfTerm = dict[str, Any]
 
 
@@ -28,7 +28,8 @@ class Mixture(Objective):
     """Weighted sum of objectives over the batches of a run, `terms` by kind of batch.
 
     The kind of a step's batch selects its term. Terms share the parameters, which the first term
-    initialises, and extra state parts of the same name, each refreshed by the first term with it.
+    initialises. They share parts of the extra state by name. The first term with a part refreshes
+    it.
     """
 
     terms: Mapping[str, Term]
@@ -51,7 +52,7 @@ class Mixture(Objective):
         return self._objectives[0].init(key)
 
     def loss_name(self, kind: str) -> str:
-        # `plan` refuses other kinds, and says why.
+        # `plan` refuses other kinds with a reason.
         return f"{self.terms[kind].name}_loss" if kind in self.terms else "loss"
 
     def plan(
@@ -117,7 +118,7 @@ class Mixture(Objective):
         phases = {kind: term.objective.at_step(step) for kind, term in self.terms.items()}
         if all(phases[kind] is term.objective for kind, term in self.terms.items()):
             return self
-        # One object for each phase, so that it is compiled once.
+        # One object for each phase, since JAX compiles each object.
         key = tuple(map(id, phases.values()))
         if key not in self._phases:
             terms = {

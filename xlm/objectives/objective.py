@@ -1,9 +1,9 @@
 """Interface between an objective and the training engine.
 
-A step calls an objective in this order; the engine knows nothing else about it:
+The engine knows an objective only by the calls of a step, in this order:
 
     plan, touched = objective.plan(extra, batch, key, step)     # no parameters, not differentiated
-    rows = the rows `touched` of each table, brought up to date
+    rows = the rows `touched` of each table, up to date
     loss_and_metrics, observed = objective.loss(params, rows, plan, key)           # differentiated
     extra = objective.learn(extra, observed)
 """
@@ -37,13 +37,13 @@ class Batch:
         return len(next(iter(self.arrays.values())))
 
 
-# Sum and weight, float32 scalars, of each metric by name; training minimises "loss". They are
-# divided once, after all reductions: a mean of means would weigh short and long batches alike.
+# Sum and weight, float32 scalars, of each metric by name. Training minimises "loss". We divide
+# once, after all reductions: a mean of means would give short and long batches the same weight.
 LossAndMetrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
 def divisor(weight: jax.Array) -> jax.Array:
-    """Return the weight to divide a sum by, 1 for 0: the mean of a batch without examples is 0."""
+    """Return `weight`, or 1 if it is 0: a batch without examples has the mean 0."""
     return jnp.where(weight > 0, weight, 1)
 
 
@@ -55,19 +55,19 @@ def means(totals: Mapping[str, tuple]) -> dict[str, float]:
     }
 
 
-# Learned state besides parameters, by name of the part. Terms of a mixture share parts by name.
+# Learned state besides parameters, by name of the part.
 Extra = dict[str, Any]
-# Path of a table in the parameters, "embeddings/table", to distinct ids [R] int32 of its rows;
-# ids from the number of rows on are unused slots.
+# Distinct ids [R] int32 of a table's rows, by its path in the parameters ("embeddings/table"). Ids
+# from the number of rows on are unused slots.
 Touched = Mapping[str, jax.Array]
 
 
 class Objective:
     """Loss over parameters, an extra state and a batch.
 
-    Only `init` and `loss` are required; all other methods have defaults. `tables` are the paths of
-    the tables in the parameters that `plan` may read by rows. `used_dtype` is the type that tables
-    and kernels are cast to before any use: a sharded optimizer sends them in it.
+    Implement `init` and `loss`; all other methods have defaults. `tables` are the paths of the
+    tables in the parameters that `plan` may read by rows. The objective casts tables and kernels to
+    `used_dtype` before any use, so a sharded optimizer sends them in it.
     """
 
     tables: tuple[str, ...] = ()
@@ -82,10 +82,10 @@ class Objective:
     ) -> tuple[LossAndMetrics, Any]:
         """Return loss and metrics by name as (sum, weight), and observations for `learn`.
 
-        Training minimises the sum over the weight of "loss". `rows` are the rows [R, E] of each
-        table in `touched` of `plan`, in the order of the ids. Such a table must be read through
-        them: its other rows may be out of date (`xlm.training.row_adamw`), and get no gradient.
-        `key` is the step's random key, the same as for `plan`.
+        `rows` are the rows [R, E] of each table in `touched` of `plan`, in the order of the ids.
+        Read such a table only through them: its other rows may be out of date
+        (`xlm.training.row_adamw`), and get no gradient. `key` is the step's random key, the same as
+        for `plan`.
         """
         raise NotImplementedError
 
@@ -94,20 +94,19 @@ class Objective:
     ) -> tuple[Any, Touched]:
         """Return the plan of a step for `loss`, and ids of table rows that it reads, if few.
 
-        `step` is scalar int32, steps taken before this one. Tables read as a whole have no ids.
+        `step` is scalar int32, the number of earlier steps. Tables read as a whole have no ids.
         """
         del extra, key, step
         return batch, {}
 
     def example_axes(self, plan: Any, num_shards: int) -> Any | None:
-        """Return the axis of the examples in each array of a plan, if `loss` sums over examples.
+        """Return the axis of the examples in each array of a plan, None if losses do not add up.
 
         The result is a prefix of the plan's tree, like `in_axes` of `jax.vmap`, with None for
-        arrays that every shard reads whole; None alone if losses are not additive. `plan` may be
-        its shapes. The loss of a plan must be the sum of the losses of `num_shards` equal shards
-        along these axes. So must the observations and all metrics, sums and weights alike, up to a
-        common factor of both. Gradient accumulation then sums gradients of shards once per step,
-        not once per part.
+        arrays that every shard reads whole. `plan` may be its shapes. The loss of a plan must be
+        the sum of the losses of `num_shards` equal shards along these axes. So must observations
+        and metrics, sums and weights alike, up to a common factor of both. Gradient accumulation
+        then sums gradients of shards once per step, not once per part.
         """
         del plan, num_shards
         return None
@@ -130,10 +129,10 @@ class Objective:
         self, params: Any, extra: Extra, names: tuple[str, ...], step: jax.Array
     ) -> tuple[Extra, LossAndMetrics]:
         """Refresh the parts `names` of the extra state from up-to-date parameters; add a report."""
-        raise NotImplementedError(f"{names} are due, but nothing renews them")
+        raise NotImplementedError(f"{names} are due, but {type(self).__name__} has no `refresh`")
 
     def at_step(self, step: int) -> "Objective":
-        """Return the objective of step `step`: one object per phase, since each is compiled."""
+        """Return the objective of step `step`: one object per phase, since JAX compiles each."""
         del step
         return self
 

@@ -1,6 +1,6 @@
 """Moving averages of the loss of each language pair, a part of an objective's extra state.
 
-Observations are sums over examples, so they add up over shards and parts of a batch.
+Observations are sums over examples, which add up over shards and microbatches.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ import numpy as np
 class PairSums(NamedTuple):
     """Sums over each pair's examples, [N] float32.
 
-    Of loss times weight, of weight, of squared loss times weight, of squared weight, and of
-    examples; the last is never discounted.
+    They are sums of loss times weight, weight, squared loss times weight, squared weight, and
+    examples. Only the number of examples is never discounted.
     """
 
     loss: jax.Array
@@ -25,12 +25,12 @@ class PairSums(NamedTuple):
 
 
 def init_pair_losses(num_pairs: int) -> PairSums:
-    """Initialise the state: no pair has been seen."""
+    """Initialise the state before any pair was seen."""
     return PairSums(*(jnp.zeros(num_pairs) for _ in PairSums._fields))
 
 
 def pair_sums(losses: jax.Array, weights: jax.Array, pair: jax.Array, num_pairs: int) -> PairSums:
-    """Sum losses [B], with weights [B], by `pair` [B] int32; pairs outside [0, N) are left out."""
+    """Sum losses [B], with weights [B], by `pair` [B] int32, without pairs outside [0, N)."""
     # A loss of weight zero may be anything, NaN included.
     losses = jnp.where(weights > 0, losses, 0.0)
     terms = (losses * weights, weights, losses**2 * weights, weights**2, weights > 0)
@@ -42,8 +42,8 @@ def pair_sums(losses: jax.Array, weights: jax.Array, pair: jax.Array, num_pairs:
 def update_pair_losses(state: PairSums, observed: PairSums, rate: float) -> PairSums:
     """Add a batch to discounted sums: s <- (1 - rate) s + observed, for each pair in the batch.
 
-    The mean of a pair is the ratio of its sums, so its k-th last batch weighs (1 - rate)^k times
-    its examples, without a bias towards the start. `rate` is above 0 and at most 1.
+    The mean of a pair is the ratio of its sums. Its k-th last batch weighs (1 - rate)^k times its
+    examples, without a bias towards the start. `rate` is above 0 and at most 1.
     """
     kept = jnp.where(observed.weight > 0, 1.0 - rate, 1.0)
     discounts = PairSums(kept, kept, kept, kept**2, jnp.ones_like(kept))
@@ -61,8 +61,8 @@ def mean_pair_losses(state: PairSums) -> jax.Array:
 def standard_errors(state: PairSums) -> np.ndarray:
     """Return the standard error of each pair's mean loss [N] float64, on the host; NaN if unseen.
 
-    e_i^2 = s^2 / n_i, with n_i = (sum w)^2 / sum w^2 examples after discounting, and one variance
-    s^2 of an example in its pair, pooled over pairs. Infinite if no pair has two examples.
+    e_i^2 = s^2 / n_i, with n_i = (sum w)^2 / sum w^2 examples after discounting. The variance s^2
+    within pairs is pooled. Errors are infinite if no pair has two examples.
     """
     loss, weight, square, weight_square, _ = (np.asarray(one, np.float64) for one in state)
     seen = (weight > 0) & np.isfinite(square)

@@ -35,11 +35,11 @@ class Plan(NamedTuple):
 
     Attributes:
       generator: the generator's plan, with the masked batch.
-      is_text: [B, L] bool, tokens that are classified: all but special ones and padding.
-      scale: scalar float32, or [B] for the row's task, lambda times masked tokens per classified
-        one. The summed losses are divided by the number of masked tokens, so the discriminator's
-        mean gets the weight lambda.
-      pair: [B] int32 index of each row's language pair, -1 of text; None without losses by pair.
+      is_text: [B, L] bool, tokens to classify: all but special ones and padding.
+      scale: lambda times masked tokens per classified one, float32, scalar or [B] by the row's
+        task. The engine divides summed losses by the number of masked tokens, so the
+        discriminator's mean gets the weight lambda.
+      pair: [B] int32 index of each row's language pair, -1 for text; None without losses by pair.
     """
 
     generator: masked_lm.Plan
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """Batch with sampled tokens in the masked positions."""
+    """Batch with sampled tokens at the masked positions."""
 
     tokens: jax.Array  # [B, L] int32, as indices of the table rows given to the loss
     is_replaced: jax.Array  # [B, L] bool, tokens that differ from the original ones
@@ -59,19 +59,19 @@ class Corrupted(NamedTuple):
 class ReplacedToken(OnMaskedLM):
     """Replaced-token detection on the batches of its generator.
 
-    The generator fills the masked positions with samples of its output distribution; a sample that
-    happens to be right counts as original. The discriminator classifies every text token. Its
-    gradient does not reach the generator through the samples. Parameters are {"generator": encoder
-    with masked-LM head, "discriminator": encoder without one, "replaced_token_head": its head}. The
-    discriminator has a masked-LM head as well if it corrects, see `_corrective`.
+    The generator fills the masked positions with samples of its output distribution. A right sample
+    counts as original. The discriminator classifies every text token. Its gradient does not reach
+    the generator through the samples. Parameters are {"generator": encoder with masked-LM head,
+    "discriminator": encoder without one, "replaced_token_head": its head}. A discriminator that
+    corrects has a masked-LM head as well, see `_corrective`.
 
     Attributes:
       generator: masked LM with the scope "generator", on packed sequences (MRTD), pairs (TRTD) or
         batches with both tasks.
-      encoder: the discriminator, which is fine-tuned.
+      encoder: the discriminator, the result of pre-training.
       name: prefix of the metrics of a batch of one task.
-      num_pairs: N, language pairs whose losses are learned from `pair` [B] of the batches, for
-        robust sampling of pairs; 0 for none.
+      num_pairs: N, language pairs whose losses the run tracks by `pair` [B] of the batches, for
+        robust sampling; 0 for none.
       pair_rate: rate of the moving average of these losses, see `pair_losses`.
     """
 
@@ -86,7 +86,7 @@ class ReplacedToken(OnMaskedLM):
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*super().tables, *([] if self._shares_table else [_OWN_TABLE]))
 
-    used_dtype = "float32"  # in which the discriminator's tables are added
+    used_dtype = "float32"  # of the sum of the discriminator's tables
 
     @property
     def masked_lm(self) -> MaskedLM:  # type: ignore[override]
@@ -113,7 +113,6 @@ class ReplacedToken(OnMaskedLM):
         return ReplacedTokenHead(self.encoder.settings)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise the parameters of both models, boxed with their logical axis names."""
         generator_key, encoder_key, head_key = jax.random.split(key, 3)
         s = self.encoder.settings
         shared = jnp.zeros((1, s.embedding_size)) if self._shares_table else None
@@ -143,7 +142,7 @@ class ReplacedToken(OnMaskedLM):
     def plan(
         self, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array
     ) -> tuple[Plan, Touched]:
-        """Mask a batch, and select the classes of replacements: V' if the softmax is sampled."""
+        """Mask a batch, and select the classes of replacements: V' for a sampled softmax."""
         plan, touched = self.generator.plan(extra, batch, key, step)
         is_text = ~jnp.isin(batch["tokens"], jnp.array(self.special_ids))
         num_masked, num_text = (
@@ -217,7 +216,7 @@ class ReplacedToken(OnMaskedLM):
     def _corrupted(
         self, params, rows: Mapping[str, jax.Array], plan: Plan, hidden: jax.Array, key: jax.Array
     ) -> tuple[Corrupted, jax.Array]:
-        """Sample the masked tokens; return the batch, and where the generator is right [B, M]."""
+        """Sample the masked tokens; return the batch, and whether the generator is right [B, M]."""
         generator, masked = self.generator, plan.generator.masked
         table, bias = generator.output_table(params)
         draws = generator.output_layer.draw(
@@ -226,7 +225,7 @@ class ReplacedToken(OnMaskedLM):
         )  # fmt: skip
         tokens, positions = plan.generator.tokens, masked.positions
         is_used = masked.weights > 0
-        # Unused slots hold the original token, as does every position that is not masked.
+        # Unused slots, like positions without a mask, hold the original token.
         kept = jnp.take_along_axis(tokens, positions, axis=1)
         of_batch = jnp.arange(len(tokens))[:, None]
         tokens = tokens.at[of_batch, positions].set(
@@ -238,7 +237,7 @@ class ReplacedToken(OnMaskedLM):
         return Corrupted(tokens, is_replaced), is_used & (draws.best == masked.targets)
 
     def _tables(self, params, rows: Mapping[str, jax.Array]) -> Tables:
-        """Return the tables of the discriminator's embeddings, touched rows where given."""
+        """Return the tables of the discriminator's embeddings, or their touched rows."""
         path = self.generator.table_path
         of_generator = rows.get(path, self.generator.output_table(params)[0])
         if self._shares_table:
@@ -265,8 +264,8 @@ class ReplacedToken(OnMaskedLM):
         """Return losses [B, M] of the masked tokens' originals (COCO-LM, Section 3.2).
 
         An original has the probability p [it is there] + (1 - p) softmax(h . v + b). p is the
-        detection's probability that the token was kept, through which no gradient passes. The
-        softmax is the generator's, over its classes, and its table the discriminator's.
+        detector's probability of an original token, and passes no gradient. The softmax is over the
+        generator's classes, with the discriminator's table.
         """
         masked, layer = plan.generator.masked, without_z_loss(self.generator.output_layer)
         chosen = jnp.take_along_axis(states, masked.positions[:, :, None], axis=1)
@@ -291,9 +290,9 @@ class ReplacedToken(OnMaskedLM):
     ) -> jax.Array:  # fmt: skip
         """Return logits [B, L] float32; positive ones predict a replacement.
 
-        `layout` are segments and positions [B, L] int32, by default those of packed sequences.
-        Borders of documents are then those of `original`, the sequences before the replacement (by
-        default `tokens`), since a generator can sample special tokens.
+        `layout` gives segments and positions [B, L] int32, by default those of packed sequences.
+        Documents then end as in `original`, the sequences before the replacement (by default
+        `tokens`), since a generator can sample special tokens.
         """
         borders = tokens if original is None else original
         layout = layout or self.generator.layout(Batch({"tokens": borders}, "packed"))
@@ -306,9 +305,9 @@ class ReplacedToken(OnMaskedLM):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
         """Mask sequences [B, L] and fill them with samples of the generator, [B, L] int32.
 
-        Also returns the generator's loss of each sequence, and its number of masked tokens, [B]
-        float32. To make corruptions of all steps alike, the mask rate is that of the first step,
-        and the softmax is over the whole vocabulary. `layout` is that of `logits`.
+        Also returns the generator's loss and number of masked tokens of each sequence, [B] float32.
+        The mask rate is that of the first step and the softmax exact, which makes corruptions of
+        all steps alike. `layout` is that of `logits`.
         """
         exact_layer = without_z_loss(self.generator.exact_layer)
         generator = dataclasses.replace(
@@ -331,11 +330,7 @@ class ReplacedToken(OnMaskedLM):
         self, plan: Plan, of_masked: jax.Array, of_text: jax.Array, is_right: jax.Array,
         corrupted: Corrupted, logits: jax.Array,
     ) -> dict[str, tuple[jax.Array, jax.Array]]:  # fmt: skip
-        """Return metrics of rows, [B] each.
-
-        They are losses, the generator's accuracy, the share of replaced tokens, precision and
-        recall of finding these, and the share of padding.
-        """
+        """Return sums and weights of metrics by row, [B] each."""
 
         def count(condition: jax.Array) -> jax.Array:
             return condition.sum(axis=1, dtype=jnp.float32)

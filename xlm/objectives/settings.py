@@ -15,13 +15,13 @@ class MaskSettings:
     """Rates of masking; the `mask` section of a config.
 
     Attributes:
-      rate: share of a sequence's text tokens that is predicted.
-      mask_share: share of these that is replaced by `<mask>`.
-      random_share: share of these that is replaced by a random piece; the rest is kept.
+      rate: share of a sequence's text tokens to predict.
+      mask_share: share of these that `<mask>` replaces.
+      random_share: share of these that a random piece replaces. The rest stays.
       final_rate: rate at the last step, linear from `rate` at the first; 0 for a constant rate.
       pair_rate: constant rate on pairs of translations; 0 for the same rates as on text.
-      span: mean length of the spans that are masked, geometric as in SpanBERT (arXiv 1907.10529);
-        1 for single tokens.
+      span: mean length of masked spans, geometric as in SpanBERT (arXiv 1907.10529); 1 for single
+        tokens.
     """
 
     rate: float = schema.key(0.15, above=0, below=1)
@@ -85,16 +85,16 @@ class ReplacedTokenSettings:
     Attributes:
       generator_layers: layers of the generator.
       generator_width: width of the generator, as a share of the discriminator's: of its states, its
-        feed-forward layers and its heads. A narrower one has token embeddings of the
-        discriminator's size, which a projection takes to its own, as in ELECTRA.
+        feed-forward layers and its heads. A narrower generator projects token embeddings of the
+        discriminator's size to its own, as in ELECTRA.
       weight: lambda, of the discriminator's loss relative to the generator's.
-      temperature: of the distribution that replacements are sampled from; 0 for the likeliest.
-      embeddings: token embeddings of the discriminator: "shared" with the generator, a table of its
-        own ("separate"), or gradient-"disentangled" (DeBERTaV3, arXiv 2111.09543, Section 3.3): the
-        generator's, through which no gradient passes, plus a table that starts at zero.
+      temperature: of the samples that replace tokens; 0 for the likeliest token.
+      embeddings: token embeddings of the discriminator. "shared" takes the generator's table,
+        "separate" an own table. "disentangled" adds a table that starts at zero to the
+        generator's, which gets no gradient (DeBERTaV3, arXiv 2111.09543, Section 3.3).
       corrective_weight: of COCO-LM's corrective language modelling (arXiv 2102.08473), relative to
-        the generator's loss: the discriminator predicts the original of each masked token, by a
-        softmax and a copy mechanism; 0 for none.
+        the generator's loss; 0 for none. The discriminator predicts the original of each masked
+        token, by a softmax and a copy mechanism.
     """
 
     generator_layers: int = schema.key(4, at_least=0)
@@ -116,13 +116,12 @@ class VecoSettings:
     """Terms of VECO's objective; the `veco` section of a config.
 
     Attributes:
-      is_weight, cs_weight, tlm_weight: of the terms. CS-MLM and TLM of weight 0 are not computed;
-        IS-MLM is, since CS-MLM needs its states, and its loss is a metric.
+      is_weight, cs_weight, tlm_weight: of the terms. A weight of 0 skips CS-MLM or TLM. IS-MLM
+        always runs, since CS-MLM needs its states, and its loss is a metric.
       context: tokens of its own sequence that CS-MLM sees at a position: "causal" for those up to
         the position (Eq. 7), "full" for all.
-      flip: whether CS-MLM predicts the first of two adjacent segments of text from the second one
-        as well (footnote 4); without it only the second one is predicted. Pairs of translations
-        always have both directions.
+      flip: whether CS-MLM also predicts the first of two adjacent segments of text from the second
+        one (footnote 4). Pairs of translations always have both directions.
     """
 
     is_weight: float = schema.key(1.0, at_least=0)
@@ -140,18 +139,18 @@ class RobustSettings:
     """Distributionally robust sampling of pairs; the `robust` section of a config.
 
     Attributes:
-      rho: radius of the ball around the base distribution, in the divergence of this module; 0 for
-        the base distribution itself.
-      num_phases: times that the worst distribution is solved in a run, at equal distances; 0 for
-        no robust sampling.
-      rate: share of the past that a batch, or each part of one in parts, displaces in the moving
-        averages of losses, see `pair_losses.update_pair_losses`.
-      min_ratio: lower bound on p_i / q_i, so that no pair is lost; 0 for none, as in the paper. A
-        pair of weight 0 is not seen again, and keeps the loss that it had.
-      shrink: whether losses are shrunk towards their mean by their standard errors, so that a few
-        examples do not move a pair, see `best_response.shrunk`; the paper does not.
-      baseline: file of the phases of another run, whose last losses are subtracted from those of
-        this one; "" for none. A run with rho = 0 writes one, and leaves the shares of the pairs.
+      rho: radius of the ball around the base distribution, in the divergence of
+        `xlm.objectives.best_response`; 0 for the base distribution itself.
+      num_phases: number of times, evenly spaced, that a run solves for the worst distribution; 0
+        for no robust sampling.
+      rate: share of the moving averages of losses that each batch or microbatch replaces, see
+        `pair_losses.update_pair_losses`.
+      min_ratio: lower bound on p_i / q_i, which keeps all pairs in use; 0 for none, as in the
+        paper. The run never samples a pair of weight 0 again, and its loss stays as it was.
+      shrink: whether to shrink losses towards their mean by their standard errors, see
+        `best_response.shrunk`. A few examples then do not move a pair. The paper does not shrink.
+      baseline: file of the phases of another run, whose last losses this run subtracts from its
+        own; "" for none. A run with rho = 0 writes one, and keeps the shares of the pairs.
     """
 
     rho: float = schema.key(0.05, at_least=0)
@@ -165,10 +164,10 @@ class RobustSettings:
         schema.check(self, "robust")
 
     def phase_steps(self, num_steps: int) -> tuple[int, ...]:
-        """Steps before which the worst distribution is solved: i num_steps / (num_phases + 1).
+        """Steps before which a run finds the worst distribution: i num_steps / (num_phases + 1).
 
-        The base distribution is in force up to the first of them. Raises ValueError if the run is
-        too short for so many phases.
+        Up to the first of them it samples from the base distribution. Raises ValueError if the run
+        is too short for so many phases.
         """
         if num_steps <= self.num_phases:
             raise ValueError(
@@ -184,12 +183,12 @@ class LoraSettings:
     """Low-rank updates in place of the encoder's training; in the `optimizer` section of a config.
 
     Attributes:
-      lora_rank: r, the rank of trained updates of kernels, whose encoder then stays as it is (Hu et
+      lora_rank: r, the rank of trained updates of kernels, while the encoder stays unchanged (Hu et
         al., "LoRA", 2021); 0 to train the encoder itself.
-      lora_alpha: the updates are multiplied by lora_alpha / lora_rank.
-      lora_targets: kernels of the encoder's layers with such updates, of "attention/query",
-        "attention/key", "attention/value", "attention/output", "mlp/wide", "mlp/gate" and
-        "mlp/output", as far as the layers have them.
+      lora_alpha: lora_alpha / lora_rank multiplies the updates.
+      lora_targets: kernels of the encoder's layers with such updates: "attention/query",
+        "attention/key", "attention/value", "attention/output", "mlp/wide", "mlp/gate" or
+        "mlp/output", if the layers have them.
     """
 
     lora_rank: int = schema.key(0, at_least=0)

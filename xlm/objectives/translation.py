@@ -20,9 +20,9 @@ class Translation(Objective):
 
     Parameters are {"encoder": an encoder without its masked-LM head, "decoder": layers with
     cross-attention and a masked-LM head}. The encoder's embeddings are also the decoder's and the
-    output embeddings. After initialisation the two share nothing else, as in the standard
-    Transformer that VECO's modules are to act like (Section 2.3). `smoothing` of labels is from 0
-    to 1. Without `has_head` the decoder's states are the output layer's inputs, and E must be D.
+    output embeddings. The two share nothing else, like the standard Transformer that VECO's modules
+    imitate (Section 2.3). `smoothing` of labels is from 0 to 1. Without `has_head` the decoder's
+    states are the output layer's inputs, and E must be D.
     """
 
     encoder: Encoder
@@ -32,7 +32,6 @@ class Translation(Objective):
     has_head: bool = True
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initialise random parameters, boxed with their logical axis names."""
         models = self.encoder, self.decoder
         encoder, decoder = map(init_params, models, jax.random.split(key))
         del encoder["head"], decoder["embeddings"]
@@ -61,7 +60,7 @@ class Translation(Objective):
         return {"loss": (nll + (penalty * weights).sum(), weight), "nll": (nll, weight)}, None
 
     def token_log_probs(self, params, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return log P [B, L] of each token of the targets given those before, 0 for padding."""
+        """Return log P [B, L] of each target token given the tokens before it, 0 for padding."""
         labels = batch["target_outputs"]
         hidden = self.hidden(params, batch)
         args = hidden, jnp.maximum(labels, 0), jnp.float32(1) * (labels >= 0)

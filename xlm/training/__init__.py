@@ -1,7 +1,6 @@
-"""Pre-training: state, step, loop, sharding, optimizer, checkpoints, metrics.
+"""Pre-training, from a batch to an updated state: step, loop, sharding, optimizer, checkpoints.
 
-The package covers all from a batch to an updated state, but neither losses (`objectives`) nor
-batches from files (`input_pipeline`). Only `checkpoint` imports Orbax, only `sharding` creates
-meshes. Call order of a step: `loop.train` -> `step.train_step` -> the objective's plan and loss ->
-`optimizer`.
+Losses are in `objectives`, batches in `input_pipeline`. Only `checkpoint` imports Orbax, and only
+`sharding` creates meshes. Call order of a step: `loop.train` -> `step.train_step` -> the
+objective's plan and loss -> `optimizer`.
 """

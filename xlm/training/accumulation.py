@@ -1,4 +1,4 @@
-"""Gradient accumulation over the microbatches of a batch that is too large for a single pass."""
+"""Gradient accumulation over the microbatches of a batch too large for a single pass."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from xlm.objectives.objective import (
 )
 from xlm.training.stages import has_path, merged
 
-# Mesh axis over which gradients are reduced once per step.
+# Mesh axis with one reduction of gradients per step.
 _DATA = "data"
 
 
@@ -37,10 +37,10 @@ class Accumulation:
     warmup_steps: int
 
     def microbatches_at(self, step: jax.Array) -> jax.Array:
-        """Return how many a step uses, int32: each number 1 to A for equally many steps."""
+        """Return the microbatches of a step, int32: each number 1 to A for equally many steps."""
         if not self.warmup_steps:
             return jnp.int32(self.steps)
-        step = jnp.minimum(step, self.warmup_steps)  # or the product exceeds 2^31 in a long run
+        step = jnp.minimum(step, self.warmup_steps)  # keeps the product below 2^31 in a long run
         return jnp.minimum(1 + step * self.steps // self.warmup_steps, self.steps)
 
 
@@ -51,26 +51,26 @@ def accumulate(
     objective: Objective, trained: Any, extra: Extra, batch: Batch, key: jax.Array, step: jax.Array,
     accumulation: Accumulation, fixed: Mapping[str, Any] | None = None,
 ) -> tuple[Any, LossAndMetrics, Extra]:  # fmt: skip
-    """Compute gradients of the mean loss over the microbatches of a batch in use at a step.
+    """Compute gradients of the mean loss over the microbatches that a step uses.
 
-    Each microbatch is planned with its own key, so it has the masks (and with k-NN sampling the
-    classes of the softmax) of a batch of its size. Sums are added over the microbatches and divided
-    once, so a microbatch weighs as much as its number of targets.
+    Each microbatch has its own key for the plan, so it has the masks (and with k-NN sampling the
+    classes of the softmax) of a batch of its size. One division follows the sums over all
+    microbatches, so a microbatch weighs as much as its number of targets.
 
-    On a mesh whose `data` axis has S > 1 devices, an objective with `example_axes` is
-    differentiated on each shard. A device accumulates gradients of its own examples, and one
-    reduction over `data` follows the last microbatch. Each microbatch is still reduced over `fsdp`
-    and `model`. Each shard has its own dropout key, so dropout masks differ from those of a single
-    device. Every microbatch is reduced over all devices if the objective has no `example_axes`, if
-    both `fsdp` and `model` split the mesh, or if the microbatches touch so few table rows that this
-    communicates fewer numbers.
+    If the `data` axis of the mesh has S > 1 devices, JAX differentiates an objective with
+    `example_axes` on each shard. A device accumulates gradients of its own examples, and one
+    reduction over `data` follows the last microbatch. `fsdp` and `model` still reduce each
+    microbatch. Each shard has its own dropout key, so dropout masks differ from those of a single
+    device. In three cases all devices reduce every microbatch: the objective has no `example_axes`,
+    both `fsdp` and `model` split the mesh, or the microbatches touch so few table rows that this
+    sends fewer numbers.
 
     Args:
       trained: parameters to differentiate by, all up to date.
-      extra: the objective's extra state, updated by the microbatches in sequence.
+      extra: the objective's extra state, which each microbatch updates in turn.
       batch: arrays [B, ...], B a multiple of A (else ValueError). Microbatch i has the examples
-        i, i + A and so on, so that each device holds a slice of every microbatch.
-      fixed: parameters that are not trained, if there are any.
+        i, i + A and so on, so each device holds a slice of every microbatch.
+      fixed: other parameters, if any.
 
     Returns:
       Gradients like `trained`, the metrics, and the extra state.
@@ -79,15 +79,15 @@ def accumulate(
     num_microbatches, num_examples = accumulation.steps, batch.num_examples
     if num_examples % num_microbatches:
         raise ValueError(
-            f"train.accumulation_steps is {num_microbatches}, must divide every batch; here is "
-            f"one of {num_examples} examples"
+            f"train.accumulation_steps is {num_microbatches}, must divide every batch, and one has "
+            f"{num_examples} examples; change it or the batch size"
         )
     microbatches = jax.tree.map(
         lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch
     )
 
-    # `jit` makes JAX trace both functions once, for the shapes and in the loop. This needs a number
-    # of the loop's weak type, 0, for the shapes.
+    # With `jit` JAX traces both functions once, for the shapes and in the loop. The shapes need a
+    # number of the loop's weak type, 0.
     @functools.partial(jax.jit, inline=True)
     def planned(number: jax.Array, extra: Extra) -> tuple[Any, Touched, jax.Array]:
         microbatch = jax.tree.map(lambda x: x[number], microbatches)
@@ -144,7 +144,7 @@ def _num_shards() -> int:
 
 
 def _can_map_shards(num_examples: int) -> bool:
-    """Return whether the mesh in context allows separate shards of this many examples."""
+    """Return whether the mesh in context can map over shards of so many examples."""
     mesh = jax.sharding.get_abstract_mesh()
     others = [axis for axis in mesh.axis_names if axis != _DATA and mesh.shape[axis] > 1]
     # With two automatic axes XLA's partitioner aborts at the gather of the targets' logits.
@@ -152,7 +152,7 @@ def _can_map_shards(num_examples: int) -> bool:
 
 
 def _saves(trained: Any, touched: Touched, num_microbatches: int) -> bool:
-    """Return whether one reduction of all gradients is smaller than one per microbatch by rows."""
+    """Return whether one reduction of all gradients sends less than one per microbatch by rows."""
     once = each_microbatch = sum(x.size for x in jax.tree.leaves(trained))
     for path, ids in touched.items():
         if not has_path(trained, path):
@@ -182,9 +182,9 @@ def _by_shard(gradients: Callable, axes: Any) -> Callable:
         of_shard,
         in_specs=(P(), P(), by_example, P(), P(), P(_DATA)),
         out_specs=P(_DATA),
-        # Axes of a single device are manual too, which leaves the compiler nothing to decide.
+        # Axes of a single device are manual too, so the compiler has nothing to decide.
         axis_names={axis for axis in mesh.axis_names if axis == _DATA or mesh.shape[axis] == 1},
-        # With `check_vma` the gradients of shared arrays would be reduced over the shards here.
+        # `check_vma` would reduce gradients of shared arrays over the shards here.
         check_vma=False,
     )
 

@@ -1,4 +1,4 @@
-"""Models merged into one: the mean of parameters, and TIES."""
+"""Merging of models: the mean of parameters, and TIES."""
 
 import functools
 import operator
@@ -14,10 +14,10 @@ def mean_params(trees: Iterable[Any]) -> Any:
     """Return the mean of trees of float arrays of equal structure, shapes and shardings.
 
     Papers on translation decode with such averages (Vaswani et al. 2017, section 6.1; VECO, section
-    5.1). Trees, at least one, are read one after the other: two are in memory at once.
+    5.1). This reads at least one tree, one after the other, and holds two in memory.
     """
     remaining = iter(trees)
-    total = _copied(next(remaining))  # the sum is donated at each step
+    total = _copied(next(remaining))  # since `_add` donates the sum
     count = 1
     for tree in remaining:
         total = _add(total, tree)
@@ -43,13 +43,13 @@ def _divided(total: Any, count: int) -> Any:
 def ties(base: Any, trees: Iterable[Any], density: float) -> Any:
     """Merge branches of a model by TIES (Yadav et al. 2023, arXiv 2306.01708, Algorithm 1).
 
-    Of a branch's differences from `base`, the `density` share of largest magnitude over all
-    parameters stays. The sign of each parameter is that of the sum over branches. The differences
-    of that sign are averaged and added to `base`. Returns float32 numpy arrays; in memory are the
-    base, one branch and two sums.
+    Each branch keeps the `density` share of its differences from `base` with the largest magnitude
+    over all parameters. The sum over branches gives each parameter a sign. TIES adds the mean of
+    the differences of that sign to `base`. Returns float32 numpy arrays. Memory holds the base, one
+    branch and two sums.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(lambda x: np.asarray(x, np.float32), base))
-    # Sums and counts of the positive and of the negative differences.
+    # Sums and counts of positive and of negative differences.
     sums = [np.zeros((2, *leaf.shape), np.float32) for leaf in leaves]
     counts = [np.zeros((2, *leaf.shape), np.uint8) for leaf in leaves]
     for tree in trees:

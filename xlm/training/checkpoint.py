@@ -1,7 +1,7 @@
 """Checkpoints of the whole state, written in the background. The only module with Orbax.
 
-A file system may return corrupt bytes without an error, so each checkpoint carries a digest of the
-bits of its state. Restoring skips damaged checkpoints in favour of older ones.
+A file system may return corrupt bytes without an error, so each checkpoint has a digest of the bits
+of its state. Restoring skips damaged checkpoints in favour of older ones.
 """
 
 import json
@@ -29,15 +29,15 @@ from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 
 _Steps = TypeVar("_Steps", int, list[int])
-# Replicas of an array of at least so many bytes each write a slice of it. Every slice is a program
-# of its own, which for a small array takes longer to compile than the array to write.
+# Replicas of an array of at least so many bytes each write a slice of it. Every slice has its own
+# program, and for a small array compiling takes longer than writing.
 _LEAST_BYTES_OF_A_PART = 2**20
 _ITEM = "state"
-_PARTIAL = ".orbax-checkpoint-tmp"  # in names of checkpoints that are not complete
+_PARTIAL = ".orbax-checkpoint-tmp"  # in names of incomplete checkpoints
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    """Drop what only repeats the errors that `SaveError` and a failed read report."""
+    """Drop repetitions of the errors that `SaveError` and a failed read report."""
     if "/orbax/" in record.pathname:
         record.exc_info = None  # tracebacks of its threads
     return not (record.name == "asyncio" and "never retrieved" in record.getMessage())
@@ -49,8 +49,8 @@ _show_unraisable = sys.unraisablehook
 
 
 def _unraisablehook(found: Any) -> None:
-    """Show an exception that nobody can catch, but those of tensorstore's threads that are late."""
-    if "Event loop is closed" not in str(found.exc_value):  # of a read that failed, as we report
+    """Show an exception that nobody can catch, except those of tensorstore's late threads."""
+    if "Event loop is closed" not in str(found.exc_value):  # after a failed read, which we report
         _show_unraisable(found)
 
 
@@ -71,7 +71,7 @@ class _Notes(declarations.Artefact, frozen=True):
 
 
 class _Save(NamedTuple):
-    """Save of a state that is in flight, or was the last to complete."""
+    """Save in flight, or the last complete one."""
 
     step: int
     response: ocp.AsyncResponse[None]
@@ -81,18 +81,16 @@ class _Save(NamedTuple):
 class Checkpoints:
     """Checkpoints of one run, numbered by steps taken; a context manager.
 
-    Beside the latest `keep`, the run keeps the last `max_multiples` (0: all) whose steps are
-    multiples of `keep_every` (0: none). A `read_only` instance changes nothing, since another
-    process may be saving here. `verify` says which saves to read back
-    (`TrainSettings.verify_checkpoints`).
+    `keep`, `keep_every`, `max_multiples` and `verify` are those of `TrainSettings`. A `read_only`
+    instance changes nothing, since another process may be saving here.
     """
 
     def __init__(
         self, folder: pathlib.Path, keep: int, keep_every: int = 0, max_multiples: int = 0, *,
         read_only: bool = False, verify: str = "first_and_last",
     ):  # fmt: skip
-        """Open the checkpoints in `folder`; ValueError if one cannot write below its name."""
-        # The system takes two slashes at the start of a path for one, tensorstore does not.
+        """Open the checkpoints in `folder`; ValueError if nobody can write below its name."""
+        # For the system two slashes at the start of a path are one, for tensorstore they are not.
         self._folder = pathlib.Path("/", *folder.absolute().parts[1:])
         artifacts.check_plain(self._folder)
         self._keep, self._keep_every, self._max_multiples = keep, keep_every, max_multiples
@@ -116,10 +114,10 @@ class Checkpoints:
         self, step: int, state: TrainState, *, is_up_to_date: bool = True,
         inspection: Inspection | None = None,
     ) -> None:  # fmt: skip
-        """Save `state` in the background; return once it is copied off the devices.
+        """Save `state` in the background; return after the copy off the devices.
 
-        `is_up_to_date` says that no update of table rows is pending. Without an `inspection`, the
-        state is inspected here. Raises SaveError if this save, or the one before, failed.
+        `is_up_to_date` says that no update of table rows is pending. `inspection` is that of the
+        state, if the caller has it. Raises SaveError if this save, or the one before, failed.
         """
         self._finish()
         digest, params_digest, _ = inspection or inspect(state)
@@ -138,7 +136,7 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raise SaveError if the save in the background has failed, without waiting for it."""
-        # Several hosts must raise together: they do so at the next save.
+        # Several hosts raise together, at the next save.
         if self._saving and self._is_written(timeout=0) and jax.process_count() == 1:
             self._finish()
 
@@ -146,27 +144,27 @@ class Checkpoints:
         """Restore the state of `step` with the shardings of `abstract_state`, which may be new.
 
         Raises:
-          DamagedError: it cannot be read, or differs from the saved state.
+          DamagedError: it is unreadable, or differs from the saved state.
           OSError: the system does not let us read it now.
-          ValueError: it was made by other code, or holds numbers that are not finite.
+          ValueError: other code wrote it, or it holds numbers that are not finite.
         """
         return self._checked(step, abstract_state, abstract_state)
 
     def _checked(self, step: int, part: Any, abstract_state: TrainState) -> Any:
-        """Load `part` of a state, all or {"params": ...}, and check it by its digest."""
+        """Load `part` of a state, all or {"params": ...}, and check its digest."""
         path, found, saved, fault = self._path(step), None, None, None
         try:
             notes, arrays = self._read_notes(step)
-            # In a state of the same structure, arrays that differ are damaged metadata.
+            # If the structure is the same, other arrays are a sign of damaged metadata.
             if arrays is not None and notes.structure != _structure(abstract_state):
                 faults.check_arrays(path, arrays, part)
             context = ocp.Context()
             context.pytree.loading.partial_load = part is not abstract_state
             with context:
                 found = ocp.load_checkpointables(path, {_ITEM: part})[_ITEM]
-            # What damaged metadata do not name comes back as it was asked for, without numbers.
+            # Orbax returns the request, without numbers, for arrays that damaged metadata lack.
             if not all(isinstance(one, jax.Array | np.ndarray) for one in jax.tree.leaves(found)):
-                raise DamagedError("its metadata name other arrays than it holds")
+                raise DamagedError("its metadata name other arrays than it has")
             saved = notes.digest if part is abstract_state else notes.params_digest
         except Exception as error:  # Orbax raises many types
             fault = faults.fault_of(path, error)
@@ -174,10 +172,10 @@ class Checkpoints:
         faults.raise_worst(fault)
         inspection = inspect(found)
         if inspection.digest != saved:
-            raise DamagedError("the state read is not the one that was saved, its digest differs")
+            raise DamagedError("the state differs from the saved one, by its digest")
         if inspection.fault:
             raise ValueError(
-                f"checkpoint {path} holds {inspection.fault}; go on from an earlier one, for "
+                f"checkpoint {path} holds {inspection.fault}; continue from an earlier one, for "
                 "instance with a lower rate (train.py --continue_from)"
             )
         return found
@@ -190,7 +188,7 @@ class Checkpoints:
             return False
 
     def _read_notes(self, step: int) -> tuple[_Notes, Any]:
-        """Return the notes on a checkpoint; its arrays' shapes and types, None if they are lost."""
+        """Return the notes on a checkpoint, and shapes and types of its arrays, None if lost."""
         found = ocp.metadata(self._path(step), _ITEM)
         text = json.dumps(found.custom_metadata)
         notes = declarations.parse(text, _Notes, place="its notes", remedy="copy it again")
@@ -205,10 +203,10 @@ class Checkpoints:
         """Restore the latest usable checkpoint as (step, state); None without checkpoints.
 
         `abstract_after` gives the shapes of the state after some steps
-        (`TrainFunctions.abstract_after`). Later damaged checkpoints are logged and renamed to
-        `<step>.damaged`, so that the run can save these steps again. If all are damaged, none is
-        renamed and DamagedError is raised. Other errors are those of `restore` for the latest one
-        that is not damaged.
+        (`TrainFunctions.abstract_after`). This logs later damaged checkpoints and renames them to
+        `<step>.damaged`, so the run can save these steps again. If all are damaged, it renames none
+        and raises DamagedError. Other errors are those of `restore` for the latest checkpoint that
+        is not damaged.
         """
         return self.latest(lambda step: self.restore(step, abstract_after(step)))
 
@@ -217,9 +215,9 @@ class Checkpoints:
     ) -> tuple[list[int], Any]:
         """Restore the mean of the up-to-date parameters of the latest `count` checkpoints.
 
-        Returns (steps, params). Only multiples of `every` count, which do not depend on where a run
-        was stopped. Raises ValueError if there are fewer, and DamagedError if one of them is
-        damaged: an average over other checkpoints would be another model.
+        Returns (steps, params). Only multiples of `every` count, so stops of a run change nothing.
+        Raises ValueError if there are fewer, and DamagedError if one of them is damaged: an average
+        over other checkpoints would be another model.
         """
         steps = [step for step in self.steps() if step % every == 0][-count:]
         if len(steps) < count:
@@ -233,19 +231,19 @@ class Checkpoints:
                 return self.params(step, functions)
             except DamagedError as error:
                 raise DamagedError(
-                    f"checkpoint {self._path(step)} is damaged: {error}; move it away, to average "
-                    "the ones before, or average fewer"
+                    f"checkpoint {self._path(step)} is damaged: {error}; move it away to average "
+                    "earlier ones, or average fewer"
                 ) from error
 
         return steps, averaging.mean_params(map(restore, steps))
 
     def params(self, step: int, functions: TrainFunctions) -> Any:
-        """Restore the parameters of `step` that others read, with pending updates applied."""
+        """Restore the parameters of `step` for other readers, with pending updates applied."""
         of_stage = functions.after(step)
         abstract = of_stage.abstract_state
         if of_stage.averaged is not None:
             return of_stage.gathered(of_stage.averaged(self.restore(step, abstract)).params)
-        # Hosts that loaded different items would wait for each other in different collectives.
+        # Hosts that load different items would wait for each other in different collectives.
         if hosts.as_on_first([self.is_up_to_date(step)])[0]:
             found = self._checked(step, {"params": abstract.params}, abstract)["params"]
         else:
@@ -272,7 +270,7 @@ class Checkpoints:
         )
 
     def _set_aside(self, damaged: dict[int, str], used: int) -> None:
-        """Rename damaged checkpoints, and log which one is used instead."""
+        """Rename damaged checkpoints, and log their replacement."""
         for step, reason in damaged.items():
             logging.warning(
                 "checkpoint %s is damaged: %s; using that of step %d instead",
@@ -289,7 +287,7 @@ class Checkpoints:
             return True
         try:
             save.response.result(timeout)
-            if hosts.is_first():  # tensorstore has synced the arrays, Orbax has synced nothing
+            if hosts.is_first():  # tensorstore syncs arrays, Orbax syncs nothing
                 artifacts.sync_tree(self._path(save.step))
                 artifacts.sync(self._folder)
         except Exception as error:
@@ -301,7 +299,7 @@ class Checkpoints:
         return True
 
     def _finish(self, *, is_last: bool = False) -> None:
-        """Wait for the save in the background, read it back if that is due, remove old ones."""
+        """Wait for the save in the background, read it back if due, and remove old ones."""
         self._is_written()
         if (save := self._written) is None:
             return
@@ -312,19 +310,18 @@ class Checkpoints:
             self._remove_old()
 
     def _could_read_back(self, save: _Save) -> bool:
-        """Return whether memory sufficed to read back a save; SaveError if it reads differently."""
+        """Return whether memory sufficed to read back a save; SaveError if it differs."""
         try:
             self.restore(save.step, save.abstract)
         except MemoryError as error:
             logging.warning("%s could not be read back: %s", self._path(save.step), error)
             return False
         except (OSError, ValueError) as error:
-            what = "does not read back as it was written"
+            what = "reads back with other content"
             raise self._save_error(save.step, what, error) from error
         return True
 
     def _remove_old(self) -> None:
-        """Remove the checkpoints that need not be kept."""
         steps = self.steps()
         multiples = [step for step in steps if self._keep_every and step % self._keep_every == 0]
         kept = {*steps[-self._keep :], *multiples[-self._max_multiples :]}
@@ -339,7 +336,7 @@ class Checkpoints:
         return SaveError(
             f"the checkpoint of step {step} in {self._folder} {what} ({faults.cause(error)}); "
             f"{last}. If the disk is full, make room (train.keep_checkpoints and train.keep_every "
-            "say how many stay); the same command then goes on from there"
+            "set how many stay); then rerun the command to resume"
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -353,7 +350,7 @@ class Checkpoints:
         try:
             self._is_written()
         except SaveError as error:
-            logging.error("and the last save failed: %s", error)  # the error in flight is raised
+            logging.error("and the last save failed: %s", error)  # Python raises the first error
 
 
 def restore_latest(
@@ -361,14 +358,14 @@ def restore_latest(
 ) -> tuple[int, TrainState]:
     """Restore the latest usable state in `folder`, read-only: (steps taken, state).
 
-    See `Checkpoints.restore_latest`; ValueError without a usable checkpoint. The state of an
-    interrupted run has pending updates: apply them with `TrainFunctions.apply_pending_updates`.
+    See `Checkpoints.restore_latest`; ValueError without a checkpoint. The state of an interrupted
+    run has pending updates: apply them with `TrainFunctions.apply_pending_updates`.
     """
     return _read(folder, lambda checkpoints: checkpoints.restore_latest(abstract_after))
 
 
 def restore_latest_params(folder: pathlib.Path, functions: TrainFunctions) -> tuple[int, Any]:
-    """Restore up-to-date parameters as `restore_latest` does the state: (steps taken, params)."""
+    """Restore the latest usable parameters, up to date and read-only: (steps taken, params)."""
     return _read(folder, lambda one: one.latest(lambda step: one.params(step, functions)))
 
 
@@ -391,7 +388,6 @@ def _read(
 
 
 def _structure(abstract: Any) -> str:
-    """Return a fingerprint of names, shapes and types of arrays."""
     return artifacts.fingerprint(faults.described(abstract))
 
 

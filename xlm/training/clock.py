@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its starts; and the end of a run that hangs."""
+"""Time of a run by activity, over all its starts, and a watchdog that ends a hung run."""
 
 import collections
 import contextlib
@@ -20,7 +20,7 @@ from xlm.training.metrics import MetricsWriter, read_metrics
 
 _T = TypeVar("_T")
 
-EXIT_HUNG = 79  # which job scripts start again; sysexits.h ends at 78
+EXIT_HUNG = 79  # job scripts restart after it; sysexits.h ends at 78
 GOODPUT = "goodput.jsonl"
 PARTS = (
     "steps",
@@ -40,22 +40,22 @@ _LONGEST_TICK = 10.0  # seconds
 class Clock:
     """Seconds that a run has spent in each of `PARTS` (docs/metrics.md); a context manager.
 
-    JAX runs programs asynchronously. While one that was given to `dispatched` is in flight, time is
-    of its part, whatever the host does. Other time is of compiling, or of the host's part (`turn`).
-    So the parts sum to the wall clock. `seconds` is of all starts of the run.
+    JAX runs programs asynchronously. While a program of `dispatched` is in flight, time counts
+    towards its part, whatever the host does. Other time counts towards compiling, or the host's
+    part (`turn`). So the parts sum to the wall clock. `seconds` covers all starts of the run.
 
     A watchdog ends the process with `EXIT_HUNG` if nothing changes for `hang_minutes` and
-    `_MEDIANS` median steps. Before the first step, and in parts that are no waiting for steps or
-    data, that is `_SLOW` times `hang_minutes`. 0 is for no watchdog.
+    `_MEDIANS` median steps. It waits `_SLOW` times `hang_minutes` before the first step and in
+    parts other than steps and data. 0 disables it.
     """
 
     def __init__(self, folder: pathlib.Path, hang_minutes: float = 0.0):
-        """Start the clock; stacks of a hung run go to `folder`."""
+        """Start the clock; the watchdog writes stacks to `folder`."""
         self._folder, self._floor = folder, 60 * hang_minutes
         self._lock, self._ends = threading.Lock(), threading.Event()
         self._part, self._compiles, self._thread = "starting", 0, threading.get_ident()
         self._in_flight: collections.deque[str] = collections.deque()  # parts of programs
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()  # theirs, awaited in order
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()  # their results, in order
         self._steps: collections.deque[float] = collections.deque(maxlen=101)  # seconds
         self._last, self._silent, self._step = time.monotonic(), 0.0, 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -64,7 +64,7 @@ class Clock:
         self._listeners = [functools.partial(self._on_compile, one) for one in (1, -1)]
 
     def resume(self, step: int, path: pathlib.Path | None) -> None:
-        """Add the times at `path` of earlier starts, whose steps after `step` are lost."""
+        """Add the times of earlier starts at `path`; their steps after `step` count as lost."""
         if path is None:
             return
         records = read_metrics(path)
@@ -74,18 +74,18 @@ class Clock:
             kept = [one["steps"] for one in records if one["step"] <= step] or [0.0]
             self._before["lost"] += self._before["steps"] - kept[-1]
             self._before["steps"] = kept[-1]
-            if records[-1]["step"] > step:  # or another crash would forget what is lost
+            if records[-1]["step"] > step:  # another crash must not forget the lost time
                 self._writer.write(step, self._before)
             self.seconds = {part: self.seconds[part] + self._before[part] for part in PARTS}
 
     def turn(self, part: str) -> None:
-        """Count the host's time from now on as of `part`."""
+        """Count the host's time from now on towards `part`."""
         with self._lock:
             self._advance()
             self._part = part
 
     def waiting(self, batches: Iterable[_T]) -> Iterator[_T]:
-        """Yield from `batches`, and count the time that each takes as of data."""
+        """Yield from `batches`, and count the time that each takes towards data."""
         self.turn("data")
         for batch in batches:
             self.turn("other")
@@ -93,7 +93,7 @@ class Clock:
             self.turn("data")
 
     def dispatched(self, part: str, results: Any, step: int = 0) -> None:
-        """Count time as of `part` until `results` of a program in flight are there."""
+        """Count time towards `part` until the `results` of a program in flight are ready."""
         with self._lock:
             self._advance()
             self._in_flight.append(part)
@@ -135,7 +135,7 @@ class Clock:
         jax.monitoring.unregister_scalar_listener(self._listeners[0])
         jax.monitoring.unregister_event_duration_listener(self._listeners[1])
         if self._step:
-            with contextlib.suppress(OSError):  # which the loop has raised
+            with contextlib.suppress(OSError):  # the loop has raised it
                 self.log()
 
     def _advance(self) -> None:
@@ -150,17 +150,16 @@ class Clock:
         return "compiling" if self._compiles else self._part
 
     def _on_compile(self, more: int, event: str, _: float, **__: Any) -> None:
-        """Count compilations under way, which nest; not those of other threads."""
+        """Count this thread's compilations under way, which nest."""
         if event.startswith("/jax/core/compile/") and threading.get_ident() == self._thread:
             with self._lock:
                 self._advance()
                 self._compiles = max(self._compiles + more, 0)
 
     def _await(self) -> None:
-        """Wait for the results of each program in turn."""
         while (results := self._results.get()) is not None:
             begun = time.monotonic()
-            with contextlib.suppress(Exception):  # which the loop meets, too
+            with contextlib.suppress(Exception):  # the loop meets it, too
                 jax.block_until_ready(results)
             with self._lock:
                 self._advance()
@@ -168,9 +167,9 @@ class Clock:
                     self._steps.append(self._last - begun)
 
     def _watch(self) -> None:
-        """End the process once it is silent for too long."""
+        """End the process if it is silent for too long."""
         tick = min(self._floor / 10, _LONGEST_TICK)
-        # Ticks are counted, not time: a process that was stopped meanwhile is not hung.
+        # Counts ticks, not time: a suspended process is not hung.
         while not self._ends.wait(tick):
             with self._lock:
                 self._silent += tick
@@ -190,7 +189,7 @@ class Clock:
         path = self._folder / f"hung_{self._step}_{jax.process_index()}.txt"
         logging.error(
             "the run hangs: nothing has happened for %.0f s, after step %d, in %s. Its stacks "
-            "follow, and are in %s. Rerun the command to resume; train.hang_minutes is the limit",
+            "follow, and are in %s. Rerun the command to resume; train.hang_minutes sets the limit",
             self._silent, self._step, self._current(), path,
         )  # fmt: skip
         faulthandler.dump_traceback(2)
@@ -199,6 +198,6 @@ class Clock:
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Return the share of each part, from 0 to 1; zeros if there are no seconds yet."""
+    """Return the share of each part, from 0 to 1; zeros if all seconds are zero."""
     total = max(sum(seconds.values()), 1e-9)
     return {part: one / total for part, one in seconds.items()}

@@ -1,4 +1,4 @@
-"""What a backend reads before it starts: cache of programs, reproducible operations, allocator."""
+"""Settings before a backend starts: cache of programs, reproducible operations, allocator."""
 
 import ctypes
 import importlib.metadata
@@ -12,8 +12,8 @@ from absl import logging
 # JAX's own variable; an empty value turns the cache off.
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
-# Excludes GPU operations whose result varies, such as scatters by atomic additions. Also excludes
-# the choice of kernels by timing, which may choose another kernel in the next process.
+# Excludes GPU operations with varying results, such as scatters by atomic additions, and the choice
+# of kernels by timing, which may differ in the next process.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
@@ -26,8 +26,8 @@ def default_folder() -> pathlib.Path:
 def use_cache() -> None:
     """Keep compiled programs in `default_folder`, unless `VARIABLE` names a folder or is empty.
 
-    A resumed run then reads its programs. JAX leaves out those that compile within a second. If the
-    folder cannot be made, a warning says that there is no cache.
+    A resumed run then reads its programs. JAX keeps no programs that compile within a second. If
+    this cannot make the folder, it warns and runs without a cache.
     """
     if VARIABLE in os.environ:
         return
@@ -36,19 +36,19 @@ def use_cache() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # no home folder, or it is not writable
         logging.warning(
-            "compiled programs are not kept: %s; set %s to a folder, or to an empty value",
+            "no cache of compiled programs: %s; set %s to a folder, or to an empty value",
             error, VARIABLE,
         )  # fmt: skip
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    logging.debug("compiled programs are kept in %s (%s)", folder, VARIABLE)
+    logging.debug("cache of compiled programs: %s (%s)", folder, VARIABLE)
 
 
 def use_deterministic_operations() -> None:
-    """Have GPUs compute the same bits whenever a program runs again, at some cost in speed.
+    """Make GPUs compute the same bits whenever a program runs again, at some cost in speed.
 
     XLA reads its flags when a backend starts, so call this before anything asks for devices. A flag
-    of the same name in XLA_FLAGS has precedence. Other backends are not affected.
+    of the same name in XLA_FLAGS has precedence. Other backends ignore the flag.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if _DETERMINISTIC.partition("=")[0] not in flags:
@@ -67,13 +67,13 @@ MALLOC_VARIABLES = (
 
 
 def keep_freed() -> bool:
-    """Keep freed memory in this process for its next allocations; return whether that was done.
+    """Keep freed memory in this process for its next allocations; return whether it worked.
 
-    XLA allocates intermediate results anew at each step. glibc gets large ones from the kernel and
-    gives them back, so a step writes to new pages, and page faults take a third of its time
+    XLA allocates intermediate results at each step. glibc gets large ones from the kernel and gives
+    them back, so a step writes to new pages, and page faults take a third of its time
     (docs/performance.md). Call this before JAX starts its backend, whose threads would otherwise
-    get heaps of their own. Nothing is done with another C library, or if the user has set its
-    parameters in the environment.
+    get their own heaps. It does nothing with another C library, or if the environment sets one of
+    `MALLOC_VARIABLES`.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in MALLOC_VARIABLES):
@@ -83,7 +83,7 @@ def keep_freed() -> bool:
 
 
 def is_of_cpu() -> bool:
-    """Return whether JAX will start its CPU backend: set to it, or no plugin of another device."""
+    """Return whether JAX will start its CPU backend, by its setting or for lack of plugins."""
     if platforms := jax.config.jax_platforms:  # type: ignore[attr-defined]  # made at run time
         return platforms.split(",")[0] == "cpu"
     plugins = importlib.metadata.entry_points(group="jax_plugins")

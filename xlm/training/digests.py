@@ -1,4 +1,4 @@
-"""Digests of a state, and its arrays with numbers that are not finite, in one pass."""
+"""Digests of a state, and a search for numbers that are not finite, in one pass."""
 
 import functools
 import math
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Up to so many words, numpy inspects a state faster than XLA compiles the program.
+# For up to so many words, numpy inspects a state faster than XLA compiles a program.
 _MOST_WORDS_ON_HOST = 2**20
 _Spans = tuple[tuple[int, int], ...]
 
 
 class Inspection(NamedTuple):
-    """Digests of a state and of its parameters alone; which arrays are not finite, or ""."""
+    """Digests of a state and of its parameters, and its arrays that are not finite, or ""."""
 
     digest: int
     params_digest: int
@@ -53,8 +53,7 @@ def named(state: Any) -> list[tuple[str, Any]]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _on_devices(arrays: Sequence[jax.Array], spans: _Spans) -> Any:
-    """Run `_found` as one program over all arrays."""
-    # Hosts could run several programs with collectives in different orders, and wait forever.
+    # As one program: hosts could run several ones with collectives in different orders, and hang.
     return _found(arrays, spans, jnp, _sums)
 
 
@@ -77,7 +76,7 @@ def _found(
 
 
 def _sums(operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """Sum all operands but the last, whose bits are joined, in one pass over all."""
+    """Sum all operands but the last, and OR the bits of the last, in one pass."""
 
     def add(one: Sequence[jax.Array], two: Sequence[jax.Array]) -> list[jax.Array]:
         return [*(x + y for x, y in zip(one[:-1], two[:-1], strict=True)), one[-1] | two[-1]]

@@ -24,7 +24,7 @@ class DamagedError(ValueError):
 
 
 class UnreadableError(OSError):
-    """Checkpoint that the system does not let us read now; it may be whole."""
+    """Checkpoint that the system does not let us read now; it may be intact."""
 
 
 class OtherStateError(ValueError):
@@ -35,9 +35,9 @@ _KINDS = (MemoryError, DamagedError, UnreadableError, OtherStateError)
 
 
 def fault_of(path: pathlib.Path, error: Exception) -> Exception:
-    """Return one of `_KINDS` for an error that Orbax has raised while reading a checkpoint.
+    """Return one of `_KINDS` for an error of Orbax while reading a checkpoint.
 
-    Raises KeyboardInterrupt if a signal came meanwhile, which looks like damage.
+    Raises KeyboardInterrupt after a signal, which looks like damage.
     """
     if interruption.received():
         raise KeyboardInterrupt from error
@@ -47,14 +47,14 @@ def fault_of(path: pathlib.Path, error: Exception) -> Exception:
         return error
     if reason := _system_fault(path, error):
         return UnreadableError(
-            f"checkpoint {path} cannot be read now ({reason}), and may be whole; nothing was "
-            "changed: make it readable, and run the same command again"
+            f"checkpoint {path} cannot be read now ({reason}), and may be intact; nothing was "
+            "changed: make it readable, and rerun the command"
         )
     return DamagedError(f"it cannot be read ({type(error).__name__}: {cause(error)})")
 
 
 def _system_fault(path: pathlib.Path, error: Exception) -> str:
-    """Return the system's reason for a failed read; "" if the content is at fault."""
+    """Return the system's reason for a failed read, "" if the content is at fault."""
     if (code := _system_code(error)) and code not in _OF_DAMAGE:
         return os.strerror(code)
     # Orbax reports files without read permission as missing, and some as empty.
@@ -75,7 +75,7 @@ def _raise(error: OSError) -> None:
 
 
 def _system_code(error: Exception) -> int | None:
-    """Return the number of the system error that led to an error, if there is one."""
+    """Return the number of the system error behind an error, if any."""
     for one in chain(error):
         if found := _CODE.search(str(one)):
             return int(found[1])
@@ -85,7 +85,7 @@ def _system_code(error: Exception) -> int | None:
 
 
 def cause(error: Exception) -> str:
-    """Return the system's reason for an error, else the first message of its chain, as one line."""
+    """Return the system's reason for an error, or the first message of its chain, as one line."""
     if code := _system_code(error):
         return os.strerror(code)
     *_, first = chain(error)
@@ -103,9 +103,9 @@ def check_arrays(path: pathlib.Path, there: Any, wanted: Any) -> None:
     for name, here in described(wanted).items():
         if found.get(name) != here:
             raise OtherStateError(
-                f"checkpoint {path} was made by other code or settings: {name} is "
-                f"{found.get(name, 'not there')}, and {here} in this run; use those that made it, "
-                "or choose another --workdir"
+                f"checkpoint {path} is of other code or settings: {name} is "
+                f"{found.get(name, 'absent')}, and {here} in this run; use the code and settings "
+                "of the checkpoint, or choose another --workdir"
             )
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of a traced function, for the utilisation of a device's peak."""
+"""Floating-point operations of a traced function, for the utilisation of a device."""
 
 import math
 from typing import Any
@@ -11,8 +11,8 @@ def matmul_flops(traced: ClosedJaxpr | Jaxpr) -> float:
     """Count floating-point operations of all matrix products, 2 M N K each, over all devices.
 
     Takes `jax.jit(f).trace(...).jaxpr` or the result of `jax.make_jaxpr`. Products count once per
-    iteration of a loop of known length, and once for a loop of unknown length. Of a conditional
-    only the costliest branch counts. Rematerialised products count twice.
+    iteration of a loop of known length, and once for a loop of unknown length. A conditional counts
+    its costliest branch. Rematerialised products count twice.
     """
     total = 0.0
     for equation in getattr(traced, "jaxpr", traced).eqns:

@@ -1,4 +1,4 @@
-"""Runs on several hosts: flags to join them, a first host that writes files, barriers."""
+"""Runs on several hosts: flags to join them, the first host that writes files, barriers."""
 
 import contextlib
 import os
@@ -16,7 +16,8 @@ from xlm.training import compilation
 def define_flags() -> Callable[[], None]:
     """Define the flags of a command on several hosts; return a function that joins the hosts.
 
-    Call it before any other use of jax, also on one host: it sets up the memory of CPU hosts too.
+    Call that function before any other use of jax, also on one host: it also sets the allocator of
+    CPU hosts.
     """
     flags.disclaim_key_flags()  # they count as the command's flags, not this module's
     distributed = flags.DEFINE_bool("distributed", False, "Whether this is one of several hosts.")
@@ -42,13 +43,13 @@ def define_flags() -> Callable[[], None]:
             devices = jax.devices()
         except (AssertionError, RuntimeError) as error:
             raise ValueError(
-                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, of which jax finds no "
-                f"device ({str(error) or 'not installed'}); unset it, or install what it needs"
+                f"JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', '')!r}, but jax finds no such "
+                f"device ({str(error) or 'not installed'}); unset it, or install its plugin"
             ) from error
         shown = len(devices), devices[0].platform, jax.process_count()
         logging.info("devices: %d %s, processes: %d", *shown)
         if jax.process_index() and not logging.level_debug():
-            logging.set_verbosity(logging.WARNING)  # the first one tells how far all are
+            logging.set_verbosity(logging.WARNING)  # the first host logs the progress
 
     return join
 
@@ -69,12 +70,12 @@ def locked(stage: Stage, *, claims: bool = True) -> Iterator[None]:
         except (ValueError, OSError) as error:
             fault = error
         if not as_on_first([fault is None])[0]:
-            raise fault or ValueError(f"the first host cannot hold {stage.folder}, and says why")
+            raise fault or ValueError(f"the first host cannot hold {stage.folder}; see its log")
         yield
 
 
 def wait_for_all(what: str) -> None:
-    """Wait until every host calls this with the same name `what`, to read what the first wrote."""
+    """Wait until every host calls this with the same name `what`."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 

@@ -35,13 +35,13 @@ class TrainingData(Protocol):
 
 @runtime_checkable
 class LearnedData(TrainingData, Protocol):
-    """Data whose later batches depend on what the run has learned before them."""
+    """Data whose later batches depend on the run's extra state."""
 
     def known_until(self, step: int) -> int:
-        """Return the first step after `step` whose batch is not known when that of `step` is."""
+        """Return the first step after `step` whose batch needs another `renew`."""
 
     def renew(self, step: int, learned: Callable[[], Extra]) -> None:
-        """Decide what follows from `step` on; `learned` reads the extra state before it."""
+        """Decide the batches from `step` on; `learned` reads the extra state before it."""
 
 
 def train(
@@ -54,29 +54,28 @@ def train(
     """Train until `settings.num_steps`, from the latest checkpoint if there is one.
 
     Returns the last state. `functions` are those of the first stage. `folder` holds checkpoints and
-    metrics. `initial_params` reads the parameters to start from; parameters that it leaves out keep
-    their random values. `continued_from` is the folder of another run's checkpoints: the latest one
-    has parameters and the optimizer's state to start from. After each step, `should_stop(steps
-    taken)` says whether to save and stop. After an evaluation, `is_over` of the same says whether
-    the run ends early; a resumed run asks it, too.
+    metrics. `initial_params` reads parameters to start from; others keep their random values.
+    `continued_from` is the folder of another run's checkpoints: the run starts from the parameters
+    and the optimizer's state of the latest. After each step, `should_stop(steps taken)` returns
+    whether to save and stop. After an evaluation and on resuming, `is_over(steps taken)` returns
+    whether the run ends early.
 
     Raises:
-      Stopped: `should_stop` returned True; the state is saved.
-      FloatingPointError: the loss or the state is not finite; the last good checkpoint is kept.
-      SaveError: a checkpoint could not be written; earlier ones are kept.
-      DamagedError: there are checkpoints, but all are damaged.
+      Stopped: `should_stop` returned True, and the state is saved.
+      FloatingPointError: the loss or the state is not finite. The last good checkpoint stays.
+      SaveError: a save failed. Earlier checkpoints stay.
+      DamagedError: all checkpoints are damaged.
     """
     with Clock(folder, settings.hang_minutes) as clock, Checkpoints(
         folder / "checkpoints", settings.keep_checkpoints, settings.keep_every,
         settings.max_multiples, verify=settings.verify_checkpoints,
     ) as checkpoints:  # fmt: skip
-        # 1. State: from the latest checkpoint if there is one, else from the seed.
         logging.debug("parameters:\n%s", parameter_table(functions.abstract_state.params))
         step, state = _first_state(functions, settings, checkpoints, initial_params, continued_from)
         current, phase = functions.after(step), functions.objective.at_step(step)
         _log_stage(current)
 
-        # 2. Steps. Data, keys and schedule depend on the step alone, so resuming needs no more.
+        # Data, keys and schedule depend only on the step, so resuming needs nothing else.
         stops = False
         layout = sharding.batch_sharding(functions.mesh)
         with Progress(functions, settings, folder, step, data, clock) as progress:
@@ -85,17 +84,17 @@ def train(
                 progress.flush_metrics()  # raises if the loss is not finite
                 return state.extra
 
-            # A run that has ended early, and was killed after its last save, takes no more steps.
+            # A run that ended early, but died after its last save, takes no more steps.
             end = step if is_over(step) else settings.num_steps
             batches = _batches(data, range(step, end), learned)
             for kind, arrays in clock.waiting(batches):
                 objective = functions.objective.at_step(step)
-                if objective is not phase:  # of all objectives, the change is to an exact softmax
+                if objective is not phase:  # the only change is to an exact softmax
                     phase = objective
                     logging.info("step %s: from now on the loss is over the whole vocabulary, not "
                                  "over sampled classes, and jumps", f"{step + 1:,}")  # fmt: skip
-                # Before the step, also after a resume: a checkpoint between two steps holds the
-                # state before the next stage, and before the refresh.
+                # Before the step, also after a resume: a checkpoint precedes the next stage and
+                # the refresh.
                 if functions.at_step(step) is not current:
                     state = current.apply_pending_updates(state)
                     current = functions.at_step(step)
@@ -120,15 +119,14 @@ def train(
                 saves = is_last or step % settings.checkpoint_every == 0
                 stops = should_stop(step) and not is_last
                 clock.turn("saving")
-                # Not for a stop: a resumed run must equal an uninterrupted one bit for bit, and
-                # applying pending updates at other steps changes the last bits of the rows.
+                # Not for a stop: applying pending updates at other steps changes the last bits of
+                # the rows, and a resumed run must equal an uninterrupted one bit for bit.
                 is_up_to_date = evaluates or saves
                 if is_up_to_date:
                     state = current.apply_pending_updates(state)
                 if is_up_to_date or stops:
                     inspection = progress.inspect(step, state)  # raises if it is not finite
-                # Evaluate before saving: a checkpoint guarantees that all metrics up to it are on
-                # disk.
+                # Before saving: a checkpoint guarantees that all metrics up to it are on disk.
                 if evaluates:
                     read = state if current.averaged is None else current.averaged(state)
                     read = dataclasses.replace(read, params=current.gathered(read.params))
@@ -142,8 +140,8 @@ def train(
                 if stops or ends:
                     break
                 checkpoints.check()
-        clock.turn("saving")  # until `checkpoints` is closed
-    if stops:  # the state is complete on disk, now that `checkpoints` is closed
+        clock.turn("saving")  # until `checkpoints` closes
+    if stops:  # the state is complete on disk after `checkpoints` closes
         raise Stopped(step)
     return state
 
@@ -153,7 +151,7 @@ def _log_stage(functions: TrainFunctions) -> None:
     trained = num_parameters(stage.trained_part(params))
     total = num_parameters(params)
     logging.info(
-        "training %s: %s of %s parameters; the first step is compiled, which may take minutes",
+        "training %s: %s of %s parameters; compiling the first step may take minutes",
         stage, f"{trained:,}", f"{total:,}",
     )  # fmt: skip
 
@@ -161,7 +159,7 @@ def _log_stage(functions: TrainFunctions) -> None:
 def _batches(
     data: TrainingData, steps: range, learned: Callable[[], Extra]
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Yield the batches of `steps`, none before what it depends on is learned."""
+    """Yield the batches of `steps`, each after the steps on which it depends."""
     if not isinstance(data, LearnedData):
         yield from data.batches(steps)
         return

@@ -1,4 +1,4 @@
-"""Estimates of the memory of a run on each device, without the devices."""
+"""Estimates of a run's memory on each device, without the devices."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ class ActivationSizes:
     Attributes:
       tokens: number of tokens in one device's part of the batch.
       length: keys whose weights a query holds, on average over the layers; L if all do.
-      hidden_size, mlp_size, num_layers, num_heads: D, F, layers and H of the encoder.
+      hidden_size, mlp_size: D and F of the encoder.
       bytes_per_value: 2 for bfloat16, 4 for float32.
-      remat: as `xlm.models.encoder.EncoderSettings.remat`.
-      has_attention_weights: whether weights [B, H, L, L] are stored, as without fused attention.
-      logits: elements of the output layer's logits on one device, 0 if they are never all stored.
-      head_shards, mlp_shards: devices that the heads, and the MLP, of a sequence are sharded over.
+      remat: see `EncoderSettings.remat`.
+      has_attention_weights: whether memory holds weights [B, H, L, L], as without fused attention.
+      logits: elements of the output layer's logits on one device, 0 if memory never holds all.
+      head_shards, mlp_shards: devices that share the heads, and the MLP, of a sequence.
     """
 
     tokens: int
@@ -40,22 +40,22 @@ class ActivationSizes:
     mlp_shards: int
 
     def bytes(self) -> int:
-        """Return the bytes on one device at the beginning of the backward pass.
+        """Return the bytes on one device at the start of the backward pass.
 
-        They are the stored activations of all layers, one layer's recomputed activations (with
-        `remat`) and gradients of the same size, the layers' weights in bfloat16 that products take,
-        and the logits in float32, whose gradient takes their place.
+        They are stored activations of all layers, recomputed activations of one layer (with
+        `remat`) and its gradients of the same size, weights in bfloat16 for the products, and
+        float32 logits, whose gradient overwrites them.
         """
         stored = self.tokens * self.num_layers * self._layer(self.remat)
         return stored + self.work_bytes() + self.weight_bytes() + 4 * self.logits
 
     def work_bytes(self) -> int:
-        """Return the bytes of the layer in work, part of `bytes`; one encoder at a time has it."""
+        """Return the bytes of the layer in work, part of `bytes`, for one encoder at a time."""
         in_work = 1 if self.remat == "none" else 2
         return self.tokens * in_work * self._layer("none")
 
     def weight_bytes(self) -> int:
-        """Return the bytes of all bfloat16 kernels, stored without `remat`; part of `bytes`."""
+        """Return the bytes of all bfloat16 kernels, part of `bytes`; only without `remat`."""
         if self.bytes_per_value == 4 or self.remat != "none":
             return 0
         kernels = 4 * self.hidden_size**2 // self.head_shards
@@ -63,7 +63,6 @@ class ActivationSizes:
         return self.num_layers * self.bytes_per_value * kernels
 
     def _layer(self, remat: str) -> int:
-        """Return the bytes that a layer stores per token."""
         hidden = self.bytes_per_value * self.hidden_size
         mlp = self.bytes_per_value * self.mlp_size
         if remat == "full":  # its input

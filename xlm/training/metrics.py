@@ -16,22 +16,22 @@ _NOT_IN_JSON = ((b": NaN", b": null"), (b": Infinity", b": null"), (b": -Infinit
 
 
 class MetricsWriter:
-    """Writer that appends metrics to a file, without records that a resumed run will repeat."""
+    """Writer that appends metrics to a file."""
 
     def __init__(self, path: pathlib.Path, resume_step: int = 0):
-        """Open `path` for appending, keeping records of steps up to `resume_step`."""
+        """Open `path`, and drop records of steps after `resume_step`, which the run repeats."""
         self._path = path
         kept = [record for record in read_metrics(path) if record["step"] <= resume_step]
         artifacts.write_text(path, "".join(_line(record) for record in kept))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the finite metrics after `step` steps; an OSError names the file and a remedy."""
+        """Append the finite metrics after `step` steps; OSError if this fails."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         with self._reported(), open(self._path, "a", encoding="utf-8") as file:
             file.write(_line({"step": step, **finite}))
 
     def sync(self) -> None:
-        """Wait until the records are on disk, before a checkpoint of them; errors as `write`."""
+        """Wait until the records are on disk, before a checkpoint of their step."""
         with self._reported():
             artifacts.sync(self._path)
 
@@ -42,21 +42,21 @@ class MetricsWriter:
         except OSError as error:
             raise OSError(
                 f"{self._path} could not be written ({error.strerror}). If the disk is full, make "
-                "room; the same command then goes on from the last checkpoint"
+                "room; then rerun the command to resume from the last checkpoint"
             ) from error
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, float]]:
     """Read the records of a metrics file; empty without a file.
 
-    Skips a truncated last line, as a killed run leaves it. A ValueError names a damaged line.
+    Skips a truncated last line, the trace of a killed run. A ValueError names a damaged line.
     """
     if not path.exists():
         return []
     content = artifacts.read_bytes(path)
     for other, null in _NOT_IN_JSON:  # earlier releases wrote these
         content = content.replace(other, null)
-    kind, remedy = dict[str, int | float | None], "move the file away to go on without its metrics"
+    kind, remedy = dict[str, int | float | None], "move the file away to resume without its metrics"
     records = list(declarations.parse_lines(content, kind, place=str(path), remedy=remedy))
     for number, record in enumerate(records, start=1):
         if not isinstance(record.get("step"), int):

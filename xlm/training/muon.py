@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024) for the matrices of all layers, shared between devices."""
+"""Muon (Jordan et al. 2024) for the matrices of all layers, with the work split over devices."""
 
 import functools
 import math
@@ -27,10 +27,7 @@ def _scaled_by_shape(update: jax.Array) -> jax.Array:
 def with_muon(
     settings: OptimizerSettings, schedule: optax.Schedule, adamw: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Build Muon for the matrices of all layers, with `adamw` for all other parameters.
-
-    `schedule` is of `muon_learning_rate`.
-    """
+    """Build Muon with the rates of `schedule` for all layers' matrices, `adamw` for the rest."""
     muon = optax.chain(
         _orthogonalised_momentum(settings.muon_momentum),
         optax.stateless(lambda updates, _: jax.tree.map(_scaled_by_shape, updates)),
@@ -39,7 +36,7 @@ def with_muon(
     )
 
     def split(tree):
-        """Split into matrices and others, with None in place of excluded leaves and their boxes."""
+        """Split into matrices and others; each has None for the leaves and boxes of the other."""
 
         def keep(matrices: bool):
             return jax.tree.map_with_path(
@@ -71,8 +68,8 @@ def with_muon(
 def _orthogonalised_momentum(momentum: float) -> optax.GradientTransformation:
     """Orthogonalise the momentum of matrices [..., inputs, outputs].
 
-    On a mesh, each device orthogonalises some whole matrices and sends them to the others, so that
-    the arithmetic is shared and a matrix is sent once (cf. Liu et al. 2025, arXiv 2502.16982).
+    On a mesh, each device orthogonalises some whole matrices and sends them to the others. So
+    devices share the arithmetic and send a matrix once (cf. Liu et al. 2025, arXiv 2502.16982).
     """
     # The leading axis of layers is neither inputs nor outputs.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -83,7 +80,7 @@ def _orthogonalised_momentum(momentum: float) -> optax.GradientTransformation:
             weight_dimension_numbers=lambda tree: jax.tree.map(lambda _: axes, tree),
         )  # fmt: skip
 
-    # Without momentum, the second one orthogonalises and does nothing else.
+    # Without momentum, `plain` only orthogonalises.
     local, plain = scaled(momentum, True), scaled(0.0, False)
 
     def update(grads, state, params=None):
@@ -105,13 +102,13 @@ def _orthogonalised_momentum(momentum: float) -> optax.GradientTransformation:
 def _dealt(tree: Any, mesh: jax.sharding.AbstractMesh) -> tuple[Any, Callable[[Any], Any]]:
     """Stack the matrices of a tree by shape, and deal each stack to the devices of a mesh.
 
-    Returns the stacks [n, rows, columns] by (rows, columns), and the function that undoes it. Tall
-    matrices are transposed. Zeros pad n to a multiple of the devices.
+    Returns the stacks [n, rows, columns] by (rows, columns), and the function that undoes it. It
+    transposes tall matrices. Zeros pad n to a multiple of the devices.
     """
     constrain = jax.lax.with_sharding_constraint
     leaves, form = jax.tree.flatten(tree)
-    # Axis by axis, or the compiler gathers everything. Parameters are whole along `data`: there a
-    # device picks its part at last, and else the momentum would be split and sent as well.
+    # Axis by axis, or the compiler gathers everything. Parameters are whole along `data`: a device
+    # picks its part there last. Otherwise the compiler would split and send the momentum as well.
     free = jax.sharding.PartitionSpec.UNCONSTRAINED
     places = [
         jax.sharding.PartitionSpec(("fsdp",), free, free),
@@ -146,7 +143,7 @@ def _dealt(tree: Any, mesh: jax.sharding.AbstractMesh) -> tuple[Any, Callable[[A
 
 
 class MuonState(NamedTuple):
-    """Optimizer state for kind "muon": of the layers' matrices, and of all other parameters."""
+    """State of the optimizer "muon", for the layers' matrices and for all other parameters."""
 
     matrices: Any
     others: Any

@@ -18,7 +18,7 @@ from xlm.training.settings import OptimizerSettings
 
 
 def _is_decayed(path: tuple, parameter: jax.Array) -> bool:
-    """Return whether weight decay applies, by name: stacked biases and scales are matrices too."""
+    """Return whether weight decay applies, by name, since stacked biases look like matrices."""
     del parameter
     return not {"bias", "scale"} & {getattr(key, "key", None) for key in path}
 
@@ -42,10 +42,7 @@ def _scaled_by_depth(updates: Any, decay: float) -> Any:
 
 
 def _schedule(settings: OptimizerSettings, num_steps: int, first_step: int) -> optax.Schedule:
-    """Build the schedule, by the optimizer's own count of steps.
-
-    The optimizer takes its first step of this run at step `first_step` of the schedule.
-    """
+    """Build the schedule by the optimizer's own count, which starts at step `first_step`."""
     schedule = learning_rate_schedule(settings, num_steps)
     shift = first_step - settings.steps_before
     return (lambda count: schedule(count + shift)) if shift else schedule
@@ -57,16 +54,15 @@ class Optimizer(NamedTuple):
     Attributes:
       init: params -> state.
       read: (params, state, touched) -> (parameters to differentiate by, auxiliary data for
-        `update`). `touched` maps paths of tables to ids [R], whose rows replace the table; other
-        tables are read as a whole. Parameters that are not trained are left out of the nested
-        dictionaries.
+        `update`). `touched` maps paths of tables to ids [R], whose rows replace the table. Nested
+        dictionaries have no entry for parameters that are not trained.
       update: (gradients, auxiliary data of `read`, params, state, skips=None) -> (params, state),
-        the same ones if the bool scalar `skips` is true.
+        unchanged if the bool scalar `skips` is true.
       apply_pending_updates: (params, state) -> (params, state), every table row up to date.
       learning_rate: step -> rate.
-      averaged: state -> the parameters that evaluation and export read; None for the trained ones.
-      metrics: state -> numbers of the state to record, such as `skipped_steps`.
-      reduced: gradients -> the same, of which each device holds the part that it updates.
+      averaged: state -> the parameters for evaluation and export; None for the trained ones.
+      metrics: state -> numbers to record, such as `skipped_steps`.
+      reduced: gradients -> the same, with each device holding the part that it updates.
     """
 
     init: Callable[..., Any]
@@ -84,8 +80,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Build the optimizer of all parameters for a run of `num_steps`.
 
-    `tables`, such as "embeddings/table", may be read by rows. The first step has the rate of step
-    `first_step`. Stages and frozen parameters are up to `stage_optimizer`.
+    A step may read `tables`, such as "embeddings/table", by rows. The first step has the rate of
+    step `first_step`. `stage_optimizer` handles stages and frozen parameters.
     """
     schedule = _schedule(settings, num_steps, first_step)
     of_run = _schedule(dataclasses.replace(settings, steps_before=0), num_steps, first_step)
@@ -119,8 +115,8 @@ def _stable_adamw(
 ) -> optax.GradientTransformation:
     """AdamW with update clipping (Wortsman et al. 2023, arXiv 2304.13013, Algorithm 2).
 
-    The rate of an array is divided by max(1, RMS), RMS^2 the mean of g^2 / max(v, eps^2) over its
-    elements, v the bias-corrected second moment. Each layer of stacked arrays has its own.
+    It divides the rate of an array by max(1, RMS). RMS^2 is the mean of g^2 / max(v, eps^2) over
+    the elements, v the bias-corrected second moment. Each layer of stacked arrays has its own.
     """
     adam = optax.scale_by_adam(b1, b2, eps)
     decay = optax.add_decayed_weights(weight_decay, mask)
@@ -152,8 +148,6 @@ class AveragedState(NamedTuple):
 
 
 def _averaging(inner: Optimizer, decay: float) -> Optimizer:
-    """Add an exponential moving average of the parameters."""
-
     def update(grads, held, params, state, skips=None):
         params, of_inner = inner.update(grads, held, params, state.inner, skips)
         share = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
@@ -175,8 +169,8 @@ def _averaging(inner: Optimizer, decay: float) -> Optimizer:
 def sharded_over_data(inner: Optimizer, split: Any, whole: Any, dtype: str) -> Optimizer:
     """Update parameters that are `split` over `data`, and gather them `whole` to differentiate.
 
-    Both are shapes and shardings of all parameters. Tables and kernels are sent in `dtype`, to
-    which a step must cast them anyhow. Parameters and gradients stay float32.
+    Both are shapes and shardings of all parameters. Devices send tables and kernels in `dtype`, to
+    which a step casts them anyhow. Parameters and gradients stay float32.
     """
 
     def constrained(tree: Any, placed: Any) -> Any:
@@ -195,7 +189,7 @@ def sharded_over_data(inner: Optimizer, split: Any, whole: Any, dtype: str) -> O
         short = jax.tree.map_with_path(
             lambda path, x: x.astype(dtype) if path[-1].key in ("kernel", "table") else x, trained
         )
-        # Constrained twice, or the compiler could gather before the cast.
+        # The first constraint keeps the compiler from gathering before the cast.
         short = constrained(constrained(short, split), whole)
         return jax.tree.map(lambda x, like: x.astype(like.dtype), short, trained), held
 
@@ -253,8 +247,6 @@ def _dense(
     adamw: optax.GradientTransformation,
     schedule: optax.Schedule,
 ) -> Optimizer:
-    """Build the optimizer that updates tables densely, like all other parameters."""
-
     def read(params, state, touched):
         del state
         for path, rows in gathered_rows(params, touched).items():
@@ -275,7 +267,7 @@ def _dense(
 
 
 class RowsState(NamedTuple):
-    """Optimizer state with row-wise updates: of each table by its path, of all other parameters."""
+    """State of row-wise updates: of each table by its path, and of all other parameters."""
 
     tables: dict[str, RowAdamWState]
     others: Any
@@ -339,7 +331,7 @@ def _update_rows(
     rows: RowAdamW, grads: jax.Array, found: Rows, table: jax.Array, state: RowAdamWState,
     skips: jax.Array | None,
 ) -> tuple[jax.Array, RowAdamWState]:  # fmt: skip
-    """Update the touched rows of a table unless `skips`, without a pass over the others."""
+    """Update the touched rows of a table unless `skips`, without a pass over other rows."""
     if skips is not None and found.ids is not None:
         found = found._replace(ids=jnp.where(skips, len(table), found.ids))  # writes no row
         table, new = rows.update(grads, found, table, state)
@@ -349,14 +341,14 @@ def _update_rows(
 
 
 def _unless(skips: jax.Array | None, new: Any, old: Any) -> Any:
-    """Return `old` if `skips`, else `new`; a select of arrays, since branches would copy them."""
+    """Return `old` if `skips`, else `new`. Selects arrays, since branches would copy them."""
     if skips is None:
         return new
     return jax.tree.map(lambda one, other: jnp.where(skips, other, one), new, old)
 
 
 def _named_like(table: nn.LogicallyPartitioned, state: RowAdamWState) -> RowAdamWState:
-    """Box the state's arrays with the logical names of the table's axes that they have."""
+    """Box the state's arrays with the logical names of the table's axes."""
     return jax.tree.map(
         lambda x: nn.LogicallyPartitioned(x, table.names[: x.ndim]) if x.ndim else x, state
     )
@@ -381,7 +373,8 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     warmup_steps, peak = settings.warmup_steps, settings.learning_rate
     if not 0 <= warmup_steps < num_steps:
         raise ValueError(
-            f"optimizer.warmup_steps is {warmup_steps}, must be below train.num_steps {num_steps}"
+            f"optimizer.warmup_steps is {warmup_steps}, must be below train.num_steps {num_steps}; "
+            "change either"
         )
     peak_step = max(warmup_steps - 1, 0)  # first step with the peak rate, counted from 0
     decay_steps = max(num_steps - 1 - peak_step, 1)
@@ -390,8 +383,7 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
     if warmup_steps + decay_steps > num_steps:
         raise ValueError(
             f"optimizer.decay_fraction is {settings.decay_fraction}: its {decay_steps} steps and "
-            f"the {warmup_steps} of optimizer.warmup_steps are more than train.num_steps "
-            f"{num_steps}"
+            f"optimizer.warmup_steps {warmup_steps} exceed train.num_steps {num_steps}; lower one"
         )
     final = peak * settings.final_rate_ratio
     decay: optax.Schedule
@@ -410,7 +402,7 @@ def learning_rate_schedule(settings: Any, num_steps: int) -> optax.Schedule:
                 return peak - (peak - final) * jnp.sqrt(step / decay_steps)
 
         def decay(step):
-            # Compiled code may give a negative 1 - x at the last step, whose root is NaN.
+            # Compiled code may give a negative 1 - x at the last step, with NaN as its root.
             return jnp.where(step < decay_steps, power(step), final)
 
     schedules, boundaries = [], []

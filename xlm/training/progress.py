@@ -24,10 +24,10 @@ from xlm.training.state import TrainState
 from xlm.training.step import TrainFunctions
 
 _REMEDY = (
-    "the checkpoints before it are good, and a lower optimizer.learning_rate, a longer warm-up or "
+    "earlier checkpoints are good, and a lower optimizer.learning_rate, a longer warm-up or "
     "optimizer.clip_norm may help"
 )
-# What the console calls the kinds of steps, by the name of their loss in metrics.jsonl.
+# Names of the kinds of steps on the console, by the name of their loss in metrics.jsonl.
 _NAMES = {
     "mlm": "masked LM", "tlm": "TLM", "mlm_and_contrast": "with contrast",
     "mrtd": "replaced tokens", "trtd": "those of pairs",
@@ -49,7 +49,7 @@ class Progress:
         self._folder = folder
         self._data = data
         self._is_writer = jax.process_index() == 0
-        # Metrics still on the device: what records them, and under which number of steps.
+        # Metrics still on the device, each with its recorder and its number of steps.
         self._pending: list[tuple[Callable, int, LossAndMetrics]] = []
         self._sinks: list[Sink] = []
         self._goodput = clock
@@ -57,7 +57,7 @@ class Progress:
         if self._is_writer:
             self._metrics = MetricsWriter(folder / "metrics.jsonl", step)
             self._speed = MetricsWriter(folder / "speed.jsonl", step)
-            # Of a run that is over, evaluate.py may have written the page since.
+            # After the end of a run, evaluate.py may have written the page.
             chosen = [one for one in SINKS if getattr(settings, one) and step < settings.num_steps]
             self._sinks += [Sink(one, folder, step) for one in chosen]
         total = settings.num_steps if self._is_writer else 0
@@ -66,7 +66,7 @@ class Progress:
         self._losses: dict[str, list[float]] = {}  # by kind of step, since the last line
         self._shown: dict[str, str] = {}
         self._flops: dict[Any, float] = {}  # by kind of step
-        # Tokens and operations of this process by steps taken, of the latest steps.
+        # Tokens and operations of this process after each of the latest steps.
         self._work = {step: np.zeros(2)}
         self._clock = (step, time.monotonic(), np.zeros(2))
         self._profiling = False
@@ -85,7 +85,7 @@ class Progress:
         self, step: int, objective: Objective, functions: TrainFunctions, state: TrainState,
         batch: Batch,
     ) -> None:  # fmt: skip
-        """Record step `step`, counted from zero, before it is dispatched to `functions`."""
+        """Record step `step`, counted from zero, before its dispatch to `functions`."""
         settings = self._settings
         shapes = [(name, array.shape) for name, array in batch.arrays.items()]
         program = (id(objective), functions.stage, batch.kind, *shapes)
@@ -95,7 +95,7 @@ class Progress:
                 traced = functions.train_step.trace(objective, state, batch)
                 self._flops[program] = matmul_flops(traced.jaxpr)
         self._loss_name = objective.loss_name(batch.kind)
-        # Padding tokens count, since they are computed too.
+        # Padding counts, since the device computes it too.
         tokens = batch["tokens"].size if "tokens" in batch.arrays else 0
         self._work[step + 1] = self._work[step] + (tokens, self._flops[program])
         if settings.profile_steps and step == settings.profile_from:
@@ -107,7 +107,7 @@ class Progress:
         """Record the metrics of a step just dispatched, and read those of the previous one."""
         self._goodput.dispatched("steps", metrics, step)
         self._goodput.turn("other")
-        # Reading waits for the device. One step late, the device has the next step queued.
+        # Reading waits for the device, which one step later has the next step queued.
         self.flush_metrics()
         record = functools.partial(self._record_step, loss_name=self._loss_name)
         self._pending.append((record, step, metrics))
@@ -120,7 +120,7 @@ class Progress:
 
     def after_refresh(self, step: int, report: LossAndMetrics) -> None:
         """Record the report of a refresh before step `step`."""
-        # Recorded under the number of steps after it: a resume repeats the refresh and the step.
+        # Under the number of steps after it: a resume repeats the refresh and the step.
         if report:
             self._goodput.dispatched("refresh", report)
             self._pending.append((self._record_refresh, step + 1, report))
@@ -136,8 +136,8 @@ class Progress:
         self._record({f"index/{name}": value for name, value in values.items()}, step)
 
     def _record_step(self, step: int, metrics: LossAndMetrics, loss_name: str) -> None:
-        # A finite loss can have a non-finite gradient, which corrupts the state as well. All others
-        # stay on the device: of a hundred languages they are two hundred numbers a step.
+        # A finite loss can have a non-finite gradient, which corrupts the state as well. Other
+        # metrics stay on the device: a hundred languages have two hundred numbers a step.
         checked = means(jax.device_get({k: metrics[k] for k in ("loss", "grad_norm", loss_name)}))
         for name in ("loss", "grad_norm"):
             if not math.isfinite(value := checked[name]):
@@ -145,7 +145,7 @@ class Progress:
                     f"the {name} of step {step} is {value}{self._dump(step, metrics)}; {_REMEDY}"
                 )
         self._losses.setdefault(loss_name, []).append(checked[loss_name])
-        if step == self._first + 1:  # which was compiled
+        if step == self._first + 1:  # it included compiling
             self._begin = self._goodput.of_steps()
         if step % self._settings.log_every == 0:
             values = means(jax.device_get(metrics))
@@ -159,7 +159,7 @@ class Progress:
             self._bar.update(step - self._bar.n)
 
     def _show(self, step: int, tokens_per_second: float) -> None:
-        """Show the steps taken, the time left, and each kind's mean loss since the last line."""
+        """Show steps, time left, and each kind's mean loss since the last line."""
         if self._bar.disable:
             return self._losses.clear()
         for name, found in self._losses.items():
@@ -177,7 +177,7 @@ class Progress:
             self._losses.clear()
 
     def _dump(self, step: int, found: LossAndMetrics) -> str:
-        """Write diagnostics of a step with a non-finite loss; return words with their path."""
+        """Write diagnostics of a step with a non-finite loss; return a remark with their path."""
         path = self._folder / f"not_finite_{step}.json"
         if not self._is_writer:
             return ""
@@ -185,7 +185,7 @@ class Progress:
         metrics = {name: str(value) for name, value in values.items()}  # no NaN in JSON
         batch = self._data.describe_batch(step - 1)
         artifacts.write_json(path, {"step": step, "metrics": metrics, "batch": batch})
-        return f" (what its batch was made of is in {path})"
+        return f" (the content of its batch is in {path})"
 
     def inspect(self, step: int, state: TrainState) -> Inspection:
         """Inspect the state after `step`; FloatingPointError if it, or a metric, is not finite."""
@@ -207,7 +207,7 @@ class Progress:
         """Run all evaluators and record the metrics that they return."""
         values: dict[str, float] = {}
         for evaluator in evaluators:
-            self._goodput.turn("evaluation")  # each of them has its time before it counts as hung
+            self._goodput.turn("evaluation")  # restarts the watchdog for each
             values.update(evaluator(state))
         self._goodput.turn("saving")
         if values:
@@ -243,4 +243,4 @@ class Progress:
         named = {f"speed/{name}": value for name, value in values.items()}
         named |= {f"goodput/{name}": share for name, share in self._goodput.record().items()}
         self._record_events(named, step)
-        return values if last_step != self._first else {}  # whose time was spent on compiling
+        return values if last_step != self._first else {}  # the first speed includes compiling

@@ -1,4 +1,4 @@
-"""Return of a run to an earlier checkpoint, with all that came later kept aside."""
+"""Return of a run to an earlier checkpoint. Later ones move aside."""
 
 import logging
 import pathlib
@@ -14,8 +14,9 @@ from xlm.training.step import TrainFunctions
 def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_rows: bool) -> None:
     """Move the checkpoints after `step` to FOLDER/abandoned-STEP, with copies of all records.
 
-    This process must hold `folder`. `by_rows` says that updates of table rows may be pending, which
-    later rates would change. Raises ValueError if the checkpoint does not exist, or is damaged.
+    The caller must hold the lock of `folder`. `by_rows` says that updates of table rows may be
+    pending, which other rates would change. Raises ValueError if the checkpoint does not exist, or
+    is damaged.
     """
     with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
         steps = checkpoints.steps()
@@ -26,11 +27,11 @@ def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_row
                 f"--continue_from is {step}, must be a step of a checkpoint in {folder}: {listed}"
             )
         try:
-            checkpoints.restore(step, functions.abstract_after(step))  # before anything is moved
+            checkpoints.restore(step, functions.abstract_after(step))  # before any move
         except DamagedError as error:
             raise DamagedError(
-                f"--continue_from is {step}, whose checkpoint is damaged: {error}; choose another "
-                f"of {listed}"
+                f"--continue_from is {step}, but that checkpoint is damaged: {error}; choose "
+                f"another one of {listed}"
             ) from error
     if hosts.is_first():
         aside = free_name(folder / f"abandoned-{step}")
@@ -41,12 +42,12 @@ def rewind(folder: pathlib.Path, step: int, functions: TrainFunctions, *, by_row
         for one in reversed([one for one in steps if one > step]):  # a kill leaves a valid run
             (folder / "checkpoints" / str(one)).rename(aside / str(one))
         artifacts.sync_tree(aside)
-        logging.info("checkpoints after step %d, and all metrics, are kept in %s", step, aside)
+        logging.info("checkpoints after step %d, and copies of all metrics: %s", step, aside)
     hosts.wait_for_all("later checkpoints are moved")
 
 
 def advice(folder: pathlib.Path) -> str:
-    """Say how to continue from the last checkpoint with other settings, if there is one."""
+    """Return how to continue from the last checkpoint with other settings, "" without one."""
     with Checkpoints(folder / "checkpoints", keep=1, read_only=True) as checkpoints:
         steps = checkpoints.steps()
-    return f"; --continue_from={steps[-1]} goes on from there with such a key" if steps else ""
+    return f"; add --continue_from={steps[-1]} to resume there with such a key" if steps else ""

@@ -1,9 +1,9 @@
 """Row-wise AdamW for a table of which a step touches few rows, equivalent to dense AdamW.
 
-Adam also moves a row in steps without gradient, by its decaying momentum and by weight decay. Lazy
-(row-sparse) Adam skips that and is a different optimizer. This one applies a row's pending updates
-in closed form when it next reads the row. A step costs time proportional to its rows, and the table
-follows `optax.adamw` (Loshchilov and Hutter, ICLR 2019, Algorithm 2):
+Momentum and weight decay move a row also in steps without gradient. Lazy (row-sparse) Adam skips
+that and is a different optimizer. This one applies a row's pending updates in closed form when it
+next reads the row. A step takes time proportional to its rows, and the table follows `optax.adamw`
+(Loshchilov and Hutter, ICLR 2019, Algorithm 2):
 
     rows = optimizer.read(table, state, ids)                    # before the forward pass
     grads = jax.grad(loss)(rows.values)
@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# The sum over missed steps stops where a step's share of the momentum is below this.
+# The sum over missed steps stops at a step with a smaller share of the momentum.
 _NEGLIGIBLE = 1e-3
 
 
 class RowAdamWState(NamedTuple):
     """State of `row_adamw`: `count` int32 steps taken, moments [V, E] float32.
 
-    A row and its moments are up to date to step `last_step` [V] int32, when `log_decay` was
+    A row and its moments have the values of step `last_step` [V] int32, when `log_decay` was
     `last_log_decay` [V]. `log_decay` float32 sums log(1 - lr_j weight_decay) over all steps taken.
     """
 
@@ -44,8 +44,8 @@ class RowAdamWState(NamedTuple):
 class Rows(NamedTuple):
     """Up-to-date rows of a table: values and moments [R, E] float32, zeros in unused slots.
 
-    `ids` [R] int32 are distinct, in any order, V in unused slots; None for all rows in order, R =
-    V.
+    `ids` [R] int32 are distinct, in any order, V in unused slots. None stands for all rows in
+    order.
     """
 
     ids: jax.Array | None
@@ -55,13 +55,13 @@ class Rows(NamedTuple):
 
 
 class RowAdamW(NamedTuple):
-    """Pure functions made by `row_adamw`; tables are [V, E] float32.
+    """Pure functions of `row_adamw`; tables are [V, E] float32.
 
     Attributes:
       init: table -> initial state.
-      read: (table, state, ids or None) -> the rows `ids` as dense AdamW would have them by now.
+      read: (table, state, ids or None) -> the rows `ids`, equal to those of dense AdamW.
       update: (gradients [R, E], rows, table, state) -> (table, state) one step later. `rows` must
-        come from `read` of this table and state. All other rows get no gradient.
+        come from `read` of this table and state. Other rows get no gradient.
       apply_pending_updates: (table, state) -> (table, state) with every row up to date.
     """
 
@@ -77,22 +77,22 @@ def row_adamw(
 ) -> RowAdamW:  # fmt: skip
     """Build `optax.adamw` for a table of which a step touches few rows.
 
-    A row that is up to date at step s and next read after step s + d has missed d steps. Step j = s
-    + i leaves it with moments m b1^i and v b2^i, and moves it by
+    A row with the values of step s, next read after step s + d, has missed d steps. Step j = s + i
+    leaves it with moments m b1^i and v b2^i, and moves it by
 
       lr_j c_j r^i m / (sqrt(v) + eps_j),   c_j = sqrt(1 - b2^j) / (1 - b1^j),   r = b1 / sqrt(b2),
 
     with eps_j = eps b2^(-i/2) sqrt(1 - b2^j). With one eps for all steps, the sum of these is a
     function of m and v with two scalars per row (`_missed_sums`). If every step has every row, the
-    result is that of `optax.adamw` up to rounding. Otherwise there are two errors: the sum stops at
-    r^i < 0.001, and the single eps is exact only where eps or sqrt(v) dominates. In between, it is
-    off by at most 0.3 % of the movement for b1 = 0.9 and b2 >= 0.98, and by some percent in the
-    first ten steps or for a smaller b2.
+    result is that of `optax.adamw` up to rounding. Otherwise there are two errors. The sum stops at
+    r^i < 0.001. The single eps is exact only if eps or sqrt(v) dominates. In between, it is off by
+    at most 0.3 % of the movement for b1 = 0.9 and b2 >= 0.98, and by some percent in the first ten
+    steps or for a smaller b2.
 
-    `learning_rate` may be a schedule of the steps taken, 0 at the first step. A number out of its
-    range is a ValueError: b1 in [0, 1), b2 in (0, 1), b1 / sqrt(b2) < 1 (else the terms of missed
-    steps grow), eps > 0, weight_decay >= 0. Each step multiplies a row by 1 - lr weight_decay,
-    which must be positive. For in-place updates, donate `table` and `state` to a jitted `update`.
+    `learning_rate` may be a schedule of the steps taken, 0 at the first step. Raises ValueError
+    unless b1 is in [0, 1), b2 in (0, 1), b1 / sqrt(b2) < 1 (else the terms of missed steps grow),
+    eps > 0 and weight_decay >= 0. Each step multiplies a row by 1 - lr weight_decay, which must be
+    positive. For in-place updates, donate `table` and `state` to a jitted `update`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -163,7 +163,7 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
 
     last_step = take(state.last_step)
     if ids is None:
-        # If all rows are up to date, as in dense runs, there is nothing to sum.
+        # Dense runs have all rows up to date, and nothing to sum.
         speed, speed_if_eps = jax.lax.cond(
             jnp.any(last_step < state.count),
             functools.partial(_missed_sums, adam),
@@ -176,7 +176,7 @@ def _read(adam: _Adam, table: jax.Array, state: RowAdamWState, ids: jax.Array | 
     row_eps = adam.eps * jnp.where(speed_if_eps > 0, speed / speed_if_eps, 1.0)
     decay = jnp.exp(state.log_decay - take(state.last_log_decay))
     values, mean, square = take(table), take(state.first_moment), take(state.second_moment)
-    # Without missed steps `speed` is 0 and the factors are 1: the row is unchanged, exactly.
+    # Without missed steps `speed` is 0 and the factors are 1: the row stays exactly unchanged.
     moved = speed[:, None] * mean / (jnp.sqrt(square) + row_eps[:, None])
     return Rows(
         ids,
@@ -191,14 +191,14 @@ def _missed_sums(
 ) -> tuple[jax.Array, jax.Array]:
     """Return A and H, [R] float32: movement by momentum over the missed steps of `last_step` [R].
 
-    They are per unit of m / sqrt(v) and of m / eps. Over at most the first N missed steps j = s +
-    i,
+    They are per unit of m / sqrt(v) and of m / eps. Over at most the first N missed steps
+    j = s + i,
 
-      A = sum of lr_j d_i r^i sqrt(1 - b2^j) / (1 - b1^j)   where eps is negligible beside sqrt(v)
-      H = sum of lr_j d_i b1^i / (1 - b1^j)                 where sqrt(v) is negligible beside eps
+      A = sum of lr_j d_i r^i sqrt(1 - b2^j) / (1 - b1^j)   if eps is negligible beside sqrt(v)
+      H = sum of lr_j d_i b1^i / (1 - b1^j)                 if sqrt(v) is negligible beside eps
 
     and m / (sqrt(v) / A + eps / H) is correct in both cases. The caller multiplies it by the decay
-    of all missed steps, but step j is subject to later decay only. d_i, the product of 1 / (1 - lr
+    of all missed steps, although only later decay acts on step j. d_i, the product of 1 / (1 - lr
     weight_decay) over the steps up to j, compensates for that.
     """
     terms = np.arange(1, adam.num_terms + 1)
@@ -219,8 +219,8 @@ def _missed_sums(
         root = jnp.sqrt((1 - b2_of_rows * b2_power) / b2_power)
         return speed + rate * root, speed_if_eps + rate, undecay
 
-    # A sum over an array [R, N] would be shorter, but XLA materialises that array on a CPU and
-    # takes twice as long. Unrolled, since each iteration of a loop is a kernel launch on a GPU.
+    # A sum over an array [R, N] would be shorter, but on a CPU XLA materialises that array and
+    # takes twice as long. Unrolled, since a GPU launches a kernel for each iteration.
     zeros = jnp.zeros_like(b1_of_rows)
     init = (zeros, zeros, jnp.ones_like(zeros))
     speed, speed_if_eps, _ = jax.lax.fori_loop(0, adam.num_terms, add, init, unroll=4)
@@ -232,7 +232,7 @@ def _update(
 ) -> tuple[jax.Array, RowAdamWState]:
     _check_table(table)
     if grads.shape != rows.values.shape:
-        raise ValueError(f"gradients are {grads.shape}, must be those of rows {rows.values.shape}")
+        raise ValueError(f"gradients are {grads.shape}, must be {rows.values.shape} like the rows")
     grads = grads.astype(jnp.float32)
     count = state.count + 1
     rate = adam.learning_rates(count)
@@ -272,24 +272,23 @@ def _apply_pending_updates(
 
 
 def _distinct(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Replace the V of unused slots in `ids` [R] by V + slot: the scatter assumes distinct ids."""
+    """Replace V in unused slots of `ids` [R] by V + slot: the scatter assumes distinct ids."""
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
     return jnp.where(ids < vocab_size, ids, vocab_size + slots)
 
 
 def _check_table(table: jax.Array) -> None:
-    """Raise ValueError unless the table is [V, E] float32."""
     if table.ndim != 2 or table.dtype != jnp.float32:
         raise ValueError(
             f"table is {table.dtype}{list(table.shape)}, must be float32 [V, E]; keep the table in "
-            "float32 and cast the rows that were read"
+            "float32 and cast the rows after `read`"
         )
 
 
 def _check(
     learning_rate: optax.ScalarOrSchedule, b1: float, b2: float, eps: float, weight_decay: float
 ) -> None:
-    """Raise the ValueError of `row_adamw`; the rate is checked only if it is a number."""
+    """Raise the ValueError of `row_adamw`, whose rate may be a number."""
     if not (0 <= b1 < 1 and 0 < b2 < 1):
         raise ValueError(
             f"b1 is {b1}, b2 {b2}: must be in [0, 1) and (0, 1); change optimizer.beta1, beta2"
@@ -300,7 +299,7 @@ def _check(
             "lower optimizer.beta1 or raise optimizer.beta2"
         )
     if not eps > 0:
-        # Rows without any gradient so far would give 0 / 0.
+        # Rows before their first gradient would give 0 / 0.
         raise ValueError(f"eps is {eps}, must be above 0; change optimizer.epsilon")
     largest = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
     if weight_decay < 0 or largest * weight_decay >= 1:

@@ -1,4 +1,4 @@
-"""A run by its files: the page that shows it while it trains, and several runs side by side."""
+"""Report of a run from its files, also while it trains, and of several runs side by side."""
 
 import dataclasses
 import math
@@ -23,14 +23,14 @@ _KEPT = re.compile(rf"train/(mlm_)?loss|eval/loss|{_OF}.*|validation/[^/]*|rtd/o
 _UNITS = ("nats a token", "bits a character")
 _SAMPLED_NOTE = (
     "A sampled output layer trains over few classes, so its training loss lies below the held-out "
-    "loss. That gap says nothing of overfitting."
+    "loss. That gap is no sign of overfitting."
 )
 _RELOAD = '<meta http-equiv="refresh" content="30">\n'  # seconds
 
 
 @dataclasses.dataclass
 class Run:
-    """What the files of a run hold: metrics by step, losses of results.json, meta.json of rows."""
+    """Content of a run's files: metrics by step, losses of results.json, meta.json of rows."""
 
     name: str
     folder: pathlib.Path
@@ -41,7 +41,7 @@ class Run:
     tokenizer: str = ""
 
     def add(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take metrics after `step` steps; return whether a page shows evaluations among them."""
+        """Add metrics after `step` steps; return whether the page shows evaluations of them."""
         kept = {name: one for name, one in values.items() if _KEPT.fullmatch(name)}
         self.records.setdefault(step, {}).update(kept, step=step)
         return any(name.startswith(("eval/", "validation/")) for name in kept)
@@ -52,14 +52,14 @@ class Run:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps taken, and steps to take: 0 if the settings do not say."""
+        """Steps taken, and steps to take, 0 if unknown."""
         return max(self.records, default=0), int(self.settings.get("train.num_steps", 0))
 
     def line(self, metric: str, name: str = "") -> Marks:
         return charts.by_step([self.records[step] for step in sorted(self.records)], metric, name)
 
     def by_language(self) -> dict[str, float]:
-        """Losses of the evaluation after training, or else of the latest one."""
+        """Losses of the evaluation after training, or of the latest one."""
         if self.results:
             return {language: of["loss"] for language, of in self.results.items()}
         last = max((step for step, of in self.records.items() if "eval/loss" in of), default=0)
@@ -67,7 +67,7 @@ class Run:
         return {name.removeprefix(_OF): one for name, one in found if name.startswith(_OF)}
 
     def compared(self, languages: Sequence[str], in_bits: bool) -> "Run":
-        """Return the run with the held-out losses of some languages, their means, and no others."""
+        """Return the run with only the held-out losses of some languages and their means."""
 
         def factor(language: str) -> float:
             of = self.statistics[language]["heldout"]
@@ -83,7 +83,7 @@ class Run:
 
 
 def read(workdir: pathlib.Path) -> Run:
-    """Read a run of train.py or finetune.py; a ValueError names a folder that holds none."""
+    """Read a run of train.py or finetune.py; ValueError for a folder without one."""
     folder = workdir / "train" if (workdir / "train").is_dir() else workdir
     if not any((folder / name).exists() for name in ("metrics.jsonl", "settings.json")):
         raise ValueError(f"{workdir} has no metrics.jsonl; name the --workdir of a run")
@@ -100,7 +100,7 @@ def read(workdir: pathlib.Path) -> Run:
 
 
 def settings_of(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the settings of a run by the names of its keys."""
+    """Return the settings of a run by key."""
     path = folder / "settings.json"
     found = artifacts.read_object(path) if path.exists() else {}
     leaves = jax.tree_util.tree_leaves_with_path(found, lambda one: not isinstance(one, dict))
@@ -119,17 +119,14 @@ def write_live(folder: pathlib.Path, run: Run) -> None:
 def write(
     folder: pathlib.Path, runs: Sequence[Run], head: str = "", more: Sequence[str] = ()
 ) -> pathlib.Path:
-    """Write report.md, report.html and charts of one run, or of several side by side.
-
-    `more` are parts to begin with.
-    """
+    """Write report.md, report.html and charts of one run or several; `more` parts come first."""
     parts = ["# " + ", ".join(tables.escaped(run.name) for run in runs), *map(_status, runs)]
     shown, unit, lacking = (
         list(runs),
         "nats a token",
         [one.name for one in runs if not one.tokenizer],
     )
-    if not all(run.results for run in runs):  # evaluations in training are of less text
+    if not all(run.results for run in runs):  # evaluations in training read less text
         shown = [dataclasses.replace(run, results={}) for run in runs]
     if len(runs) == 1:
         parts.append(f"Written on {time.strftime('%Y-%m-%d at %H:%M:%S')}.")
@@ -182,7 +179,7 @@ def _status(run: Run) -> str:
 def _curves(
     folder: pathlib.Path, runs: Sequence[Run], shown: Sequence[Run], unit: str
 ) -> Iterator[str]:
-    """Draw losses by step, of training of one run only: output layers have losses of their own."""
+    """Draw losses by step. Training losses only of one run: those of output layers differ."""
     there = {name: None for run in runs for of in run.records.values() for name in of}
     losses = ["eval/loss", "train/mlm_loss" if "train/mlm_loss" in there else "train/loss"]
     panels = [(f"loss ({unit})", shown, losses[: 1 + (len(runs) == 1)])]
@@ -218,7 +215,7 @@ def _by_language(folder: pathlib.Path, runs: Sequence[Run], unit: str) -> Iterat
 
 
 def time_section(folder: pathlib.Path, runs: Sequence[Run]) -> list[str]:
-    """Return the parts of a report on where the time of runs went, and their speed."""
+    """Return the parts of a report on the time of runs by activity, and on their speed."""
     last = {run.name: next(iter(read_metrics(run.folder / GOODPUT)[-1:]), {}) for run in runs}
     timed = {name: {part: of[part] for part in PARTS} for name, of in last.items() if of}
     percent = {name: [100 * one for one in shares(of).values()] for name, of in timed.items()}
@@ -255,7 +252,7 @@ def _differences(runs: Sequence[Run]) -> Iterator[str]:
     if len(runs) == 1:
         return
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    if len({run.task for run in runs}) > 1:  # whose other keys say nothing
+    if len({run.task for run in runs}) > 1:  # compare only the keys of all tasks
         keys = [key for key in keys if all(key in run.settings for run in runs)]
     found = {key: [_text(run.settings.get(key, "-")) for run in runs] for key in keys}
     names = [tables.escaped(run.name) for run in runs]

@@ -19,40 +19,40 @@ class TrainSettings:
     """Lengths and intervals of a run, in steps; the `train` section of a config.
 
     Attributes:
-      num_steps: number of steps of the whole run; 0 where epochs or tokens are given.
-      num_epochs: in place of steps, packed sequences seen, as a multiple of those that there are.
-      num_tokens: in place of steps, tokens of packed sequences seen, without padding.
+      num_steps: number of steps of the whole run; 0 if you set epochs or tokens.
+      num_epochs: in place of steps, passes over the packed sequences of the dataset.
+      num_tokens: in place of steps, tokens of packed sequences, without padding.
       batch_size: B, sequences of the global batch.
       seed: random seed of parameters, masking, dropout and data order.
-      accumulation_steps: parts of a batch, processed sequentially; 1 for the whole batch at once.
-        Each part has its own masks, random tokens and classes of a sampled softmax.
-      batch_warmup_steps: steps over which the parts in use grow from one to all; 0 for all parts
-        from the first step on.
+      accumulation_steps: microbatches of a batch, which run one after the other; 1 for the whole
+        batch at once. Each has its own masks, random tokens and classes of a sampled softmax.
+      batch_warmup_steps: steps over which the microbatches in use grow from one to all; 0 to use
+        all from the first step.
       log_every: interval of recording training metrics.
       evaluate_every: interval of running the evaluators, which also run at the end.
-      checkpoint_every: interval of saving the state, which is also saved at the end.
-      keep_checkpoints: number of latest checkpoints kept on disk; with two, there is a fallback for
-        a damaged one.
-      keep_every: checkpoints of multiples of it are kept as well, itself a multiple of
+      checkpoint_every: interval of saving the state. The run also saves at the end.
+      keep_checkpoints: number of latest checkpoints to keep. The second one is a fallback if the
+        latest is damaged.
+      keep_every: also keep checkpoints at multiples of this number of steps, which is a multiple of
         `checkpoint_every`; 0 for none.
-      max_multiples: how many of these, the latest ones; 0 for all.
-      verify_checkpoints: which checkpoints are read back once they are written: the
-        "first_and_last" of each start of the run, or "every" one.
-      report: whether report.html shows the run while it trains, renewed at each evaluation.
+      max_multiples: number of these to keep, the latest ones; 0 for all.
+      verify_checkpoints: which checkpoints the run reads back after writing: the "first_and_last"
+        of each start, or "every" one.
+      report: whether report.html shows the run while it trains, updated at each evaluation.
       tensorboard: whether metrics also go to TensorBoard.
       wandb: whether metrics also go to Weights & Biases (docs/metrics.md).
       mlflow: whether metrics also go to MLflow (docs/metrics.md).
-      hang_minutes: minutes without a finished step, and at least 50 median steps, after which the
-        run ends with status 79; compiling, evaluating, saving and starting may take 24 times as
-        long; 0 for never.
+      hang_minutes: a run ends with status 79 after so many minutes, and at least 50 median steps,
+        without a finished step; 0 for never. Compiling, evaluating, saving and starting may take 24
+        times as long.
       peak_flops: peak floating-point operations per second of a device, to report the utilisation;
         0 for no such report.
-      profile_from: steps taken before a profile is recorded.
+      profile_from: steps before the first profiled one.
       profile_steps: number of profiled steps; 0 for no profile.
       prng: implementation of random keys, "threefry2x32", or "rbg", which is faster on accelerators
         but depends on the sharding of arrays.
-      deterministic: whether GPUs are to compute the same bits whenever a program is run again, see
-        `xlm.training.compilation.use_deterministic_operations`. CPUs do in any case.
+      deterministic: whether GPUs compute the same bits whenever a program runs again, see
+        `xlm.training.compilation.use_deterministic_operations`. CPUs always do.
     """
 
     num_steps: int = schema.key(1_000_000, at_least=0)
@@ -88,7 +88,7 @@ class TrainSettings:
         if sum(one > 0 for one in lengths) != 1:
             raise ValueError(
                 "train.num_steps, train.num_epochs and train.num_tokens are "
-                f"{', '.join(map(str, lengths))}, of which one must be above 0; set the others to 0"
+                f"{', '.join(map(str, lengths))}; set one of them above 0, and the others to 0"
             )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
@@ -97,13 +97,13 @@ class TrainSettings:
             )
         if self.batch_warmup_steps and self.accumulation_steps == 1:
             raise ValueError(
-                f"train.batch_warmup_steps is {self.batch_warmup_steps}, but a batch has one part; "
-                "raise train.accumulation_steps"
+                f"train.batch_warmup_steps is {self.batch_warmup_steps}, but a batch has one "
+                "microbatch; raise train.accumulation_steps"
             )
         if self.keep_every % self.checkpoint_every:
             raise ValueError(
                 f"train.keep_every is {self.keep_every}, must be a multiple of "
-                f"train.checkpoint_every {self.checkpoint_every}: no others are saved"
+                f"train.checkpoint_every {self.checkpoint_every}: the run saves no others"
             )
 
     @property
@@ -123,12 +123,13 @@ class OptimizerSettings:
         the encoder's layers and AdamW on all other parameters (Jordan, "Muon: an optimizer for
         hidden layers in neural networks", 2024).
       learning_rate: peak of the schedule of AdamW.
-      muon_learning_rate: peak of the schedule of Muon. An update has singular values of about 1,
-        times the square root of outputs over inputs if there are fewer inputs.
+      muon_learning_rate: peak of the schedule of Muon. Updates have singular values of about 1,
+        times the square root of outputs over inputs if inputs are fewer.
       muon_momentum: momentum of the gradients that Muon orthogonalises.
       warmup_steps: W, linear from 1 / W of the peak at the first step to the peak.
       schedule: after the warm-up: "polynomial" decay, "cosine" decay, "inverse_sqrt" decay, or
-        "wsd", constant at the peak until polynomial decay in the last steps (see `schedules`).
+        "wsd", the peak until a polynomial decay in the last steps (see
+        `optimizer.learning_rate_schedule`).
       decay_power: exponent of a polynomial decay; 1 for a linear one.
       decay_shape: of "polynomial" and "wsd": "power", or "one_minus_sqrt".
       decay_fraction: share of all steps in which "wsd" decays.
@@ -136,23 +137,22 @@ class OptimizerSettings:
       beta1, beta2, epsilon: Adam's.
       weight_decay: decoupled, on matrices and embeddings, not on biases and layer norms.
       clip_norm: largest global norm of the gradient; 0 for no clipping.
-      max_norm_ratio: a step whose gradient norm exceeds this many times its running geometric mean,
-        or is not finite, changes nothing but the count `skipped_steps`; 0 for no such guard.
+      max_norm_ratio: largest ratio of a gradient norm to its running geometric mean. A step above
+        it, or with a norm that is not finite, only counts as one of `skipped_steps`; 0 for no such
+        guard.
       ema_decay: share of the old value in an exponential moving average of all parameters, which
         evaluation and export then read; 0 for none. It is (1 + n) / (10 + n) at first.
-      embedding_update: "dense" to update the whole embedding table at every step, "rows" to update
-        the rows that a step touches and apply pending updates of the others when they are next
-        read.
-      layer_decay: d, rates of layer l of L layers, counted from 0, are multiplied by d^(L - l), and
+      embedding_update: "dense" updates the whole embedding table at every step. "rows" updates the
+        rows that a step touches, and others when a step next reads them.
+      layer_decay: d multiplies the rates of layer l of L layers, counted from 0, by d^(L - l), and
         those of the embeddings by d^(L + 1) (ELECTRA, ICLR 2020); 1 for the same rate everywhere.
-      frozen: names of groups of parameters, such as "embeddings", that are not trained (see
-        `stages`).
-      stages: (name, steps) of the first stages of a run: in each, the parameters with `name` in
-        their paths, such as "cross_attention", are trained alone for so many steps; afterwards all
-        are (see `stages`).
+      frozen: names of groups of parameters to leave untrained, such as "embeddings" (see `stages`).
+      stages: (name, steps) of the first stages of a run. For so many steps a stage trains only the
+        parameters with `name` in their paths, such as "cross_attention". The last stage trains all
+        (see `stages`).
       steps_before: steps that the optimizer's first state has taken; the schedule starts after.
-      restart_schedule: whether the schedule starts anew in every stage, over the stage's steps;
-        otherwise one schedule spans all stages.
+      restart_schedule: whether the schedule restarts in every stage, over the stage's steps.
+        Otherwise one schedule spans all stages.
     """
 
     learning_rate: float = schema.key(0.0001, at_least=0)
@@ -184,12 +184,12 @@ class OptimizerSettings:
         if 0 < self.max_norm_ratio <= 1:
             raise ValueError(
                 f"optimizer.max_norm_ratio is {self.max_norm_ratio}, must be above 1, such as 5, "
-                "or 0 for no guard: ordinary steps have about the mean norm"
+                "or 0 for no guard: usual steps have about the mean norm"
             )
         if self.steps_before and self.stages:
             raise ValueError(
-                f"optimizer.steps_before is {self.steps_before}, but optimizer.stages have an "
-                "optimizer each; leave out one of them"
+                f"optimizer.steps_before is {self.steps_before}, but each of optimizer.stages has "
+                "its own optimizer; set only one of the two"
             )
         if self.layer_decay != 1 and (self.embedding_update == "rows" or "layers" in self.frozen):
             raise ValueError(
@@ -204,12 +204,12 @@ class OptimizerSettings:
                 case (str(name), int(steps)) if name and steps > 0:
                     continue
             raise ValueError(
-                f"optimizer.stages are {self.stages}, must be pairs of a part of parameters' names "
+                f"optimizer.stages are {self.stages}, must be pairs of a part of parameter names "
                 'and a number of steps, at least 1, such as (("cross_attention", 1000),)'
             )
 
     def _check_rows(self):
-        """Raise ValueError for what would read or change every row of a table at every step."""
+        """Raise ValueError for settings that need every row of a table at every step."""
         dense = {"kind": "stable_adamw", "ema_decay": self.ema_decay or None}
         for key, value in dense.items():
             if getattr(self, key) == value:
@@ -225,13 +225,13 @@ class MeshSettings:
 
     Attributes:
       data, fsdp, model: devices along each axis; -1, at most once, for all remaining devices.
-      vocab_multiple: the rows of the embedding table are padded to a multiple of it, so that they
-        shard evenly; a multiple of the devices that they are sharded over.
+      vocab_multiple: padding brings the rows of the embedding table to a multiple of it. Take a
+        multiple of the devices that share the rows.
       rules: (logical axis, mesh axis or None) pairs; the first match applies.
-      slices: groups of devices between which the network is slower than within, such as TPU slices
-        or GPU machines; divides `data`, the one axis that goes across them.
+      slices: groups of devices with a slower network between them than within, such as TPU slices
+        or GPU machines. It divides `data`, the only axis across groups.
       shard_optimizer_over_data: whether each device along `data` keeps and updates its share of the
-        parameters and of the optimizer's state, and a step gathers the parameters once (ZeRO-1,
+        parameters and of the optimizer's state. A step then gathers the parameters once (ZeRO-1,
         Rajbhandari et al., 2020).
     """
 
@@ -255,16 +255,16 @@ class MeshSettings:
                 )
 
     def axes_of(self, name: str) -> tuple[str, ...]:
-        """Mesh axes that a logical axis is sharded over."""
+        """Mesh axes over which the rules shard a logical axis."""
         for logical, axes in self.rules:
             if logical == name:
                 return as_tuple(axes)
         return ()
 
     def table_axes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Mesh axes that the rows and the columns of the embedding table are sharded over.
+        """Mesh axes over which the rules shard rows and columns of the embedding table.
 
-        Of rules that would shard both over the same mesh axis only the first applies.
+        If rules shard both over the same mesh axis, only the first applies.
         """
         import flax.linen as nn
 

@@ -29,8 +29,8 @@ def make_mesh(settings: MeshSettings, devices: Sequence[jax.Device] | None = Non
 
 
 def _across_slices(shape: Sequence[int], slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
-    """Order the devices so that the data axis goes through the slices one after the other."""
-    # A slice is the devices of equal `slice_index`, or of one process if there are as many of them.
+    """Order the devices for a data axis that takes one slice after the other."""
+    # Devices of a slice share a `slice_index`, or a process if there are as many processes.
     found = {
         name: Counter(getattr(device, name, None) for device in devices)
         for name in ("slice_index", "process_index")
@@ -43,9 +43,9 @@ def _across_slices(shape: Sequence[int], slices: int, devices: Sequence[jax.Devi
     if not fitting:
         counts = (f"{len(sizes)} by {name}" for name, sizes in found.items())
         raise ValueError(
-            f"mesh.slices is {slices}, but the {len(devices)} devices are of other numbers of "
-            f"groups, or of unequal ones: {', '.join(counts)}; set mesh.slices to that of slices "
-            "or machines, or to 1 for a mesh that does not regard them"
+            f"mesh.slices is {slices}, but the {len(devices)} devices do not form so many groups "
+            f"of equal size: {', '.join(counts)}; set mesh.slices to the number of slices or "
+            "machines, or to 1 to ignore them"
         )
     within = (shape[0] // slices, *shape[1:])
     across = (slices, *(1 for _ in shape[1:]))
@@ -73,7 +73,7 @@ def _mesh_shape(settings: MeshSettings, num_devices: int) -> list[int]:
     if settings.slices < 1 or shape[0] % settings.slices:
         raise ValueError(
             f"mesh.slices is {settings.slices}, must be at least 1 and divide mesh.data, "
-            f"{shape[0]}: only the data axis goes across slices"
+            f"{shape[0]}: only the data axis crosses slices"
         )
     return shape
 
@@ -86,9 +86,9 @@ def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
 def host_parts(mesh: Mesh) -> tuple[tuple[int, ...], int]:
     """Return (indices, n): this host feeds these of n equal parts of each batch, ascending.
 
-    They are the fewest that make up the examples of the host's devices: one part if these examples
-    are consecutive (a mesh in the order of the hosts), else several (a mesh in the order of the
-    links). Hosts that hold the same examples, as when `model` spans hosts, feed the same parts.
+    They are the fewest parts with the examples of the host's devices. A mesh in the order of the
+    hosts needs one part, a mesh in the order of the links several. Hosts with the same examples, as
+    when `model` spans hosts, feed the same parts.
 
     Raises ValueError if the examples of two hosts overlap only partly.
     """
@@ -102,12 +102,12 @@ def host_parts(mesh: Mesh) -> tuple[tuple[int, ...], int]:
         sizes = set(Counter(device.process_index for device in mesh.devices.flat).values())
         if len(sizes) > 1:
             raise ValueError(
-                f"hosts have {' and '.join(map(str, sorted(sizes)))} devices; start on hosts of "
-                "equally many"
+                f"hosts have {' and '.join(map(str, sorted(sizes)))} devices; use hosts with "
+                "equal numbers"
             )
         raise ValueError(
-            f"mesh.model is {mesh.shape['model']}: hosts would share some rows of a batch and not "
-            "others; choose a divisor or a multiple of the devices of a host"
+            f"mesh.model is {mesh.shape['model']}: hosts would share only some rows of a batch; "
+            "choose a divisor or a multiple of the devices of a host"
         )
     owner = {shard: shards for shards in distinct for shard in shards}
     changes = [shard for shard in range(1, num_shards) if owner[shard] != owner[shard - 1]]
@@ -118,7 +118,7 @@ def host_parts(mesh: Mesh) -> tuple[tuple[int, ...], int]:
 
 
 def split(batch: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Shard a batch that every host holds over the devices, like a training batch."""
+    """Shard a batch, of which every host has a copy, like a training batch."""
     layout = batch_sharding(mesh)
     return jax.make_array_from_callback(batch.shape, layout, lambda index: batch[index])
 
@@ -147,7 +147,7 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSettings):
     """Return shardings of parameters by the rules for their boxes' logical axis names.
 
-    Raises ValueError if the devices that an axis is sharded over do not divide it.
+    Raises ValueError if the devices of a mesh axis do not divide the parameter's axis.
     """
     specs = nn.get_partition_spec(boxed_params)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, list(settings.rules))
@@ -156,11 +156,11 @@ def param_shardings(boxed_params, mesh: Mesh | AbstractMesh, settings: MeshSetti
 
 
 def split_over_data(arrays: Any) -> Any:
-    """Split the last axis of arrays of two axes and more over `data`, too, if it divides them.
+    """Split the last axis of arrays with at least two axes over `data`, too, if it divides them.
 
-    The last one, so that rows of a table stay whole: a device updates its columns of the rows that
-    a step touches. Smaller arrays are biases, and counts by row that every device needs. `arrays`
-    are shapes, dtypes and shardings.
+    The last axis keeps rows of a table whole: a device updates its columns of the rows that a step
+    touches. Arrays of one axis are biases, and counts by row that every device needs. `arrays` are
+    shapes, dtypes and shardings.
     """
 
     def split(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -183,21 +183,21 @@ def _check_divides(path, sharding: NamedSharding, param) -> None:
             factors = " x ".join(f"mesh.{axis}={number}" for axis, number in parts.items())
             raise ValueError(
                 f"{jax.tree_util.keystr(path, simple=True, separator='/')} {param.shape} has an "
-                f"axis of {size}, which is split over {factors} devices and must be a multiple of "
-                "them; change the size, the mesh or mesh.rules"
+                f"axis of {size}, but {factors} devices share it and must divide it; change the "
+                "size, the mesh or mesh.rules"
             )
 
 
 def placed(arrays: Any, params: Any) -> Any:
-    """Place arrays that every host holds on the devices, sharded as the parameters.
+    """Place arrays, of which every host has a copy, on the devices, sharded like parameters.
 
-    `params` are shapes, dtypes and shardings of all parameters, of which `arrays`, nested like
-    them, has the values of some. Raises ValueError for an array that is no parameter.
+    `params` are shapes, dtypes and shardings of all parameters. `arrays`, nested like them, are
+    values of some. Raises ValueError for an array that is no parameter.
     """
     found = dict(jax.tree.leaves_with_path(params))
     if unknown := [path for path, _ in jax.tree.leaves_with_path(arrays) if path not in found]:
         names = ", ".join(map(jax.tree_util.keystr, unknown))
-        raise ValueError(f"the run has no parameters {names}, which its initial ones have")
+        raise ValueError(f"the run has no parameters {names}, but its initial ones do")
 
     def place(path: tuple, array: Any) -> jax.Array:
         like = found[path]
@@ -208,7 +208,7 @@ def placed(arrays: Any, params: Any) -> Any:
 
 
 def padded_vocab_size(vocab_size: int, multiple: int) -> int:
-    """Round `vocab_size` up, so that the table shards evenly over any mesh axis in use."""
+    """Round `vocab_size` up to a `multiple`, which makes the table shard evenly."""
     padded = -(-vocab_size // multiple) * multiple
     if padded != vocab_size:
         logging.debug("vocabulary of %d padded to %d rows", vocab_size, padded)

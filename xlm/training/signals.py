@@ -1,4 +1,4 @@
-"""Graceful stop on a signal: a run ends after the step in flight."""
+"""Graceful stop after a signal: the run finishes its step."""
 
 import contextlib
 import logging
@@ -12,8 +12,8 @@ from jax.experimental import multihost_utils
 
 from xlm.common.interruption import Watch
 
-# Exit status of a run that stopped on request and saved its state, and should be restarted: a
-# temporary failure by sysexits.h, distinct from the status of an error or a kill.
+# Exit status of a run that stopped on request, saved its state and waits for a restart. In
+# sysexits.h it is a temporary failure, distinct from an error or a kill.
 EXIT_STOPPED = 75
 
 
@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def exit_if_stopped() -> Iterator[None]:
-    """End the process with `EXIT_STOPPED` where the block raises `Stopped`."""
+    """End the process with `EXIT_STOPPED` if the block raises `Stopped`."""
     try:
         yield
     except Stopped as stopped:
@@ -36,11 +36,10 @@ def exit_if_stopped() -> Iterator[None]:
 
 
 class StopRequest:
-    """Flag set by SIGTERM or Ctrl-C; a context manager.
+    """Flag that SIGTERM or Ctrl-C sets; a context manager.
 
-    A second Ctrl-C ends the program at once, a second SIGTERM has no effect. Several hosts must
-    stop after the same step: JAX handles SIGTERM and synchronises them, a Ctrl-C ends the program
-    at once.
+    A second Ctrl-C ends the program at once, a second SIGTERM has no effect. On several hosts JAX
+    handles SIGTERM, so that all stop after the same step, and a Ctrl-C ends the program at once.
     """
 
     def __init__(self) -> None:
@@ -76,5 +75,5 @@ class StopRequest:
 
 def _tell(number: int) -> None:
     again = ". A second Ctrl-C stops it hard, unsaved" if number == signal.SIGINT else ""
-    logging.warning("%s: the run ends the step or evaluation it is in, saves and stops%s",
+    logging.warning("%s: the run finishes its step or evaluation, saves and stops%s",
                     signal.Signals(number).name, again)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where metrics go besides the files of a run: its page, TensorBoard, Weights & Biases, MLflow."""
+"""Sinks of metrics besides the files of a run: its page, TensorBoard, Weights & Biases, MLflow."""
 
 import contextlib
 import logging
@@ -19,10 +19,10 @@ _LAST_SECONDS = 60  # that a run waits for a sink at its end
 
 
 class Sink:
-    """One of `SINKS`, in a thread of its own, so that it can fail or hang without the training."""
+    """One of `SINKS` in its own thread, where it may fail or hang without harm to the training."""
 
     def __init__(self, kind: str, folder: pathlib.Path, step: int):
-        """Open the sink of a run in `folder`, which has taken `step` steps."""
+        """Open the sink of a run in `folder` after `step` steps."""
         self._kind = kind
         self._queue: queue.SimpleQueue[tuple[dict[str, float], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(folder, step), daemon=True)
@@ -34,7 +34,7 @@ class Sink:
             self._queue.put(({name: float(one) for name, one in values.items()}, step))
 
     def close(self) -> None:
-        """Wait for what is under way, but not for long."""
+        """Wait for pending metrics, but not for long."""
         self._queue.put(None)
         self._thread.join(_LAST_SECONDS)
 
@@ -46,13 +46,13 @@ class Sink:
                     write(*one)
         except BaseException as error:  # a library may also raise SystemExit
             fault = f"{type(error).__name__}: {error}"
-            logging.warning("metrics go to %s no more (%s); the files have them", self._kind, fault)
+            logging.warning("%s failed (%s); the run's files keep its metrics", self._kind, fault)
 
 
 @contextlib.contextmanager
 def _tensorboard(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Write a new event file, which takes back what older files say of later steps."""
-    from tensorboardX import SummaryWriter  # imports PyTorch if installed, which is slow
+    """Write a new event file, which withdraws later steps of older files."""
+    from tensorboardX import SummaryWriter  # slow: it imports PyTorch if installed
 
     # Without the suffix, runs that resume within a second would share a file.
     suffix = f".{os.getpid()}.{step}"
@@ -62,14 +62,14 @@ def _tensorboard(folder: pathlib.Path, step: int) -> Iterator[Write]:
         def write(values: Mapping[str, float], step: int) -> None:
             for name, value in values.items():
                 writer.add_scalar(name, value, step)
-            writer.flush()  # or a run that is killed would lose them
+            writer.flush()  # a killed run must not lose them
 
         yield write
 
 
 @contextlib.contextmanager
 def _wandb(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Log to one run for all starts; steps are a metric, since wandb's own never go back."""
+    """Log to one run for all starts. Steps are a metric, since wandb's own steps never decrease."""
     import wandb
 
     name = _run(folder / "wandb.json", lambda: secrets.token_hex(4))
@@ -83,7 +83,6 @@ def _wandb(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Log to one run for all starts."""
     import mlflow
 
     def begin() -> str:
@@ -99,7 +98,7 @@ def _mlflow(folder: pathlib.Path, step: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def _report(folder: pathlib.Path, step: int) -> Iterator[Write]:
-    """Write the page of the run at its start and at each evaluation, which is also its end."""
+    """Write the page of the run at its start and at each evaluation, also the last."""
     is_train = folder.name == "train" and (folder.parent / "rows").exists()
     workdir = folder.parent if is_train else folder
     run, page = run_report.read(workdir), workdir / "report" if is_train else workdir
@@ -116,7 +115,7 @@ SINKS = {"report": _report, "tensorboard": _tensorboard, "wandb": _wandb, "mlflo
 
 
 def _run(path: pathlib.Path, begin: Callable[[], str]) -> str:
-    """Return the name of the run there that `path` holds, or else of a new one."""
+    """Return the name in `path` of a run of the service, or begin a new one."""
     if not path.exists():
         artifacts.write_json(path, {"run": begin()})
     return artifacts.read_object(path)["run"]

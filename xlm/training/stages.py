@@ -1,10 +1,10 @@
-"""Stages of a run: train some of the parameters first, each for some steps, and then all.
+"""Stages of a run: each trains some of the parameters for some steps, and the last trains all.
 
-VECO trains cross-attention alone before everything (Section 3, "Optimization Settings"). A stage is
-a run of its own that starts from the parameters of the one before. Its optimizer holds the state of
-only what it trains, and starts from zero: Adam corrects all moments by one count of steps, which
-old and new moments would not share. Frozen parameters are in no stage. They have no gradient, no
-moments and no part in the gradient's norm.
+VECO first trains only cross-attention (Section 3, "Optimization Settings"). A stage starts from the
+parameters of the one before. Its optimizer has moments only of its parameters, and starts them at
+zero: Adam corrects all moments by one count of steps, which old and new moments would not share. No
+stage trains frozen parameters. They have no gradient, no moments and no part in the gradient's
+norm.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def without(params: Any, part: Any) -> Any:
 
 
 def merged(params: Any, part: Any) -> Any:
-    """Copy nested dictionaries, adding the values of `part` or replacing values by them."""
+    """Copy nested dictionaries, with values added or replaced by those of `part`."""
     if not isinstance(part, Mapping):
         return part
     return {**params, **{key: merged(params.get(key, {}), x) for key, x in part.items()}}
@@ -76,10 +76,10 @@ def has_path(tree: Any, path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Steps `start` to `end` (exclusive), in which the same parameters are trained.
+    """Steps `start` to `end` (exclusive) that train the same parameters.
 
-    `trained` is part of the path of every trained parameter, "" for all parameters. Groups of
-    parameters in `frozen` are never trained.
+    `trained` is part of the path of every trained parameter, "" for all parameters. `frozen` names
+    groups of parameters that stay untrained.
     """
 
     trained: str
@@ -93,7 +93,7 @@ class Stage:
         return f"{what}{but}, steps {self.start} to {self.end}"
 
     def trained_part(self, params: Any) -> Any:
-        """Return the part of nested dictionaries of parameters that is trained."""
+        """Return the trained part of nested dictionaries of parameters."""
         return excluding(selected(params, self.trained), self.frozen)
 
 
@@ -105,8 +105,8 @@ def stages_of(settings: OptimizerSettings, num_steps: int) -> tuple[Stage, ...]:
         start += steps
     if start >= num_steps:
         raise ValueError(
-            f"optimizer.stages have {start} steps, must be fewer than train.num_steps {num_steps}, "
-            "in the rest of which all parameters are trained"
+            f"optimizer.stages have {start} steps, must have fewer than train.num_steps "
+            f"{num_steps}: the remaining steps train all parameters"
         )
     found.append(Stage("", start, num_steps, settings.frozen))
     for stage in found if settings.stages and settings.restart_schedule else ():
@@ -131,7 +131,7 @@ def stage_optimizer(
     settings: OptimizerSettings, stage: Stage, num_steps: int, tables: Sequence[str] = ()
 ) -> Optimizer:
     """Build the optimizer of a stage, whose gradients and state have only trained parameters."""
-    # A table that is not trained is read and never updated.
+    # Other tables are read and never updated.
     own = tuple(
         path
         for path in tables
@@ -145,7 +145,7 @@ def stage_optimizer(
     def of_stage(params):
         if stage.trained and not selected(params, stage.trained):
             raise ValueError(
-                f"optimizer.stages trains {stage.trained!r}, which is in no parameter's name; "
+                f"optimizer.stages trains {stage.trained!r}, which no parameter's name contains; "
                 f"there are {', '.join(_groups(params))} (cross-attention with "
                 "model.cross_attention)"
             )
@@ -171,6 +171,5 @@ def stage_optimizer(
 
 
 def _groups(params: Any) -> list[str]:
-    """Return the names of groups of parameters, such as "layers/attention"."""
     paths = (path[:2] for path, _ in jax.tree.leaves_with_path(nn.unbox(params)))
     return sorted({jax.tree_util.keystr(path, simple=True, separator="/") for path in paths})

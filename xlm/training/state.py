@@ -1,4 +1,4 @@
-"""State of a run, the content of a checkpoint in one donated pytree; table of its parameters."""
+"""State of a run, which a checkpoint holds, and a table of its parameters."""
 
 import dataclasses
 import math
@@ -15,8 +15,8 @@ from xlm.training.settings import PRNGS, as_tuple
 class TrainState:
     """State that a step reads and updates, after `step` (scalar int32) steps.
 
-    `key_data`, uint32, is the root random key. A step folds its number into it and never changes
-    it. An exact resume needs `extra`, learned state besides parameters such as a neighbour index.
+    `key_data`, uint32, is the root random key, which steps never change. `extra` is learned state
+    besides parameters, such as a neighbour index, which an exact resume needs too.
     """
 
     step: jax.Array
@@ -27,7 +27,6 @@ class TrainState:
 
     @property
     def root_key(self) -> jax.Array:
-        """Root random key."""
         implementation = {words: name for name, words in PRNGS.items()}[self.key_data.size]
         return jax.random.wrap_key_data(self.key_data, impl=implementation)
 

@@ -38,12 +38,12 @@ def train_step(
 ) -> tuple[TrainState, LossAndMetrics]:  # fmt: skip
     """Take one step: plan, gather the touched table rows, differentiate, update.
 
-    `objective` is the one of this step (`Objective.at_step`). Returns the next state, and sums and
-    weights of the step's metrics. `make_train_functions` compiles it with `state` donated.
+    `objective` is that of this step (`Objective.at_step`). Returns the next state, and sums and
+    weights of the step's metrics. `make_train_functions` compiles this with `state` donated.
     """
     key = jax.random.fold_in(jax.random.fold_in(state.root_key, _TRAIN_STREAM), state.step)
     if accumulation.steps > 1:
-        # All rows, since each part touches different ones.
+        # All rows, since microbatches touch different ones.
         trained, held = optimizer.read(state.params, state.opt_state, {})
         fixed = without(state.params, trained)
         grads, metrics, extra = accumulate(
@@ -74,7 +74,7 @@ def train_step(
 
 
 def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str, jax.Array]]:
-    """Split `trained`, with touched rows in place of tables, into all parameters and the rows."""
+    """Split `trained`, which has touched rows in place of tables, into all parameters and rows."""
     fixed = {path: ids for path, ids in touched.items() if not has_path(trained, path)}
     rows = gathered_rows(params, fixed)
     for path in touched:
@@ -87,7 +87,7 @@ def separate(trained: Any, params: Any, touched: Touched) -> tuple[Any, dict[str
 def refresh(
     objective: Objective, optimizer: Optimizer, names: tuple[str, ...], state: TrainState
 ) -> tuple[TrainState, LossAndMetrics]:
-    """Refresh the parts `names` of the extra state from parameters that are all up to date."""
+    """Apply pending updates, then refresh the parts `names` of the extra state."""
     state = apply_pending_updates(optimizer, state)
     extra, report = objective.refresh(state.params, state.extra, names, state.step)
     return dataclasses.replace(state, extra=extra), report
@@ -103,20 +103,19 @@ def apply_pending_updates(optimizer: Optimizer, state: TrainState) -> TrainState
 class TrainFunctions:
     """Compiled functions of a stage of a run, and the sharding of its state.
 
-    Made by `make_train_functions`. Most runs have one stage. `train_step`, `refresh` and
-    `apply_pending_updates` donate the state.
+    Most runs have one stage. `train_step`, `refresh` and `apply_pending_updates` donate the state.
 
     Attributes:
-      init: (seed, given=None) -> initial state, created sharded, with the parameters `given`
-        (`sharding.placed`), which are donated, in place of random ones.
+      init: (seed, given=None) -> initial sharded state. The parameters `given` (`sharding.placed`)
+        replace random ones, and are donated.
       train_step: (objective of the step, state, batch) -> (state, LossAndMetrics).
       refresh: (names, state) -> (state with these parts of the extra state refreshed, report).
       apply_pending_updates: state -> state with all parameters up to date.
       abstract_state: shapes, dtypes and shardings of the state, for restoring.
-      begin: state after the stage before, with no pending updates -> first state of this stage.
-      following: functions of the next stage; None for the last one.
-      averaged: state -> state with the parameters that evaluation and export read; None if these
-        are the trained ones.
+      begin: last state of the stage before, without pending updates -> first state of this stage.
+      following: functions of the next stage, if any.
+      averaged: state -> state with the parameters for evaluation and export; None if these are the
+        trained ones.
       gathered: parameters -> the same, without the split over `data` that updates have.
     """
 
@@ -140,7 +139,7 @@ class TrainFunctions:
         return self.following.at_step(step)
 
     def after(self, steps_taken: int) -> "TrainFunctions":
-        """Return the functions of the last of so many steps; a checkpoint holds their state."""
+        """Return the functions of the last of so many steps, whose state a checkpoint holds."""
         return self.at_step(max(steps_taken - 1, 0))
 
     def abstract_after(self, steps_taken: int) -> TrainState:
@@ -155,9 +154,9 @@ def make_train_functions(
 ) -> TrainFunctions:  # fmt: skip
     """Compile (lazily) the functions of a training run; return those of its first stage.
 
-    An abstract `mesh` gives the state's shardings only. `num_steps` is the length of the learning
+    An abstract `mesh` only gives the state's shardings. `num_steps` is the length of the learning
     rate schedule, `prng` one of `xlm.training.settings.PRNGS`. Raises ValueError if the optimizer's
-    stages or its schedule do not fit the run.
+    stages or schedule do not fit the run.
     """
     found: TrainFunctions | None = None
     for stage in reversed(stages_of(optimizer_settings, num_steps)):
@@ -174,12 +173,9 @@ def _stage_functions(
     mesh: Mesh | AbstractMesh, accumulation: Accumulation, prng: str, stage: Stage,
     following: TrainFunctions | None,
 ) -> TrainFunctions:  # fmt: skip
-    """Build the functions of a stage; see `make_train_functions`."""
-
-    # Jitted so that it is traced once, for the shapes and for `init`.
+    # Jitted to trace it once, for the shapes and for `init`.
     @functools.partial(jax.jit, inline=True)
     def boxed_state(seed: jax.Array) -> TrainState:
-        """Build the initial state, with parameters boxed with their logical axis names."""
         root = jax.random.key(seed, impl=prng)
         params = objective.init(jax.random.fold_in(root, _INIT_STREAM))
         return TrainState(
@@ -202,7 +198,7 @@ def _stage_functions(
         )
         shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
         optimizer = sharded_over_data(optimizer, params, whole.params, objective.used_dtype)
-    metrics = sharding.replicated(mesh)  # since every host reads them
+    metrics = sharding.replicated(mesh)  # every host reads them
 
     def init(seed: jax.Array, given: Any = None) -> TrainState:
         state = nn.unbox(boxed_state(seed))
@@ -213,7 +209,7 @@ def _stage_functions(
     whole_shardings = jax.tree.map(lambda x: x.sharding, whole.params)
 
     def begin(state: TrainState) -> TrainState:
-        params = jax.device_put(state.params, shardings.params)  # of what is trained now
+        params = jax.device_put(state.params, shardings.params)  # of the newly trained ones
         return dataclasses.replace(state, params=params, opt_state=new_opt_state(params))
 
     def refresh_whole(names: tuple[str, ...], state: TrainState) -> Any:

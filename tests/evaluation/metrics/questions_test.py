@@ -106,7 +106,7 @@ class AnswerTest(parameterized.TestCase):
 
     def test_wrong_input_is_told(self):
         score = questions.answer_scores
-        with self.assertRaisesRegex(ValueError, "prediction for q9, which is no question"):
+        with self.assertRaisesRegex(ValueError, "prediction for q9, but no such question"):
             score({"q1": ["x"]}, {"q1": "x", "q9": "y"}, questions.normalize_squad)
         with self.assertRaisesRegex(ValueError, "question q1 has no gold answer; .* squad2"):
             score({"q1": []}, {"q1": "x"}, questions.normalize_squad)
@@ -152,7 +152,7 @@ class Squad2Test(parameterized.TestCase):
         threshold, score = questions.best_null_threshold(gold, predictions, {"a": 0.0, "b": 0.0})
         self.assertLess(threshold, 0)
         self.assertEqual(score, 1 / 2)
-        with self.assertRaisesRegex(ValueError, "question b has no prediction or no null"):
+        with self.assertRaisesRegex(ValueError, "question b lacks a prediction or a null"):
             questions.best_null_threshold({"a": [], "b": []}, {"a": "", "b": ""}, {"a": 0.0})
         # Unanswered questions are wrong.
         found = questions.squad2_scores({"1": [], "2": ["x"], "3": []}, {"1": "", "2": "x"})
@@ -248,5 +248,5 @@ class BestAnswersTest(parameterized.TestCase):
     def test_wrong_input_is_told(self):
         start, end, features = random_windows(0)
         features["examples"] = np.zeros(13, int)
-        with self.assertRaisesRegex(ValueError, "not those of 5 questions"):
+        with self.assertRaisesRegex(ValueError, "must number 5 questions"):
             questions.best_answers(start, end, **features)

@@ -1,5 +1,5 @@
 """Scores of the downstream tasks, by the rules of each dataset's official script.
 
-Functions of labels, answers or vectors (numpy), without models, files or jax. Scores are between 0
-and 1, correlations between -1 and 1.
+The functions take labels, answers or vectors (numpy), without models, files or jax. Scores are
+between 0 and 1, correlations between -1 and 1.
 """

@@ -20,8 +20,8 @@ def scores(
     right, found = np.asarray(gold), np.asarray(predicted)
     if right.shape != found.shape or right.ndim != 1 or not len(right):
         raise ValueError(
-            f"{len(found)} predictions for {len(right)} gold labels; scores need one for each of "
-            "at least one example"
+            f"{len(found)} predictions for {len(right)} gold labels; give one for each example, "
+            "and at least one example"
         )
     if not np.all(np.isfinite(found)):
         raise ValueError(f"prediction {np.argmin(np.isfinite(found))} is not a finite number")
@@ -38,7 +38,7 @@ def set_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def _correlation(score: Scorer) -> Scorer:
-    """Return a correlation that is 0 if one side is constant, so that it is undefined."""
+    """Return a correlation that is 0, instead of undefined, if one side is constant."""
 
     def found(gold: np.ndarray, predicted: np.ndarray) -> float:
         is_constant = any(np.all(side == side[0]) for side in (gold, predicted))
@@ -60,6 +60,6 @@ SCORERS: dict[str, Scorer] = {
     "macro_f1": functools.partial(_f1, average="macro"),
     "matthews": _correlation(sklearn_metrics.matthews_corrcoef),  # GLUE: CoLA
     "pearson": _correlation(_pearson),  # GLUE: STS-B
-    # Of the ranks, with ties sharing theirs.
+    # Of the ranks, which ties share.
     "spearman": _correlation(lambda gold, predicted: stats.spearmanr(gold, predicted)[0]),
 }

@@ -1,8 +1,8 @@
 """Scores of extractive question answering, and answers from the logits of sliding windows.
 
-Each dataset has its own rule of which texts count as the same answer. XTREME scores XQuAD and
-TyDiQA-GoldP by the script of SQuAD 1.1, with its English articles and ASCII punctuation, in every
-language. Only MLQA has a rule for each language. `normalizer` follows XTREME, as the papers do.
+Each dataset has its own rule for equal answers. XTREME scores XQuAD and TyDiQA-GoldP by the script
+of SQuAD 1.1, with its English articles and ASCII punctuation, in every language. Only MLQA has a
+rule for each language. `normalizer` follows XTREME, as the papers do.
 """
 
 import collections
@@ -20,7 +20,7 @@ from absl import logging
 Gold = Mapping[str, Sequence[str]]
 Normalize = Callable[[str], str]
 
-# Score of an answer without a span; finite, so that JSON can hold it.
+# Score of an answer without a span; finite, as JSON needs.
 NO_SPAN = float(np.finfo(np.float32).min)
 
 _ARTICLES = {
@@ -56,7 +56,7 @@ def normalize_squad(text: str) -> str:
 def normalize_mlqa(text: str, language: str) -> str:
     """Normalise as `normalize_squad`, but by Unicode's punctuation and the language's articles.
 
-    In Chinese, each Han character is a word. The rule of MLQA's evaluation script, version 1.
+    In Chinese, each Han character is a word. This is the rule of MLQA's script, version 1.
     """
     kept = "".join(c for c in text.lower() if not _is_punctuation(c))
     if articles := _ARTICLES[language]:
@@ -75,16 +75,17 @@ def answer_scores(
 ) -> dict[str, float]:
     """Return mean "f1" over words and "exact_match", each the best over a question's gold answers.
 
-    The rule of the scripts of SQuAD 1.1 and MLQA: an unanswered question scores 0, and so does the
-    F1 of two answers that normalisation empties. `gold` has one answer or more by question id.
-    Raises ValueError for no questions, a question without gold answers, or predictions for others.
+    This is the rule of the scripts of SQuAD 1.1 and MLQA: an unanswered question scores 0, and so
+    does the F1 of two answers that normalisation empties. `gold` has at least one answer by
+    question id. Raises ValueError for no questions, a question without gold answers, or predictions
+    for others.
     """
     _check(gold, predictions)
     for question, answers in gold.items():
         if not answers:
             raise ValueError(
-                f"question {question} has no gold answer; data with unanswerable questions is of "
-                "the task squad2"
+                f"question {question} has no gold answer; use the task squad2 for data with "
+                "unanswerable questions"
             )
     return _means(_scores(gold, predictions, normalize, empty_is_answer=False))
 
@@ -92,9 +93,10 @@ def answer_scores(
 def squad2_scores(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return mean "f1" and "exact_match" if questions may have no answer: then only "" is right.
 
-    The rule of the script of SQuAD 2.0, with one exception. It leaves unanswered questions out of
-    the means, which would reward skipping hard ones; here they score 0. `gold` lists no answers for
-    an unanswerable question. Raises ValueError for no questions, or predictions for others.
+    This is the rule of SQuAD 2.0's script, with one exception. The script leaves unanswered
+    questions out of the means, which would reward skipping hard ones. Here they score 0. `gold`
+    lists no answers for an unanswerable question. Raises ValueError for no questions, or
+    predictions for others.
     """
     _check(gold, predictions)
     return _means(_scores(gold, predictions, normalize_squad, empty_is_answer=True))
@@ -118,16 +120,16 @@ def best_null_threshold(
 ) -> tuple[float, float]:
     """Return the threshold for `withhold` with the best score, and that score.
 
-    As in SQuAD 2.0's script, all questions start unanswered and are answered in the order of their
-    null differences (null score minus the answer's score). An answered question adds its score; an
-    unanswerable one takes its own away. The first best threshold is taken. The script also counts
-    thresholds between equal differences, which no rule can apply; here only the last of them is
-    one. `predictions` are the best answers, none withheld. Raises ValueError as `squad2_scores`, or
-    for a question without a prediction or a difference.
+    As in SQuAD 2.0's script, all questions start unanswered, and the threshold passes their null
+    differences (null score minus the answer's score) in order. An answered question adds its score,
+    an unanswerable one loses its own. The first best threshold counts. The script also counts
+    thresholds between equal differences, which no rule can apply. Here only the last of them
+    counts. `predictions` are the best answers, without any withheld. Raises ValueError as
+    `squad2_scores`, or for a question without a prediction or a difference.
     """
     _check(gold, predictions)
     if missing := set(gold) - (set(predictions) & set(null_differences)):
-        raise ValueError(f"question {min(missing)} has no prediction or no null difference")
+        raise ValueError(f"question {min(missing)} lacks a prediction or a null difference; add it")
     answered = _scores(gold, predictions, normalize_squad, empty_is_answer=True)
     order = sorted(gold, key=lambda question: null_differences[question])
     differences = np.array([null_differences[question] for question in order])
@@ -141,9 +143,12 @@ def best_null_threshold(
 
 def _check(gold: Gold, predictions: Mapping[str, str]) -> None:
     if not gold:
-        raise ValueError("there are no questions to score")
+        raise ValueError("there are no questions to score; give gold data")
     if extra := set(predictions) - set(gold):
-        raise ValueError(f"prediction for {min(extra)}, which is no question of the gold data")
+        raise ValueError(
+            f"there is a prediction for {min(extra)}, but no such question in the gold data; use "
+            "predictions and gold data of the same questions"
+        )
     if missing := set(gold) - set(predictions):
         logging.warning("%d questions have no prediction and score 0", len(missing))
 
@@ -169,12 +174,12 @@ def _scores(
 
 
 def _answers(answers: Sequence[str]) -> list[str]:
-    """Answers that normalisation does not empty: SQuAD 2.0 counts no others."""
+    """Return answers that normalisation does not empty: SQuAD 2.0 counts no others."""
     return [answer for answer in answers if normalize_squad(answer)]
 
 
 def _f1(predicted: str, right: str, empty_is_answer: bool) -> float:
-    """F1 of the words of two normalised answers, counted as often as they occur."""
+    """Return the F1 of the words of two normalised answers, repetitions included."""
     ours, theirs = predicted.split(), right.split()
     if empty_is_answer and not (ours and theirs):
         return float(ours == theirs)
@@ -205,7 +210,7 @@ _NOTHING = Span("", 0, NO_SPAN)
 class Found:
     """Distinct spans in the windows of a question, best first, and the score of "no answer".
 
-    That is the lowest start + end at `<s>`, the first token, of all windows.
+    That score is the lowest start + end at `<s>`, the first token, of all windows.
     """
 
     spans: tuple[Span, ...]
@@ -230,19 +235,22 @@ def best_answers(
 
     A span (s, e) scores start[s] + end[e]. Its ends are among the `n_best` highest allowed starts
     and ends of its window, s <= e < s + max_answer_length, both lie in the context, and s has the
-    most context in this window (SQuAD's baselines, Devlin et al. 2019). White space at the edges of
-    a span is cut off, and empty spans are left out. At most `n_best` spans are returned. Raises
-    ValueError for a question without window.
+    most context in this window (SQuAD's baselines, Devlin et al. 2019). This strips white space
+    from spans, drops empty ones, and returns at most `n_best`. Raises ValueError for a question
+    without window.
 
     Args:
       start, end: [N, L] logits of N windows of L tokens.
-      offsets: [N, L, 2] first character of each token in its context, and the one after its last.
-      answerable: [N, L] whether a token is one of the context.
+      offsets: [N, L, 2] first character of each token in its context, and its end.
+      answerable: [N, L] whether a token is part of the context.
       max_context: [N, L] whether no other window has more context around the token.
       examples: [N] number of each window's question, an index into `contexts` [E].
     """
     if not np.array_equal(np.unique(examples), np.arange(len(contexts))):
-        raise ValueError(f"the windows are not those of {len(contexts)} questions, from 0 on")
+        raise ValueError(
+            f"examples must number {len(contexts)} questions from 0, each with a window; give the "
+            "windows of all"
+        )
     null_scores = np.full(len(contexts), np.inf)
     null = start[:, 0].astype(np.float64) + end[:, 0]
     np.minimum.at(null_scores, examples, null)
@@ -267,7 +275,7 @@ _WINDOWS_AT_ONCE = 2048  # bounds the memory of all pairs of starts and ends
 def _pairs(
     starts: np.ndarray, ends: np.ndarray, n_best: int, max_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Allowed pairs of the `n_best` starts and ends of each window: window, start, end, score."""
+    """Return allowed pairs of each window's `n_best` starts and ends: window, start, end, score."""
     parts = []
     for first in range(0, len(starts), _WINDOWS_AT_ONCE):
         one, other = (x[first : first + _WINDOWS_AT_ONCE] for x in (starts, ends))

@@ -1,8 +1,7 @@
 """Finding translations by sentence vectors: nearest neighbours (Tatoeba), mining pairs (BUCC).
 
 Neighbours are exact, by matrix products over blocks of the queries, so memory is a block times the
-targets. At the sizes of BUCC this takes seconds, as long as an exact search by faiss, which is
-therefore not used.
+targets. At the sizes of BUCC this takes seconds, as long as an exact search by faiss.
 """
 
 import collections
@@ -22,7 +21,7 @@ MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def nearest_accuracy(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Share of queries [N, D] whose nearest target [N, D] by cosine has the same index.
+    """Return the share of queries [N, D] whose nearest target [N, D] by cosine has the same index.
 
     Queries are English in XTREME's Tatoeba score. Zero vectors find nothing.
     """
@@ -47,7 +46,7 @@ def nearest_neighbours(
         block = slice(start, start + _BLOCK)
         scores = _unit(queries[block]) @ targets_t
         rows = np.arange(len(scores))
-        # k passes for the maximum: for few neighbours several times as fast as a partition.
+        # For few neighbours, k passes for the maximum are several times faster than a partition.
         for rank in range(k):
             best = np.argmax(scores, axis=1)
             found[block, rank] = best
@@ -77,13 +76,16 @@ def mine(sources: np.ndarray, targets: np.ndarray, *, margin: str = "ratio", k: 
         score(x, y) = margin(cos(x, y), (mean_z cos(x, z) + mean_z cos(y, z)) / 2)
 
     z are the k neighbours of x among the targets, and of y among the sources, given sentence
-    vectors [N, D] and [M, D]. Each sentence of both sides chooses the best of its k neighbours; of
-    these pairs, best first, each sentence is in one only. `margin` is a key of `MARGINS`;
+    vectors [N, D] and [M, D]. Each sentence of both sides chooses the best of its k neighbours.
+    From these pairs, best first, each sentence enters only one. `margin` is a key of `MARGINS`;
     "absolute" is the bare cosine. Defaults are XTREME's for BUCC. Raises ValueError for a side
     without sentences.
     """
     if not len(sources) or not len(targets):
-        raise ValueError(f"nothing to mine in {len(sources)} and {len(targets)} sentences")
+        raise ValueError(
+            f"there is nothing to mine in {len(sources)} and {len(targets)} sentences; give some "
+            "on both sides"
+        )
     forward, its_targets = nearest_neighbours(sources, targets, k)
     backward, its_sources = nearest_neighbours(targets, sources, k)
     ahead, back = forward.mean(axis=1), backward.mean(axis=1)
@@ -110,8 +112,8 @@ def mine(sources: np.ndarray, targets: np.ndarray, *, margin: str = "ratio", k: 
 def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return [U] first occurrences of the texts, and [U] whether each is the only one.
 
-    As in BUCC's baseline, a repeated text is searched once, and no pair is made of it, as nothing
-    tells which of its ids would be right.
+    As in BUCC's baseline, a repeated text takes part in the search once. It enters no pair, since
+    any of its ids could be right.
     """
     stripped = [text.strip() for text in texts]
     counts = collections.Counter(stripped)
@@ -124,9 +126,9 @@ def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def best_threshold(scores: np.ndarray, right: np.ndarray, gold: int) -> tuple[float, float]:
     """Return the score threshold with the best F1 of pairs, and that F1; 0 and 0 if none is right.
 
-    The rule of BUCC's baseline: pairs are taken best first, those of equal score together. The
-    threshold is half way between the last one taken and the next. The first best counts. `scores`
-    [P] and `right` [P] may be in any order.
+    The rule is that of BUCC's baseline, which takes pairs best first, and equal scores together.
+    The threshold is half way between the last one taken and the next. The first best counts.
+    `scores` [P] and `right` [P] may be in any order.
     """
     order = np.argsort(-scores, kind="stable")
     ranked, correct = scores[order], np.cumsum(right[order])
@@ -147,7 +149,7 @@ def mining_scores(
     """Return "f1", "precision", "recall" of distinct id pairs (BUCC); ValueError without gold."""
     wanted, found = set(gold), set(predicted)
     if not wanted:
-        raise ValueError("there are no gold pairs to score against")
+        raise ValueError("there are no gold pairs to score against; give some")
     right = len(wanted & found)
     return {
         "f1": 2 * right / (len(wanted) + len(found)),
@@ -161,8 +163,8 @@ def ranking_scores(
 ) -> dict[str, float]:
     """Return "accuracy" at 1, and "mrr" and "ndcg" at 10, of N queries [N, D], ranked by cosine.
 
-    `gold` are the rows of `candidates` [M, D] that belong to each query, at least one. All of them
-    gain 1. Zero vectors find nothing.
+    `gold` has the rows of `candidates` [M, D] that belong to each query, at least one. Each has a
+    gain of 1. Zero vectors find nothing.
     """
     _, found = nearest_neighbours(queries, candidates, 10)
     there = np.linalg.norm(queries, axis=1) > 0

@@ -1,7 +1,7 @@
 """Scores of one tag a word: named entities (WikiANN) and parts of speech (UD-POS), by seqeval.
 
-Both count chunks, as XTREME's evaluation does: a chunk is right if its type, first word and last
-word are. seqeval's default mode, that of conlleval, reads any sequence of tags: a chunk starts at
+Both count chunks, as XTREME's evaluation does: a right chunk has the right type, first word and
+last word. seqeval's default mode, that of conlleval, reads any sequence of tags: a chunk starts at
 B-, and also at I- after O, after another type, or at the start of a sentence.
 """
 
@@ -33,12 +33,12 @@ def part_of_speech_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return "f1", "precision", "recall" of parts of speech as in XTREME; "accuracy" over words.
 
     XTREME's evaluate.py gives the bare tags to seqeval, so its F1, which papers print, is over
-    chunks: a run of words with the same tag. One wrong word makes the run wrong. Each word of SCONJ
+    chunks: runs of words with the same tag. One wrong word makes the run wrong. Each word of SCONJ
     and SYM is a chunk, since seqeval takes their S for "single".
 
-    The seqeval of 2020, with which XTREME was published, takes the whole tag for the type. Since
-    version 1 it cuts off the first letter, which makes CCONJ and SCONJ one type. Tags are therefore
-    spelled so that both read the same: "S-SCONJ", "I-NOUN".
+    The seqeval of 2020, that of XTREME, takes the whole tag for the type. Since version 1 it cuts
+    off the first letter, which makes CCONJ and SCONJ one type. We spell tags for the same result in
+    both: "S-SCONJ", "I-NOUN".
     """
     chunks = entity_scores(_as_chunks(gold), _as_chunks(predicted))
     return chunks | {"accuracy": _accuracy(gold, predicted)}
@@ -53,7 +53,7 @@ def word_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
 
 
 def spans(sentences: Tags, scorer: str) -> list[set[tuple[str, int, int]]]:
-    """Return each sentence's chunks (type, first word, last word) that a scorer's F1 counts."""
+    """Return each sentence's chunks (type, first word, last word) in a scorer's F1."""
     chunks = _as_chunks(sentences) if scorer == "part_of_speech" else sentences
     return [set(get_entities(tags)) for tags in _as_iobes(chunks)]
 
@@ -64,7 +64,7 @@ def _accuracy(gold: Tags, predicted: Tags) -> float:
 
 
 def _as_iobes(sentences: Tags) -> list[list[str]]:
-    """Tags with a type, of letters that seqeval's default mode knows: I for M, E for L, S for U."""
+    """Add a type, and use letters of seqeval's default mode: I for M, E for L, S for U."""
     other = {"M-": "I-", "L-": "E-", "U-": "S-"}
     typed = [[tag if "-" in tag or tag == "O" else f"{tag}-_" for tag in one] for one in sentences]
     return [[other.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in typed]
@@ -77,13 +77,14 @@ def _as_chunks(sentences: Tags) -> list[list[str]]:
 def _check(gold: Tags, predicted: Tags) -> None:
     if len(gold) != len(predicted) or not gold:
         raise ValueError(
-            f"{len(predicted)} tagged sentences for {len(gold)} gold sentences; scores need one "
-            "for each of at least one sentence"
+            f"{len(predicted)} tagged sentences for {len(gold)} gold sentences; give one for each, "
+            "and at least one"
         )
     for number, (right, found) in enumerate(zip(gold, predicted, strict=True)):
         if len(right) != len(found):
             raise ValueError(
-                f"sentence {number}: {len(found)} predicted tags for {len(right)} words"
+                f"sentence {number}: {len(found)} predicted tags for {len(right)} words; give one "
+                "for each word"
             )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from xlm.common import packages
 
-# Tokenizers of BLEU, without downloads, for languages that the default of mteval-v13a does not cut
-# into words. Results with MeCab for Japanese and Korean differ.
+# Tokenizers of BLEU that need no download, for languages without words in the default of
+# mteval-v13a. Results with MeCab for Japanese and Korean differ.
 _TOKENIZERS = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "ko", "th", "lo", "km", "my"), "char"),
@@ -22,31 +22,31 @@ def scores(references: Sequence[str], hypotheses: Sequence[str], language: str) 
 
       bleu             with case, of plain text: "sacreBLEU" (VECO, Tables 3 and 4)
       chrf             F2 of character 6-grams, chrF2 (Popovic 2015)
-      chrf++           the same of words and pairs of words, too (Popovic 2017)
-      tokenized_bleu   without case or smoothing, as multi-bleu.perl -lc has it: "BLEU" (ibid.)
+      chrf++           the same, also of words and pairs of words (Popovic 2017)
+      tokenized_bleu   without case or smoothing, like multi-bleu.perl -lc: "BLEU" (ibid.)
 
-    multi-bleu.perl expects tokenised text and cuts it at blanks. Here plain text is tokenised as
-    for `bleu`: papers use the scripts of Moses, which differ a little and are not part of
-    sacreBLEU. `language` is the code of the target language, for its tokenizer, with or without
-    script or region. Raises ValueError if there are no sentences, or the lengths differ.
+    multi-bleu.perl splits tokenised text at blanks. Here plain text has the tokens of `bleu`:
+    papers use the scripts of Moses, which differ a little and are not part of sacreBLEU. `language`
+    is the code of the target language, for its tokenizer, with or without script or region. Raises
+    ValueError if there are no sentences, or the lengths differ.
     """
     if len(references) != len(hypotheses) or not references:
         raise ValueError(
-            f"{len(hypotheses)} translations for {len(references)} references; BLEU needs one for "
-            "each of at least one sentence, in the same order"
+            f"{len(hypotheses)} translations for {len(references)} references; give one for each, "
+            "in the same order, and at least one"
         )
     percentages = {
         name: metric.corpus_score(list(hypotheses), [list(references)]).score
         for name, metric in _metrics(language).items()
     }
-    # A perfect BLEU, the exponential of a mean of logarithms, is a little above 100.
+    # Rounding makes a perfect BLEU, the exponential of a mean of logarithms, exceed 100.
     return {name: min(score / 100, 1.0) for name, score in percentages.items()}
 
 
 def mean_chrf(texts: Sequence[str]) -> dict[str, float]:
     """Return each distinct text's mean sentence chrF, 0 to 100, against all (Eikema and Aziz 2022).
 
-    The text with the largest one is the choice of minimum Bayes risk among samples.
+    The largest is the choice of minimum Bayes risk among samples.
     """
     chrf, counts = _metrics("")["chrf"], collections.Counter(texts)
     return {
@@ -58,7 +58,7 @@ def mean_chrf(texts: Sequence[str]) -> dict[str, float]:
 
 def compared(references: Any, systems: Mapping[str, Any], language: str) -> dict[str, list[Any]]:
     """Return sacreBLEU's `Result`s by metric: paired bootstrap against the first (Koehn 2004)."""
-    # By name, which the two kinds of BLEU share.
+    # sacreBLEU's results are by name, and both kinds of BLEU have the same.
     metrics = {key: one for key, one in _metrics(language).items() if key != "tokenized_bleu"}
     from sacrebleu.significance import PairedTest
 
@@ -66,7 +66,7 @@ def compared(references: Any, systems: Mapping[str, Any], language: str) -> dict
 
 
 def signatures(language: str) -> dict[str, str]:
-    """Return sacreBLEU's signature of each of `scores`, to be reported with them."""
+    """Return sacreBLEU's signature of each of `scores`, to report with them."""
     found = {}
     for name, metric in _metrics(language).items():
         metric.corpus_score([""], [[""]])  # a signature has the number of references
@@ -80,7 +80,7 @@ def _metrics(language: str) -> dict[str, Any]:
         from sacrebleu.metrics.chrf import CHRF
     without_script = re.split("[-_]", language)[0].lower()
     tokenizer = _TOKENIZERS.get(without_script, _DEFAULT_TOKENIZER)
-    # "force" does not change scores: no warning about text that looks tokenised.
+    # "force" only suppresses a warning about text that looks tokenised.
     options: dict[str, Any] = {"tokenize": tokenizer, "force": True}
     return {
         "bleu": BLEU(**options),

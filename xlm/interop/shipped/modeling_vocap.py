@@ -1,9 +1,9 @@
 """Encoders of this folder for PyTorch: `AutoModel.from_pretrained(folder, trust_remote_code=True)`.
 
-Copied beside the weights of an encoder that `transformers` has no class for: gated or relative
+It lies beside the weights of an encoder for which `transformers` has no class: gated or relative
 biases by distance, other orders of norms, half embeddings, cross-attention, heads on mean states.
-It needs torch and transformers alone. Parameters have the names and shapes of the file: kernels
-[in, out], and an axis of layers first where the name begins with "layers".
+It needs only torch and transformers. Parameters have the names and shapes of the file. Kernels are
+[in, out], and names in "layers" have a leading axis of layers.
 """
 
 import math
@@ -22,7 +22,7 @@ from transformers.modeling_outputs import (
 
 
 class VocapConfig(PretrainedConfig):
-    """Settings of config.json; the attributes are those of the encoder that was exported."""
+    """Settings of config.json; the attributes are those of the exported encoder."""
 
     model_type = "vocap-encoder"
 
@@ -131,7 +131,7 @@ def rotated(x, cos, sin):
 
 
 class Mlp(nn.Module):
-    """Dense, GELU, dense; or gated by another dense layer."""
+    """Dense, GELU, dense, perhaps with a gate, another dense layer."""
 
     def __init__(self, config):
         super().__init__()
@@ -147,7 +147,7 @@ class Mlp(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Embeddings of tokens, projected where their width differs, and of any positions."""
+    """Embeddings of tokens, projected if their width differs, and of any positions."""
 
     def __init__(self, config):
         super().__init__()
@@ -180,7 +180,7 @@ class Distances(nn.Module):
         index = torch.arange(length, device=self.bias.device)
         distance = index[None] - index[:, None]
         half, exact = self.buckets // 2, self.buckets // 4
-        # Logarithms in Python, since each runtime rounds its own way.
+        # Logarithms in Python, since runtimes round differently.
         scale = (half - exact) / math.log(self.most / exact)
         of_size = [exact + math.floor(math.log(size / exact) * scale + 1e-9)
                    for size in range(exact, self.most)]  # fmt: skip
@@ -338,7 +338,7 @@ class VocapForMaskedLM(VocapModel):
 
 
 class _ForTask(VocapModel):
-    """An encoder with the head of a task, whose modules `dense` and `output` are in the file."""
+    """An encoder with the head of a task, whose modules are in the file."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]
 
