@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, such as the folders that `datasets` saves; needs pyarrow."""
+"""Rows of Parquet and Arrow files, such as those that `datasets` saves; needs pyarrow."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ def is_arrow(path: pathlib.Path) -> bool:
 
 
 def read_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; classes that `datasets` numbers get their names, hidden ones None.
+    """Yield the rows of a file; numbered classes of `datasets` get their names, hidden ones None.
 
     Raise ValueError if the file is damaged, or pyarrow is not installed.
     """
@@ -39,7 +39,7 @@ def read_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
                     yield row | {key: _named(row[key], names[key]) for key in names}
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
+            f"{path}: cannot be read ({error}); it may be truncated or damaged: download it again"
         ) from error
 
 

@@ -171,9 +171,9 @@ class TextTest(_CorpusTest):
         with self.assertLogs(level="WARNING") as logs:
             self.assertEqual(self.load(text=(".",)), alone)
         self.assertLen(logs.output, 3)
-        self.assertRegex(logs.output[0], "sw.csv: skipped, it is no .txt or .jsonl")
-        self.assertRegex(logs.output[1], "sw.json: skipped, it is no .txt or .jsonl")
-        self.assertRegex(logs.output[2], "train.docs.txt: skipped, 'train.docs' is no language")
+        self.assertRegex(logs.output[0], "sw.csv: skipped, it is not .txt or .jsonl")
+        self.assertRegex(logs.output[1], "sw.json: skipped, it is not .txt or .jsonl")
+        self.assertRegex(logs.output[2], "train.docs.txt: skipped, 'train.docs' is not a language")
 
 
 class ParallelTest(_CorpusTest):
@@ -380,5 +380,5 @@ class FaultsTest(_CorpusTest):
         words = "de.ids: 3 lines, but de.txt has 2; a text and its ids must be equally long"
         self.assert_fault(words, parallel_eval=("verses",))
         self.write("core.tsv", _tsv(["en", "de", "eng"], 5))
-        words = r"core.tsv: more than one column for \['en'\].*corpus.language_codes"
+        words = r"core.tsv: several columns for \['en'\].*corpus.language_codes"
         self.assert_fault(words, parallel=("core.tsv",), language_codes={"eng": "en"})

@@ -286,7 +286,7 @@ class TasksTest(PreparationTest):
                 next(job.work.glob("en.train*.npy")).unlink()
 
         for execute, message in (
-            (cut_short, r"-of-\d+: \d+ sentences were read in \d+ blocks, and \d+ in "),
+            (cut_short, r"-of-\d+: the scan read \d+ sentences in \d+ blocks, the tokenisation \d+ in "),
             (removing, r"en\.train\S*\.npy: missing, must have"),
         ):
             with self.assertRaisesRegex(ValueError, message):

@@ -301,7 +301,7 @@ class PairsTest(Folder):
     @parameterized.parameters(
         ({"gold": "de-9 | en-1"}, "gold, line 1: 'de-9' is no id of .*sample.de"),
         ({"gold": "de-1 | de-2"}, "gold, line 1: 'de-2' is no id of .*sample.en"),
-        ({"german": "de-1 | Nein!"}, "sample.de, line 2: the id 'de-1' comes a second time"),
+        ({"german": "de-1 | Nein!"}, "sample.de, line 2: the id 'de-1' is repeated"),
         ({"german": "de-2 | Nein | !"}, "sample.de, line 2: 3 columns, expected two"),
     )
     def test_faults(self, changes, message):
