@@ -42,13 +42,11 @@ def score(
     """Score a joint vocabulary on each language that has held-out text.
 
     The ALP is that of Eq. 1 on held-out sentences. p_uni comes from the language's training text:
-    the shares of the pieces in its segmentation. Estimating them on the held-out text itself would
-    favour vocabularies that fit a small sample more closely. Pieces that the training text does not
-    use share the smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats
-    more than the rarest piece. Priced by its share, it would be cheap just where a vocabulary lacks
-    many characters.
-
-    For `spelled` see `num_tokens`.
+    the shares of the pieces in its segmentation. Shares in the held-out text itself would favour
+    vocabularies that fit a small sample closely. Pieces unused in the training text share the
+    smoothed remainder (`smoothed_log_probs`). An unknown character costs ten nats more than the
+    rarest piece. By its share it would be cheap if a vocabulary lacks many characters. For
+    `spelled` see `num_tokens`.
     """
     scores = {}
     for language, table in heldout.items():
@@ -65,9 +63,10 @@ def score(
 
 
 def num_tokens(counts: np.ndarray, table: PretokenTable, spelled: Collection[str] | None) -> float:
-    """Sum the counts [V + 1] of a text, its unknown characters, which are last, by their bytes.
+    """Sum the counts [V + 1] of a text, with the bytes of unknown characters, which come last.
 
-    They count once if `spelled`, the pieces beside which bytes spell what is unknown, is None.
+    `spelled` are the pieces of a vocabulary with byte fallback; if None, unknown characters count
+    once.
     """
     if spelled is None:
         return float(counts.sum())
