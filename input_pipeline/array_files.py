@@ -172,11 +172,6 @@ def close_files() -> None:
     _opened.cache_clear()
 
 
-def has_damage(tokens: np.ndarray, vocab_size: int) -> bool:
-    """Return whether any of int32 `tokens` is not a token id."""
-    return bool(tokens.view(np.uint32).max(initial=0) >= vocab_size)
-
-
 class ShardedRows:
     """Array in several files: sequences [sequences, L] or numbers, read when it is indexed.
 

@@ -50,12 +50,10 @@ from input_pipeline.preparation_job import HELDOUT_ROWS, HELDOUT_TEXT, Job
 from input_pipeline.preparation_plan import LanguageTask, Part, SourceTask
 from input_pipeline.tokenization import RowWriter, special_ids
 from xlm.common import artifacts, console, executors
-from xlm.common.executors import Executor, Workers
+from xlm.common.executors import Executor
 
 # With less text an error removes finished tasks, which take seconds.
 _KEPT_FROM = 64 << 20
-# While a process starts, in a second, another one handles about so much text.
-_BYTES_A_PROCESS = 4 << 20
 
 
 def find(job: Job) -> plans.Found:
@@ -122,10 +120,8 @@ def _execute(
     if not (left := job.unfinished(kind, tasks)):
         return
     total, start = sum(task.text_bytes for task in left), time.perf_counter()
-    if executor.is_local and total < _BYTES_A_PROCESS:
-        executor = Workers(1, "")
     times = executors.complete(
-        executor, _timed, [(function, job, task) for task in left],
+        plans.fitting(executor, total), _timed, [(function, job, task) for task in left],
         lambda _, __, task: not job.unfinished(kind, [task]), name, job.work,
     )  # fmt: skip
     took, busy = time.perf_counter() - start, sum(filter(None, times))

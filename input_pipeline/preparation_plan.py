@@ -22,8 +22,11 @@ from input_pipeline.exclusion import Exclusion
 from input_pipeline.sources import CorpusSpec, ParallelSource
 from xlm.common import artifacts, declarations, places
 from xlm.common.declarations import Artefact, Count, Digest, Name
+from xlm.common.executors import Executor, Workers
 
 INPUTS = "inputs.json"
+# While a process starts, in a second, another one handles about so much text.
+_BYTES_A_PROCESS = 4 << 20
 
 Inputs = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -166,6 +169,12 @@ class Found:
     def text_bytes(self) -> int:
         parallel = sum(task.text_bytes for task in self.tasks)
         return parallel + sum(piece.text_bytes for piece in self.pieces)
+
+
+def fitting(executor: Executor, text_bytes: int) -> Executor:
+    """Return the executor, or this process in place of local workers for little text."""
+    is_little = executor.is_local and text_bytes < _BYTES_A_PROCESS
+    return Workers(1, "") if is_little else executor
 
 
 def states(paths: Iterable[pathlib.Path]) -> tuple[tuple[str, int, int], ...]:

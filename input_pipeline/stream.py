@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from input_pipeline.array_files import ShardedRows, has_damage
+from input_pipeline.array_files import ShardedRows
 from input_pipeline.order import NO_BLOCKS, BatchOrder, BlockSettings, Places, StreamOrder
 from input_pipeline.packed_dataset import PackedDataset
 
@@ -303,8 +303,9 @@ class OrderedStream(Stream):
         else:
             for index, first, block in wanted:
                 tokens[index] = block.result()[places.row[index] - first]
-        if has_damage(tokens, self._vocab_size):
-            example = tokens.view(np.uint32).max(axis=1).argmax()
+        largest = tokens.view(np.uint32).max(axis=1)
+        if largest.max(initial=0) >= self._vocab_size:
+            example = largest.argmax()
             raise self._rows[places.language[example]].damaged(int(places.row[example]))
         return tokens, places
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from vocap import bpe, pretokens
 from vocap.byte_tokens import CHARACTERS, PATTERN, merge_pairs
-from vocap.pretokens import SPACE, PretokenTable, Text
+from vocap.pretokens import SPACE, PretokenTable, Text, Texts
 from vocap.settings import SPECIALS, VocabularySettings
 
 # A pretoken begins at each blank after another character.
@@ -68,7 +68,7 @@ def in_bytes(table: PretokenTable) -> PretokenTable:
 
 
 def train(
-    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
+    tables: Texts, shares: Mapping[str, float], settings: VocabularySettings
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Train the `settings.budget` tokens of a vocabulary, and their scores 0, -1, ...
 
@@ -101,10 +101,7 @@ def segmented_counts(tokens: Sequence[str], scores: np.ndarray, table: PretokenT
 
 
 def count_tokens(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
-    settings: VocabularySettings,
+    tables: Texts, shares: Mapping[str, float], measured: Texts, settings: VocabularySettings
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` pretokens, trained at `shares`."""
     tokens, scores = train(tables, shares, settings)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from vocap import bpe, byte_bpe, lattice, unigram
 from vocap.alp import average_log_probability, smoothed_log_probs
-from vocap.pretokens import PretokenTable
+from vocap.pretokens import PretokenTable, Texts
 from vocap.settings import BPE, BYTE_BPE
 
 # Counts of the pieces, and last of the unknown characters, in a text: [V + 1] float64.
@@ -34,10 +34,7 @@ def counter(pieces: Sequence[str], scores: np.ndarray, kind: str) -> Counts:
 
 
 def score(
-    counts_of: Counts,
-    train: Mapping[str, PretokenTable],
-    heldout: Mapping[str, PretokenTable],
-    spelled: Collection[str] | None = None,
+    counts_of: Counts, train: Texts, heldout: Texts, spelled: Collection[str] | None = None
 ) -> dict[str, Score]:
     """Score a joint vocabulary on each language that has held-out text.
 

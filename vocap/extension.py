@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import scipy.special
 
-from vocap import bpe, lattice, pretokens, seeds
-from vocap.pretokens import SPACE, PretokenTable, Text
+from vocap import bpe, lattice, merge, pretokens, seeds
+from vocap.pretokens import SPACE, PretokenTable, Text, Texts
 from vocap.settings import LENGTH_BITS, MAX_PIECE_LENGTH
 
 LONGEST = 16  # characters of a new piece, the default of vocab.max_piece_length
@@ -25,7 +25,6 @@ _CANDIDATES = 2  # for each wanted piece; with 1, 3 % more tokens in three langu
 _SHRINKING_FACTOR = 0.75  # of the candidates in a prune, as in `nested`
 _ITERATIONS = 2  # of EM before a prune
 _MIN_EXPECTED_COUNT = 0.5
-_SCORE_STEPS = 1024  # per nat, see `merge.write_model`
 
 
 def is_word(text: str) -> bool:
@@ -40,8 +39,8 @@ def is_word(text: str) -> bool:
 
 
 def unigram(
-    old: Mapping[str, float], tables: Mapping[str, PretokenTable], shares: Mapping[str, float],
-    size: int, character_coverage: float,
+    old: Mapping[str, float], tables: Texts, shares: Mapping[str, float], size: int,
+    character_coverage: float,
 ) -> tuple[list[str], np.ndarray]:  # fmt: skip
     """Choose `size` pieces for a unigram model, and their scores in nats [size] float64.
 
@@ -78,8 +77,7 @@ def unigram(
     if characters + left < size:
         raise ValueError(too_few(characters + left, tables))
     ids = np.flatnonzero(growth.is_new)
-    scores = np.round(growth.scores[ids] * _SCORE_STEPS) / _SCORE_STEPS
-    scores = np.maximum(scores, growth.lowest)
+    scores = np.maximum(merge.rounded(growth.scores[ids]), growth.lowest)
     order = np.lexsort((-scores, growth.is_candidate[ids]))
     return pieces[growth.seed_of[ids[order]]].tolist(), scores[order]
 

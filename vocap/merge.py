@@ -25,7 +25,7 @@ from vocap.settings import (
 # SentencePiece's trainer drops a piece that EM expects less often than this. The pieces here are
 # the choice of their languages and stay; their expected counts are clipped to this minimum.
 _MIN_EXPECTED_COUNT = 0.5
-_SCORE_STEPS = 1024  # per nat, see `write_model`
+_SCORE_STEPS = 1024  # per nat
 
 
 def fit_scores(
@@ -62,10 +62,8 @@ def write_model(
 
     `settings` have the fixed pieces, of which ids 0-4 are `SPECIALS`, and the normaliser.
 
-    Scores are natural-log probabilities; for `BPE` any numbers, the larger the earlier merged. They
-    are rounded to 1/1024 nat: sums of such numbers are exact in the 32-bit floats of SentencePiece.
-    So paths of equal score stay equal in any order of the pieces, and all libraries break ties
-    alike. Raise ValueError if a piece is empty, repeated, or equal to a fixed one.
+    Scores are natural-log probabilities, `rounded`; for `BPE` any numbers, the larger the earlier
+    merged. Raise ValueError if a piece is empty, repeated, or equal to a fixed one.
     """
     settings = settings or VocabularySettings()
     occurrences = collections.Counter([*pieces, *settings.fixed, ""])
@@ -76,7 +74,7 @@ def write_model(
             f"and none of {' '.join(settings.fixed)[:80]}"
         )
     proto = model_proto.ModelProto()
-    scores = np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
+    scores = rounded(scores)
     _add_fixed(proto, settings, scores, kind)
     piece_type = model_proto.ModelProto.SentencePiece
     for i in sorted(range(len(pieces)), key=lambda i: (-scores[i], pieces[i])):
@@ -96,6 +94,15 @@ def write_model(
     serialized = proto.SerializeToString()
     _check_loads(serialized, len(proto.pieces))
     return serialized
+
+
+def rounded(scores: np.ndarray) -> np.ndarray:
+    """Round scores to 1/1024 nat: sums of such numbers are exact in SentencePiece's 32-bit floats.
+
+    So paths of equal score stay equal in any order of the pieces, and all libraries break ties
+    alike.
+    """
+    return np.round(np.asarray(scores) * _SCORE_STEPS) / _SCORE_STEPS
 
 
 def _add_fixed(proto: Message, settings: VocabularySettings, scores: np.ndarray, kind: str) -> None:

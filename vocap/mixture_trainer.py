@@ -5,7 +5,7 @@ import functools
 import logging
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,8 +23,9 @@ from vocap import (
     union,
 )
 from vocap.allocation import language_probabilities
+from vocap.pretokens import Texts
 from vocap.settings import VocabularySettings
-from vocap.union import Scored, Texts
+from vocap.union import Scored
 from xlm.common import artifacts
 
 # Sentences, or the path of a table of runs.
@@ -171,10 +172,9 @@ class MixtureTrainer:
         """Return the trainer of "union" or "bytes", its text, and the shares of parity 0."""
         beta, languages = self.settings.beta, self.languages
         shares = {language: one.probability**beta for language, one in languages.items()}
-        trainer, (train, _) = (
-            (byte_bpe, self.byte_pretokens) if name == "bytes" else (union, self.tables)
-        )
-        return trainer, self._truncated(train), shares
+        if name == "bytes":
+            return byte_bpe, self._truncated(self.byte_pretokens[0]), shares
+        return union, self._truncated(self.tables[0]), shares
 
     def _ends(
         self, name: str
@@ -198,18 +198,12 @@ class MixtureTrainer:
         """Return the text to measure the costs of "union" or "bytes" on: parallel, or held out."""
         if not self.parallel:
             return (self.byte_pretokens if name == "bytes" else self.tables)[1]
-        rules = self.settings.rules
-        return {
-            language: byte_bpe.count(text)
-            if name == "bytes"
-            else pretokens.count_pretokens(text, rules)
-            for language, text in self.parallel.items()
-        }
+        count: Callable = functools.partial(pretokens.count_pretokens, rules=self.settings.rules)
+        count = byte_bpe.count if name == "bytes" else count
+        return {language: count(text) for language, text in self.parallel.items()}
 
     @functools.cached_property
-    def tables(
-        self,
-    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
+    def tables(self) -> tuple[Texts, Texts]:
         """Training and held-out text by language."""
         heldout = {language: one.heldout for language, one in self.languages.items()}
         return (
@@ -218,9 +212,7 @@ class MixtureTrainer:
         )
 
     @functools.cached_property
-    def byte_pretokens(
-        self,
-    ) -> tuple[dict[str, pretokens.PretokenTable], dict[str, pretokens.PretokenTable]]:
+    def byte_pretokens(self) -> tuple[Texts, Texts]:
         """Training and held-out text by language, as `byte_bpe` counts it."""
         # `byte_bpe.check` refuses tables as sources.
         train, heldout = (
@@ -278,9 +270,7 @@ class MixtureTrainer:
         tables = {language: self.languages[language].table for language in languages}
         return pretokens.mixture(self._truncated(tables), self._shares(languages))
 
-    def _truncated(
-        self, tables: Mapping[str, pretokens.PretokenTable]
-    ) -> Mapping[str, pretokens.PretokenTable]:
+    def _truncated(self, tables: Texts) -> Texts:
         """Return tables of about `max_characters` together.
 
         Each language loses the same share of its characters. The most frequent runs of the mixture

@@ -104,9 +104,10 @@ class PretokenTable:
         return list(self.text.strings())
 
 
-def mixture(
-    tables: Mapping[str, PretokenTable], probabilities: Mapping[str, float]
-) -> PretokenTable:
+Texts = Mapping[str, PretokenTable]  # by language
+
+
+def mixture(tables: Texts, probabilities: Mapping[str, float]) -> PretokenTable:
     """Mix the text of all languages; language i has the share q_i of the bytes.
 
     The total number of bytes stays the same, so rare runs stay rare. Counts are float64. A run of

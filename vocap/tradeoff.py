@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from vocap import comparison, pretokens, union
-from vocap.pretokens import PretokenTable
+from vocap.pretokens import Texts
 from vocap.settings import UNIGRAM, VocabularySettings
 
 PARITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,10 +32,10 @@ class Tradeoff:
 
 
 def measure(
-    tables: Mapping[str, PretokenTable],
+    tables: Texts,
     shares: Mapping[str, float],
     fairest: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
+    measured: Texts,
     settings: VocabularySettings,
     *,
     is_parallel: bool,
@@ -73,9 +73,9 @@ def measure(
 
 
 def _tokens(
-    tables: Mapping[str, PretokenTable],
+    tables: Texts,
     shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
+    measured: Texts,
     settings: VocabularySettings,
     budgets: list[int],
 ) -> dict[int, tuple[float, ...]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from vocap import bpe, comparison, merge, nested, pretokens, seeds
-from vocap.pretokens import PretokenTable, Text
+from vocap.pretokens import PretokenTable, Text, Texts
 from vocap.segmentation import gini
 from vocap.settings import UNIGRAM, VocabularySettings
 
@@ -31,23 +31,17 @@ _WEIGHED_CHARACTERS = 10_000_000
 
 Scored = tuple[tuple[str, ...], np.ndarray]  # pieces, and their log probabilities [V]
 # (training text, shares, measured text, settings) -> tokens of the measured text by language.
-Texts = Mapping[str, PretokenTable]
 CountTokens = Callable[[Texts, Mapping[str, float], Texts, VocabularySettings], dict[str, float]]
 
 
-def train(
-    tables: Mapping[str, PretokenTable], shares: Mapping[str, float], settings: VocabularySettings
-) -> Scored:
+def train(tables: Texts, shares: Mapping[str, float], settings: VocabularySettings) -> Scored:
     """Train the pieces of a vocabulary, `settings.budget` in all; see `train_sizes`."""
     (found,) = train_sizes(tables, shares, settings, [settings.budget])
     return found
 
 
 def train_sizes(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    settings: VocabularySettings,
-    budgets: Sequence[int],
+    tables: Texts, shares: Mapping[str, float], settings: VocabularySettings, budgets: Sequence[int]
 ) -> list[Scored]:
     """Train vocabularies of several numbers of pieces, ascending, in one training.
 
@@ -104,10 +98,7 @@ def covered(
 
 
 def count_tokens(
-    tables: Mapping[str, PretokenTable],
-    shares: Mapping[str, float],
-    measured: Mapping[str, PretokenTable],
-    settings: VocabularySettings,
+    tables: Texts, shares: Mapping[str, float], measured: Texts, settings: VocabularySettings
 ) -> dict[str, float]:
     """Count the tokens of each language's `measured` text, trained at `shares`.
 

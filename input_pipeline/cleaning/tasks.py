@@ -32,12 +32,11 @@ from input_pipeline.inspection import language_identification as identification
 from input_pipeline.preparation_plan import LanguageTask, Part
 from input_pipeline.sources import CorpusSpec
 from xlm.common import artifacts, executors, html_report, places, tables
-from xlm.common.executors import Executor, Workers
+from xlm.common.executors import Executor
 
 MANIFEST = "cleaning.json"
 _FORMAT = 1  # of the files that a killed cleaning leaves
 _PART_BYTES = 128 << 20
-_BYTES_A_PROCESS = 4 << 20  # a process cleans so much while another one starts
 _MOST_ROWS = 1 << 24  # of a language, compared at a time
 # Languages that clean text confuses in a larger share of lines are not distinguished.
 _MOST_CONFUSED = 0.002
@@ -112,8 +111,7 @@ def _clean(
     job = Job(folder, settings, _learn(found, folder) if judges else {})
     tasks = plans.language_tasks(plans.group(pieces, part_bytes))
     parts = [(task, i) for task in tasks for i in range(len(task.parts))]
-    if executor.is_local and sum(piece.text_bytes for piece in pieces) < _BYTES_A_PROCESS:
-        executor = Workers(1, "")
+    executor = plans.fitting(executor, sum(piece.text_bytes for piece in pieces))
 
     def run(function: Callable, jobs: Sequence[tuple[LanguageTask, int]], suffix: str) -> None:
         name = function.__name__
