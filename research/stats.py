@@ -11,8 +11,9 @@ def least_detectable(groups: Iterable[Sequence[float]]) -> float | None:
     """Return the least difference of two runs that is significant at 5 %.
 
     It is t sqrt(2/n) s, or None if no run has two seeds. s is the standard deviation of seeds,
-    pooled over the runs. n is the harmonic mean of the runs' numbers of seeds, so that 2/n is the mean of
-    1/n_a + 1/n_b over pairs of runs a and b. t is the quantile for the degrees of freedom of s.
+    pooled over the runs. n is the harmonic mean of the runs' numbers of seeds, so that 2/n is the
+    mean of 1/n_a + 1/n_b over pairs of runs a and b. t is the quantile for the degrees of freedom
+    of s.
     """
     found = [group for group in groups if group]
     freedom = sum(len(group) - 1 for group in found)
