@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import sentencepiece as spm
@@ -171,10 +171,10 @@ def text_features(
             tokens, start = join_pair(one, two, max_length, special)
             if separate_segments:
                 tokens[start], second = special.bos, start
-        label = example.label
-        given = np.isin(np.arange(num_labels), label) if isinstance(label, tuple) else label
-        given = given.astype(np.float32) if isinstance(given, np.ndarray) else given
-        found.append(TextFeature(number, tokens.astype(np.int32), given, second))
+        label: Any = example.label
+        if isinstance(label, tuple):
+            label = np.isin(np.arange(num_labels), label).astype(np.float32)
+        found.append(TextFeature(number, tokens.astype(np.int32), label, second))
     return found
 
 
