@@ -11,7 +11,7 @@ docs/veco_paper.md the equations. Without `,DATA` a config only shows its keys.
 |---|---|---|
 | large | Table 7, Large; Section 3 | 79.9 (Table 1) |
 | base, base_text | Table 7, Small, with bitext and without | 67.7, 60.6 (Table 2) |
-| base_xlm, base_xlm_text | MLM + TLM and MLM alone on the same data | 61.2, 59.8 (Table 2) |
+| base_xlm, base_xlm_text | MLM + TLM and only MLM on the same data | 61.2, 59.8 (Table 2) |
 
 We ran none of these. DATA is a folder as for `configs/vocap_paper.py`, with pairs as TSV files
 `bitext/*-*.tsv*` (docs/parallel_text.md). The paper has 1.36 TB of text of CommonCrawl in 50

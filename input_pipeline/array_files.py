@@ -118,7 +118,7 @@ def sha256(path: pathlib.Path) -> str:
 
 
 class MappedArrays(Sequence[np.ndarray]):
-    """Arrays in .npy files. Each access maps its file anew, so that none stays open."""
+    """Arrays in .npy files. Each access maps its file again, so that none stays open."""
 
     def __init__(self, paths: Sequence[pathlib.Path]):
         self._paths = list(paths)

@@ -1,4 +1,4 @@
-"""The order of a stream: language and sequence of each of its examples, by arithmetic alone.
+"""The order of a stream: language and sequence of each of its examples, by arithmetic.
 
 The stream is divided into cycles of M examples. K cycles, one unless a share is small, have n_l
 examples of language l, K M q_l rounded. Each cycle has floor(n_l / K) or one more, in a seeded
@@ -242,7 +242,7 @@ def visit_blocks(
     number at each position, and the first number and end of its block, [B] int64 each.
     """
     num_blocks, rest = np.divmod(size, block)
-    counted = np.maximum(num_blocks, 1)  # a short block alone is a window
+    counted = np.maximum(num_blocks, 1)  # a single short block is a window
     num_windows = -(-counted // window_blocks)
     slot = np.minimum(visit // block, counted - 1)
     window = ((slot + 1) * num_windows - 1) // counted

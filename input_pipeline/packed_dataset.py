@@ -10,7 +10,7 @@ uint32 or uint64, the end of each sentence. `pair_rows` assigns pairs to rows. A
 parts, whose files are numbered like shards.
 
 A packed sequence is one or more segments `<s> tokens </s>`, then padding. A segment is a document,
-or the part of it that fits. The tokens alone determine the segments.
+or the part of it that fits. The tokens determine the segments.
 """
 
 import dataclasses

@@ -126,7 +126,7 @@ class ParallelSource:
 
     @property
     def place(self) -> tuple[tuple[pathlib.Path, ...], int]:
-        """Files and part, which tell sources apart."""
+        """Files and part, which identify a source."""
         return self.files, self.part
 
     def blocks(self) -> Iterator[list[Row]]:

@@ -13,7 +13,7 @@ from vocap.settings import SPECIALS
 from xlm.interop.normalizer_json import added_token, split, typed
 
 # llama.cpp's pattern of the name below. It keeps combining marks with their letters by Unicode's
-# classes alone, so that other libraries cut alike. GPT-2's and Llama 3's patterns cut words at
+# classes only, so that other libraries cut alike. GPT-2's and Llama 3's patterns cut words at
 # vowel signs of Hindi, Burmese and Thai. Digits are single.
 PATTERN = "|".join((
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",

@@ -67,7 +67,7 @@ RULES = {
     "crlf": Rule("Windows line ends", "none needed", 0.001, True),
     "mark": Rule("byte order marks", "none needed", 0, True),
 }
-# Least share of a language's text of which a build warns.
+# A build warns from this share of a language's text on.
 WARNED = {"fault": 0, "same_language": 0, "other_language": 0.01, "other_script": 0.02,
           "boilerplate": 0.01, "repeated_lines": 0.05, "html": 0.01, "mojibake": 0.001,
           "zawgyi": 0.005, "bad_utf8": 0}  # fmt: skip

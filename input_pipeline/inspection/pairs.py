@@ -1,7 +1,7 @@
 """Rules for parallel text: `xlm inspect` counts the pairs that `corpus.clean_pairs` takes.
 
 Rules compare each cell with the pivot's cell of its row: English, else the first column. All rules
-see the whole text, so each takes the same pairs alone as among others. The text is read once, and
+see the whole text, so each takes the same pairs with and without others. The text is read once, and
 again for examples. Memory holds some numbers for each of `_MOST_CELLS` cells at a time. Repeated
 rows, hubs and usual lengths are those of so many cells.
 """

@@ -223,7 +223,7 @@ def _add_shingles(codes, lower, window, lowest):
 
 @jit
 def _densify(lowest):
-    """Give each empty bucket the value of another one, chosen by its number alone."""
+    """Give each empty bucket the value of another one, chosen by its number."""
     filled = lowest.copy()
     if filled.min() == _NO_HASH:
         return

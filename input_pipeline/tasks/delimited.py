@@ -131,7 +131,7 @@ def _rows(
     with_label = _wanted(task)
     is_numbered, needed = tables.is_numbered(with_label), wanted
     if is_numbered and not has_labels and text is not None and _shows_labels(path, text, task):
-        needed = with_label  # a first column alone would fit any line
+        needed = with_label  # a single first column would fit any line
     if has_labels and task.columns is not None:
         needed = list(dict.fromkeys([*needed, *task.columns.id, *task.columns.group]))
     number = 0
