@@ -123,7 +123,7 @@ class VocabularySettings(TrainerSettings):
         the same content in all languages as far as text allows; see `union.fairest_shares`.
       explore: for the method "union", let report.html explore other sizes and parities, at the cost
         of some 15 more trainings.
-      byte_fallback: 256 pieces for bytes spell text without other pieces.
+      byte_fallback: spell characters without a piece by 256 pieces for bytes.
       control_symbols: pieces that no text becomes, such as those of a chat; ids from 5 on.
       reserved: number of further control pieces, <reserved_0> and so on, for later use.
       max_characters: most characters of one training, of a single language or of several together;
