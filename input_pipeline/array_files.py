@@ -33,7 +33,7 @@ def _mapped(path: pathlib.Path, shape: tuple[int | None, ...]) -> np.memmap:
         raise ValueError(f"{path} does not exist, but meta.json lists it; {remedy}") from None
     except (ValueError, EOFError) as error:
         raise ValueError(
-            f"{path}: cannot be read ({error}); the file may be truncated or damaged: {remedy}"
+            f"{path}: cannot be read ({error}); the file may be cut off or damaged: {remedy}"
         ) from error
     if path.stat().st_size != found.offset + found.nbytes:
         raise ValueError(

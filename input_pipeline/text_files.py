@@ -270,7 +270,7 @@ def read_lines(
         if getattr(error, "errno", None) is not None:
             raise
         raise ValueError(
-            f"{path}, after line {number}: cannot be read ({error}); the file may be truncated or "
+            f"{path}, after line {number}: cannot be read ({error}); the file may be cut off or "
             "damaged: copy or download it again"
         ) from error
     if number == 0 and end is None:

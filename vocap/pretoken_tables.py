@@ -313,7 +313,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
                 yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"{name}, after line {number}: cannot be read ({error}); the file may be truncated, "
+            f"{name}, after line {number}: cannot be read ({error}); the file may be cut off, "
             f"damaged, or not a table of run counts: {_AGAIN}"
         ) from error
 

@@ -39,7 +39,7 @@ def read_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
                     yield row | {key: _named(row[key], names[key]) for key in names}
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path}: cannot be read ({error}); it may be truncated or damaged: download it again"
+            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
         ) from error
 
 

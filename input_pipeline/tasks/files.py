@@ -82,7 +82,7 @@ def _decompressed(path: pathlib.Path) -> bytes:
         if not kind:
             raise
         raise ValueError(
-            f"{path}: cannot be read ({error}); it may be truncated or damaged: download it again"
+            f"{path}: cannot be read ({error}); it may be cut off or damaged: download it again"
         ) from error
     if len(raw) > most:
         raise ValueError(text_files.too_large_message(str(path)))

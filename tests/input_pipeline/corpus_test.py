@@ -325,8 +325,8 @@ class FaultsTest(_CorpusTest):
         self.write("shard/sw-00000-of-00002.txt", "b\n")
         both = "dev is named in corpus.text and in corpus.parallel"
         for words, changes in (
-            ("corpus.root: .*nowhere is no folder", {"root": str(self.folder / "nowhere")}),
-            ("corpus.text: .*nowhere is no folder", {"text": ("nowhere",)}),
+            ("corpus.root: .*nowhere is not a folder", {"root": str(self.folder / "nowhere")}),
+            ("corpus.text: .*nowhere is not a folder", {"text": ("nowhere",)}),
             ("corpus.text has .* twice", {"text": (".", "../" + self.folder.name)}),
             ("corpus.parallel: .*x.tsv does not exist", {"parallel": ("x.tsv",)}),
             ("corpus.parallel_eval: .*x does not exist", {"parallel_eval": ("x",), "text": (".",)}),

@@ -288,7 +288,7 @@ class CacheTest(BuildTest):
         with self.assertLogs(level="WARNING") as logs:
             assert_same(run(cache), self.first)
         self.assertLen(logs.output, 1)
-        self.assertRegex(logs.output[0], f"{entry}: damaged.*built again")
+        self.assertRegex(logs.output[0], f"{entry}: damaged.*rebuilding")
         self.assertEqual(entry.read_bytes(), content)
 
     def test_a_folder_in_place_of_an_entry_is_named_before_training(self):
