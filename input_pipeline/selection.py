@@ -128,7 +128,7 @@ class Split(NamedTuple):
         reason = f"documents stay whole, and the smallest to add has {self.smallest:,} bytes"
         if spec.heldout_by != BY_DOCUMENT:
             reason = "a hash draws blocks, whatever their bytes"
-        return f"{share:.2%} is held out, {wanted:.2%} was wanted: {reason}"
+        return f"{share:.2%} is held out for {wanted:.2%} asked: {reason}"
 
 
 def records(found: Iterable[tuple[bytes, int, int, bytes]]) -> np.ndarray:

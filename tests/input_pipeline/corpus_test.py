@@ -76,7 +76,7 @@ class TextTest(_CorpusTest):
         with self.assertLogs(level="WARNING") as logs:
             self.load(**settings, exclude=("tests/*", "test/*.tsv"))
         self.assertLen(logs.output, 1)
-        self.assertRegex(logs.output[0], "corpus.exclude: no file below .* is test/..tsv, of whose")
+        self.assertRegex(logs.output[0], "corpus.exclude: no file below .* matches test/..tsv, so that")
 
     @parameterized.parameters(
         (2, 1, 0.3), (2, 21, 0.99), (3, 20, 0.01), (3, 1, 0.99), (10, 100, 0.3), (57, 21, 0.3),
@@ -155,8 +155,8 @@ class TextTest(_CorpusTest):
         for limits, changes, message in (
             ({"en": -1}, {}, "_train_bytes_of.en is -1, must be a"),
             ({"en": "10"}, {}, "_train_bytes_of.en is '10', must be a"),
-            ({"sv": 1, "en": 1}, {"text": (".",)}, r"limits for \['sv'\], of which"),
-            ({"eng": 1}, {**english, "language_codes": codes}, r"limits for \['eng'\], of which"),
+            ({"sv": 1, "en": 1}, {"text": (".",)}, r"limits for \['sv'\], which have"),
+            ({"eng": 1}, {**english, "language_codes": codes}, r"limits for \['eng'\], which have"),
         ):
             with self.assertRaisesRegex(ValueError, message):
                 self.load(max_train_bytes_of=limits, **changes)
