@@ -27,7 +27,7 @@ _NO_LABEL = "-1"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+\.0+")
 _NAMED = 20  # labels that a message names
 NO_SPAN = (
-    'not a tag of a span, such as O, B, I or B-NAME; to score each word on its own, write "words," '
+    'not a tag of a span such as O, B, I or B-NAME; to score each word on its own, write "words," '
     "before the folder: --config=configs/finetune/tags.py:words,DATA"
 )
 # Tag of a word in or outside a span, in IOB, IOB2, BIOES, BILOU or BMES.
