@@ -344,7 +344,7 @@ class FaultsTest(_CorpusTest):
         self.assertEqual(self.load(text=(".",), parallel_eval=("no*.tsv",)).parallel, ())
 
     @parameterized.parameters(
-        (("en-00000-of-00002.txt",), "text/en.*of-00002 1 are missing, 00001"),
+        (("en-00000-of-00002.txt",), "text/en.*1 of the shards .*of-00002 are missing, 00001"),
         (("en-0-of-1.txt", "en-1-of-1.txt"), "text/en.*from 00000 to 00000"),
         (("en-0-of-1.txt", "en-0-of-1.jsonl"), "text/en.*there once"),
     )
